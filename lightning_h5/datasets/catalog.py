@@ -12,11 +12,20 @@ import numpy.typing as npt
 
 from ..distributed import first_value
 from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, expand_paths
+from ..hdf5 import (
+    AlikeArrays,
+    ArrayLayout,
+    ChangeGuard,
+    OpenOptions,
+    column_layout,
+    expand_paths,
+    is_references,
+)
 from ..options import FileOptions, StagingOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
+from .cells import values_of_cells
 from .column_values import Categories, check_same, column_of_codes
 from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable, refuse_images
 from .file_contents import FileContents, collector_paused, opened
@@ -141,6 +150,7 @@ class Catalog:
             for path, (guard, described) in each_readable(
                 paths, lambda path: self.describe(path, [*keys, *join], options), skip, advice, bar
             ):
+                described = tuple(self._with_values(array, options) for array in described)
                 found = tuple(one.decoded(array) for one, array in zip(own, described, strict=False))
                 if columns:
                     joined = described[len(own) :]
@@ -163,6 +173,13 @@ class Catalog:
             self.joins.check_place(sum(n_rows), paths)
         all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
         return RowTable(tuple(used), ListedParts(layouts), tuple(guards), lacks=all_lacks)
+
+    def _with_values(self, array: ArrayLayout, options: OpenOptions) -> ArrayLayout:
+        """Return an array of references as a column of the values in its cells; other arrays as they are."""
+        if not is_references(array) or array.value is not None or options.swmr:
+            return array
+        values = values_of_cells(self, array.path, array.key, options)
+        return column_layout(values, array.path, array.key, array.guard)
 
     def _recoded(
         self, paths: Sequence[str], layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions

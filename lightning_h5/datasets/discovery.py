@@ -14,9 +14,9 @@ import numpy as np
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     OpenOptions,
-    arrays_in,
     expand_paths,
     kind_of,
+    list_data,
     numpy_dtype,
     shape_of,
     stacked_members,
@@ -185,7 +185,10 @@ def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], li
     left_out = []
     looks: dict[str, _Look] = {}
     with translate_h5py_errors(path, "what is"):
-        for name in arrays_in(file):
+        fields, others = list_data(file)
+        if scales := [name for name in others if name not in named]:
+            _log.info("%s: %s are left out; name them to load them", path, listing(scales))
+        for name in [*fields, *(name for name in others if name in named)]:
             array = file[name]
             dtype, shape = numpy_dtype(array), shape_of(array)
             if dtype is not None and shape and kind_of(dtype) in ("number", "text"):

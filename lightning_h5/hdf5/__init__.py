@@ -10,10 +10,10 @@ from .contents import (
     OLD_CATEGORIES,
     Entry,
     Target,
-    arrays_in,
     entries_of,
     identity_of_object,
     list_arrays,
+    list_data,
     resolve_path,
     shape_of,
 )
@@ -48,16 +48,20 @@ from .open_files import OpenOptions
 from .packing import Packing
 from .paths import expand_paths, expand_user, file_number, name_objects
 from .patterns import matching_objects
-from .references import holds_regions, is_matlab_text, is_references, referenced_arrays
+from .references import MAX_TEXT, holds_regions, is_matlab_text, is_references, referenced_arrays, value_of_cell
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
+from .structures import DIMENSION_SCALE, SPARSE_PARTS, matrices_among
 
 __all__ = [
+    "DIMENSION_SCALE",
     "FAULTS",
     "GROUP_WORDS",
     "INTEGRITY",
     "MAX_H5",
+    "MAX_TEXT",
     "OLD_CATEGORIES",
+    "SPARSE_PARTS",
     "AlikeArrays",
     "ArrayColumns",
     "ArrayDigests",
@@ -88,7 +92,6 @@ __all__ = [
     "Stack",
     "Target",
     "Unpack",
-    "arrays_in",
     "attribute_layout",
     "bytes_of",
     "check_no_overlap",
@@ -126,7 +129,9 @@ __all__ = [
     "kind_of",
     "layout_of",
     "list_arrays",
+    "list_data",
     "matching_objects",
+    "matrices_among",
     "meaning_of",
     "name_objects",
     "names_rows",
@@ -153,6 +158,7 @@ __all__ = [
     "torch_dtype",
     "translate_h5py_errors",
     "unmapped_rows",
+    "value_of_cell",
     "with_digests",
     "without_slashes",
     "words_in",

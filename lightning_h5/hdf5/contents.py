@@ -13,17 +13,18 @@ from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype
 from .open import FAULTS, is_in_other_file, object_address
 from .paths import file_number
+from .structures import DIMENSION_SCALE, matrices_among, structure_of
 
 __all__ = [
     "OLD_CATEGORIES",
     "Entry",
     "Target",
-    "arrays_in",
     "entries_of",
     "has_arrays",
     "identity_of_object",
     "is_text",
     "list_arrays",
+    "list_data",
     "old_categories",
     "resolve_path",
     "shape_of",
@@ -49,6 +50,7 @@ class Entry:
         n_attributes: number of attributes of a group or an array.
         is_damaged: whether HDF5 cannot read the object. Other unreadable objects are of a kind that h5py does not
             support.
+        structure: what it is, in words, if other software keeps it beside its data; None for data.
     """
 
     name: str
@@ -58,6 +60,12 @@ class Entry:
     dtype: str = ""
     n_attributes: int = 0
     is_damaged: bool = False
+    structure: str | None = None
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is an array that may have values."""
+        return self.kind == "array" and self.structure in (None, DIMENSION_SCALE)
 
 
 def entries_of(file: Any) -> Iterator[Entry]:
@@ -67,39 +75,26 @@ def entries_of(file: Any) -> Iterator[Entry]:
     """
     seen = {_address(file): "/"}
     try:
-        todo = [(file, "", name) for name in reversed(list(file))]
+        todo: list[tuple[Any, str, Any, str | None]] = [(file, "", name, None) for name in reversed(list(file))]
     except FAULTS as error:
         todo = []
         yield Entry(name="", kind="unreadable", target=f"{error}", is_damaged=True)
     while todo:
-        group, above, last = todo.pop()
+        group, above, last, outer = todo.pop()
         name = above + (last.decode(errors="surrogateescape") if isinstance(last, bytes) else last)
         try:
-            item, entry = _look(group, last, name, seen)
+            item, entry = _look(group, last, name, seen, outer)
             inside = [] if item is None else list(item)
         except FAULTS as error:
             is_damaged = not isinstance(error, TypeError)
             inside, entry = [], Entry(name=name, kind="unreadable", target=f"{error}", is_damaged=is_damaged)
         yield entry
-        todo += [(item, f"{name}/", inner) for inner in reversed(inside)]
+        todo += [(item, f"{name}/", inner, entry.structure) for inner in reversed(inside)]
 
 
 def list_arrays(group: Any) -> list[str]:
     """Return the paths of all arrays below a group, in the file's order, without links and damaged arrays."""
     return [entry.name for entry in entries_of(group) if entry.kind == "array"]
-
-
-def arrays_in(file: Any) -> list[str]:
-    """Return the paths of all arrays in an open file, in its order, without links. Damage is an error.
-
-    Raises:
-        H5CorruptError: an object cannot be read, so that the list could lack an array.
-    """
-    entries = list(entries_of(file))
-    for entry in entries:
-        if entry.is_damaged:
-            raise _damaged(file, entry.name or "/", entry.target)
-    return [entry.name for entry in entries if entry.kind == "array"]
 
 
 def has_arrays(group: Any, *names: str) -> bool:
@@ -110,6 +105,29 @@ def has_arrays(group: Any, *names: str) -> bool:
     """
     found = [_info(group, encoded(name)) for name in names]
     return all(info is not None and info.type == h5py.h5g.DATASET for info in found)
+
+
+def list_data(file: Any) -> tuple[list[str], list[str]]:
+    """Return the paths of the arrays of an open file that may be fields, and of those that are only so if named.
+
+    Structures of other software are in neither. The second are dimension scales, unless there is nothing else, and the
+    arrays of sparse matrices, whose group is the field.
+
+    Raises:
+        H5CorruptError: an object cannot be read, so that the lists could lack an array.
+    """
+    entries = []
+    for entry in entries_of(file):
+        if entry.is_damaged:
+            raise _damaged(file, entry.name or "/", entry.target)
+        if entry.is_data:
+            entries.append(entry)
+    matrices = matrices_among([entry.name for entry in entries])
+    fields, others = list[str](), list[str]()
+    for entry in entries:
+        is_field = entry.structure is None and entry.name.rpartition("/")[0] not in matrices
+        (fields if is_field else others).append(entry.name)
+    return (fields, others) if fields or matrices else (others, [])
 
 
 OLD_CATEGORIES = "__categories"
@@ -257,7 +275,7 @@ def _damaged(file: Any, name: str, error: object) -> H5CorruptError:
     )
 
 
-def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:
+def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str], outer: str | None) -> tuple[Any, Entry]:
     """Return the object if it is a group, and its entry."""
     link = _link(group, encoded(text_of(last)))
     if isinstance(link, h5py.SoftLink):
@@ -269,12 +287,15 @@ def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tup
     if first != name:
         return None, Entry(name=name, kind="hard link", target=first)
     n_attributes = h5py.h5a.get_num_attrs(item.id)
+    structure = outer or (None if isinstance(item, h5py.Datatype) else structure_of(item, name.rpartition("/")[2]))
     if isinstance(item, h5py.Group):
-        return item, Entry(name=name, kind="group", n_attributes=n_attributes)
+        return item, Entry(name=name, kind="group", n_attributes=n_attributes, structure=structure)
     if isinstance(item, h5py.Datatype):
         return None, Entry(name=name, kind="type", dtype=str(item.dtype))
     words = dtype_text(numpy_dtype(item))
-    return None, Entry(name=name, kind="array", shape=shape_of(item), dtype=words, n_attributes=n_attributes)
+    return None, Entry(
+        name=name, kind="array", shape=shape_of(item), dtype=words, n_attributes=n_attributes, structure=structure
+    )
 
 
 def _link(group: Any, name: bytes) -> Any:

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from ..errors import H5KeyError, H5ValueError
 from ..types import Keys
-from .contents import arrays_in, is_text, shape_of
+from .contents import is_text, list_data, shape_of
 from .dtypes import dtype_text, kind_of, numpy_dtype
 from .open import open_h5, translate_h5py_errors
+from .structures import matrices_among
 
 __all__ = [
     "GROUP_WORDS",
@@ -242,16 +243,23 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
     """
     with translate_h5py_errors(path, "what is"):
         # A name that is not UTF-8 cannot be passed as a key.
-        arrays = {name: file[name] for name in arrays_in(file) if is_text(name)}
+        data, others = list_data(file)
+        matrices = sorted(matrices_among(others))
+        arrays = {name: file[name] for name in data if is_text(name)}
         dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
         numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
         shapes = {name: shape_of(array) for name, array in arrays.items()}
         rows = {name: shape for name in numbers if (shape := shapes[name])}
         many = [name for name, shape in rows.items() if len(shape) > 1]
         one = [name for name, shape in rows.items() if len(shape) == 1]
-        if len(rows) == 1:
+        if len(rows) == 1 and not matrices:
             return next(iter(rows)), None
-        if len(many) == len(one) == 1 and rows[many[0]][0] == rows[one[0]][0] and not _are_apart(many[0], one[0]):
+        if (
+            len(many) == len(one) == 1
+            and not matrices
+            and rows[many[0]][0] == rows[one[0]][0]
+            and not _are_apart(many[0], one[0])
+        ):
             return many[0], one[0]
         first = list(shapes.items())[:40]
         described = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in first)
@@ -259,7 +267,11 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
         raise H5KeyError(
             f"x_key was not given, and cannot be inferred from {path!r}; it has "
             f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
-            + _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
+            + (
+                f"{matrices[0]!r} is a sparse matrix: x_key={matrices[0]!r} has its rows."
+                if matrices
+                else _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
+            )
             + (
                 " If groups or arrays are a sample each (episodes, subjects, molecules), "
                 f"`lightning-h5 inspect {path}` shows the arguments to pass."

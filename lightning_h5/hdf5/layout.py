@@ -302,6 +302,11 @@ class ArrayLayout:
         return self.offset, min(array.n_rows * array.stored_row_bytes, 2**62)
 
     @property
+    def n_values(self) -> int:
+        """Values of all rows."""
+        return self.n_rows * math.prod(self.row_shape)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row as read (each text counts as a pointer)."""
         return self.dtype.itemsize * math.prod(self.row_shape)

@@ -15,10 +15,11 @@ import numpy as np
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
 from .checks import check_in_file, check_library, check_sizes, check_source
-from .contents import has_arrays, list_arrays, old_categories, resolve_path
+from .contents import has_arrays, list_arrays, list_data, old_categories, resolve_path
 from .dtypes import numpy_dtype
 from .identity import ChangeGuard
 from .open import is_in_other_file, open_h5, translate_h5py_errors
+from .structures import SPARSE_PARTS, is_empty_matlab
 
 __all__ = ["ArrayHandle", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
 
@@ -200,7 +201,7 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
 
 def _check_is_array(file: Any, array: Any, key: str) -> None:
     path = file.filename
-    if isinstance(array, h5py.Group) and has_arrays(array, "data", "indices", "indptr"):
+    if isinstance(array, h5py.Group) and any(has_arrays(array, *parts) for parts in SPARSE_PARTS):
         raise H5ValueError(
             f"{key!r} in {path!r} is a sparse matrix, whose rows are samples of an input or a target as they are: not "
             "windows or segments of them, and no column. Leave those arguments out, or name another array."
@@ -223,6 +224,11 @@ def _check_has_rows(file: Any, array: Any, key: str) -> None:
         raise H5ValueError(
             f"{key!r} in {file.filename!r} has no shape (an empty dataspace); a row is one index along axis 0. Name an "
             f"array with an axis; the file has {listing(list_arrays(file))}."
+        )
+    if h5py.h5a.get_num_attrs(array.id) and is_empty_matlab(array.id):
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} is an empty array of MATLAB ([]), which has no rows: the file stores its "
+            f"sizes in place of values. Name another array; the file has {listing(list_data(file)[0])}."
         )
     if not array.shape:
         raise ScalarError(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .identity import pread_of, stat_of
 from .packing import ATTRIBUTES, MARKERS, file_format
+from .structures import MATLAB_EMPTY
 
 __all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "read_header"]
 
@@ -22,9 +23,6 @@ ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
 
 IRRELEVANT = {0, 13, 14, 16, 18, 22}
 """Gaps, comments, times of modification, continuations, and counts of links."""
-
-EMPTY = b"MATLAB_empty"
-"""The attribute of an array of MATLAB that has sizes instead of values."""
 
 SHARED = 2  # flag of a message whose content lies elsewhere in the file
 CONTIGUOUS, CHUNKED = 1, 2  # classes of layouts
@@ -276,7 +274,7 @@ def _packing_attribute(data: bytes) -> bytes | None:
     name = data[start : start + sizes[0]].rstrip(b"\0")
     if name in MARKERS:
         return name
-    if name not in ATTRIBUTES and name != EMPTY:
+    if name not in ATTRIBUTES and name != MATLAB_EMPTY:
         return None
     kind = start + ((sizes[0] + 7) // 8 * 8 if version == 1 else sizes[0])
     if (flags and version > 1) or data[kind] & 15 not in SIMPLE:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import h5py
-import numpy as np
 
 from ..errors import H5CorruptError, H5ValueError
 from ..options import FileOptions
 from .layout import ArrayLayout
 from .links import find_array
 from .open import FAULTS, translate_h5py_errors
+from .structures import is_empty_matlab
 
-__all__ = ["holds_regions", "is_matlab_text", "is_references", "referenced_arrays"]
+__all__ = ["MAX_TEXT", "holds_regions", "is_matlab_text", "is_references", "referenced_arrays", "value_of_cell"]
 
 FEW = 1 << 16  # references that are read however small the file
 MIN_BYTES = 64  # of a file for each array in it: no header and link are shorter
 
-CLASS, EMPTY = b"MATLAB_class", b"MATLAB_empty"
+CLASS = b"MATLAB_class"
+
+MAX_TEXT = 1 << 20
+"""Characters of a cell."""
 
 
 def is_references(layout: ArrayLayout) -> bool:
@@ -31,7 +34,7 @@ def holds_regions(layout: ArrayLayout) -> bool:
     return h5py.check_ref_dtype(layout.stored) is h5py.RegionReference
 
 
-def referenced_arrays(file: Any, path: str, key: str, files: FileOptions) -> list[str]:
+def referenced_arrays(file: Any, path: str, key: str, files: FileOptions, *, takes_empty: bool = False) -> list[str]:
     """Return the names of the arrays that an array refers to, in its order. Opens each: about 50 microseconds.
 
     Names, as those that a user gives, are checked when their arrays are looked at.
@@ -41,6 +44,7 @@ def referenced_arrays(file: Any, path: str, key: str, files: FileOptions) -> lis
         path: its path.
         key: the array of references.
         files: whether other files and large sizes are accepted.
+        takes_empty: accept empty arrays of MATLAB.
 
     Raises:
         H5ValueError: a reference is null, or to something else than an array with values; or they are of a kind that
@@ -67,7 +71,33 @@ def referenced_arrays(file: Any, path: str, key: str, files: FileOptions) -> lis
     with translate_h5py_errors(path, repr(key)):
         references = array[()].reshape(-1).tolist()
     names = _Names(file)
-    return [_name_of(one, names, f"{key!r} in {path!r} refers at index {at} to") for at, one in enumerate(references)]
+    return [
+        _name_of(one, names, f"{key!r} in {path!r} refers at index {at} to", takes_empty=takes_empty)
+        for at, one in enumerate(references)
+    ]
+
+
+def value_of_cell(file: Any, name: str, files: FileOptions) -> Any:
+    """Return the text or the number that an array of an open file has, as a cell of MATLAB; None if it has another.
+
+    Args:
+        file: the open file.
+        name: of the array.
+        files: whether other files and large sizes are accepted.
+    """
+    is_text, opened = is_matlab_text(file, name), h5py.h5d.open(file.id, name.encode(errors="surrogateescape"))
+    if is_empty_matlab(opened):
+        return "" if is_text else None
+    array = find_array(file, name, files).array
+    if array.size > (MAX_TEXT if is_text else 1) or array.dtype.kind not in ("u" if is_text else "biuf"):
+        return None
+    if is_text and max(array.shape) < array.size:  # several lines
+        return None
+    with translate_h5py_errors(file.filename, repr(name)):
+        values = array[()].reshape(-1)
+    if is_text:
+        return values.astype("<u2").tobytes().decode("utf-16-le", "replace")
+    return values[0] if len(values) else None
 
 
 def is_matlab_text(file: Any, name: str) -> bool:
@@ -106,7 +136,7 @@ class _Names:
         return self._known.get(address)
 
 
-def _name_of(reference: Any, names: _Names, what: str) -> str:
+def _name_of(reference: Any, names: _Names, what: str, *, takes_empty: bool) -> str:
     if not reference:
         raise H5ValueError(f"{what} nothing: the reference is null. Write an array for each index.")
     try:
@@ -120,7 +150,7 @@ def _name_of(reference: Any, names: _Names, what: str) -> str:
             raise H5ValueError(f"{what} an array without a name, which no group has. Write it into a group.")
         if opened.get_type().get_class() == h5py.h5t.REFERENCE:
             raise H5ValueError(f"{what} {name!r}, which holds references itself. Name that array instead.")
-        if (is_empty := _attribute(opened, EMPTY)) is not None and np.any(is_empty):
+        if not takes_empty and is_empty_matlab(opened):
             raise H5ValueError(f"{what} {name!r}, an empty array of MATLAB, which stores its shape instead of values.")
     except H5ValueError as error:
         raise error.with_traceback(None) from None

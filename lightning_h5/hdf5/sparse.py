@@ -1,4 +1,4 @@
-"""Sparse matrices: groups with ``data``, ``indices`` and ``indptr``, as AnnData, 10x Genomics and SciPy write them."""
+"""Sparse matrices: groups with values, columns and starts of rows, of AnnData, 10x Genomics, SciPy and MATLAB."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 from ..errors import H5Error, H5ValueError
 from .contents import has_arrays, resolve_path
 from .open import FAULTS, translate_h5py_errors
+from .structures import SPARSE_PARTS
 
 __all__ = ["SparseGroup", "sparse_group"]
-
-_MEMBERS = ("data", "indices", "indptr")
 
 MOST = 1 << 40
 """Rows or columns of a matrix, at most: more are damage, and could overflow the number of a value."""
@@ -27,21 +26,23 @@ class SparseGroup:
 
     Attributes:
         key: the group.
-        n_rows: rows; of a file of 10x Genomics cells, which are columns there.
+        n_rows: rows; of a file of 10x Genomics cells, and of MATLAB columns: these are stored one after the other.
         n_columns: values of a row.
         names: array with the names of the columns, such as genes; None if there is none.
+        parts: names of the arrays in the group.
     """
 
     key: str
     n_rows: int
     n_columns: int
     names: str | None = None
+    parts: tuple[str, ...] = SPARSE_PARTS[0]
 
     @property
     def keys(self) -> tuple[str, str, str]:
         """The arrays: stored values, their columns, and where each row begins among them."""
-        data, indices, indptr = (f"{self.key}/{name}" for name in _MEMBERS)
-        return data, indices, indptr
+        data, indices, starts = (f"{self.key}/{name}" for name in self.parts)
+        return data, indices, starts
 
 
 def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False) -> SparseGroup | None:
@@ -57,8 +58,12 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
         H5ValueError: its rows cannot be read one by one, or its shape is not known.
     """
     key = key.strip("/")
-    if (group := _group(file, key, allow_external=allow_external)) is None or not has_arrays(group, *_MEMBERS):
+    if (group := _group(file, key, allow_external=allow_external)) is None:
         return None
+    if (parts := next((parts for parts in SPARSE_PARTS if has_arrays(group, *parts)), None)) is None:
+        return None
+    if parts != SPARSE_PARTS[0]:
+        return _of_matlab(group, path, key, parts)
     with translate_h5py_errors(path, repr(key)):
         n_rows = group["indptr"].shape[0] - 1
         shape, form, has_barcodes = _shape(group), _form(group), has_arrays(group, "barcodes")
@@ -81,6 +86,18 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
                 f"{key!r} in {path!r} has the shape {shape}, and 'indptr' is of {n_rows} rows. Write the file again."
             )
         return SparseGroup(key, n_rows, n_columns, _names_of(file, group, key, is_of_10x=is_of_10x))
+
+
+def _of_matlab(group: Any, path: str, key: str, parts: tuple[str, ...]) -> SparseGroup:
+    """Return a sparse matrix of MATLAB: its columns, which are stored one after the other, are the rows here."""
+    with translate_h5py_errors(path, repr(key)):
+        n_values = group.attrs.get("MATLAB_sparse")
+        if n_values is None or np.ndim(n_values) or int(n_values) < 1:
+            raise H5ValueError(
+                f"{key!r} in {path!r} has the arrays of a sparse matrix of MATLAB, and no attribute MATLAB_sparse with "
+                "its number of rows. Write it again from MATLAB."
+            )
+        return SparseGroup(key, int(np.prod(group[parts[2]].shape)) - 1, int(n_values), parts=parts)
 
 
 def _group(file: Any, key: str, *, allow_external: bool = False) -> Any:

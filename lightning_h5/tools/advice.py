@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import (
+    DIMENSION_SCALE,
     FAULTS,
     GROUP_WORDS,
     ArrayLayout,
@@ -20,6 +21,7 @@ from ..hdf5 import (
     find_array,
     kind_of,
     layout_of,
+    matrices_among,
     names_rows,
     open_h5,
     words_in,
@@ -107,10 +109,10 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         n_rows: rows of all files; None if there is one.
     """
     layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
-    names = {array.key for array in layouts}
-    groups = {name.removesuffix("/indptr") for name in names if name.endswith("/indptr")}
-    sparse = sorted(group for group in groups if {f"{group}/data", f"{group}/indices"} <= names)
+    sparse = sorted(matrices_among([array.key for array in layouts]))
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
+    scales = {array.name for array in contents.arrays if array.structure == DIMENSION_SCALE}
+    layouts = [array for array in layouts if array.name.strip("/") not in scales] or layouts
     if all(array.members and names_rows(array.key) for array in layouts):
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import H5Error, H5KeyError, H5ValueError
 from ..hdf5 import (
+    SPARSE_PARTS,
     ArrayDigests,
     ArrayLayout,
     ChangeGuard,
@@ -248,9 +249,8 @@ def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
 
 
 def _is_of_a_layout(name: str) -> bool:
-    """Return whether an array is part of a sparse matrix or of an index of PyTables, which have their own lengths."""
-    *groups, last = name.split("/")
-    return last in ("indptr", "indices") or any(group.startswith("_i_") for group in groups)
+    """Return whether an array is part of a sparse matrix, whose arrays have their own lengths."""
+    return any(name.rpartition("/")[2] in parts[1:] for parts in SPARSE_PARTS)
 
 
 def _same_data(files: Sequence[Findings]) -> Iterator[Problem]:

@@ -114,7 +114,7 @@ def _note(found: Findings, contents: Contents) -> None:
     """Add what the metadata of a file contain."""
     found.is_open = True
     for entry in contents.entries:
-        if entry.kind == "array" and entry.shape and (entry.name in contents.layouts or entry.name in contents.refused):
+        if entry.is_data and entry.shape and (entry.name in contents.layouts or entry.name in contents.refused):
             found.arrays[entry.name] = look_of(entry.dtype, entry.shape), entry.shape[0]
     for key, layout in contents.layouts.items():
         if layout.n_stored_bytes:

@@ -73,6 +73,7 @@ class ArrayReport:
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
         packing: attributes that declare how its integers are to be decoded, or None.
+        structure: what it is, if other software keeps it beside its data; None for data.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ArrayReport:
     integrity: int | None = None
     problem: str | None = None
     packing: str | None = None
+    structure: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +307,9 @@ def _describe(
     file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout], columns: dict[str, int]
 ) -> ArrayReport:
     """Return an array's report; its layout is added to the others if one can train from it, and so are its columns."""
-    report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype)
+    report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=entry.structure)
+    if not entry.is_data:
+        return replace(report, problem=f"it is {entry.structure}, and no data")
     try:
         layout = layout_of(find_array(file, entry.name), path, entry.name)
     except (H5Error, *FAULTS) as error:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import listing
-from ..hdf5 import words_in
+from ..hdf5 import matrices_among, words_in
 from .recognize_parts import (
     LONGER,
     MAX_CHANNELS,
@@ -279,12 +279,6 @@ def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 def _without_tables(arrays: Mapping[str, Look]) -> dict[str, Look]:
     """Return arrays without sparse matrices and categories, whose groups have one structure and are no segments."""
-    names = set(arrays)
-    groups = {name.rpartition("/")[0] for name in names}
-    held = [
-        group
-        for group in groups
-        if group
-        and (f"{group}/codes" in names or {f"{group}/{part}" for part in ("data", "indices", "indptr")} <= names)
-    ]
+    groups = {name.rpartition("/")[0] for name in arrays}
+    held = {*matrices_among(arrays), *(group for group in groups if group and f"{group}/codes" in arrays)}
     return {name: look for name, look in arrays.items() if name.rpartition("/")[0] not in held}

@@ -21,6 +21,7 @@ from ..hdf5 import (
     find_array,
     is_bytes,
     layout_of,
+    matrices_among,
     open_h5,
     words_in,
 )
@@ -234,12 +235,12 @@ def _shapes(rows: Sequence[bytes]) -> set[tuple[int, ...]]:
 def sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
     """Return how to read the rows of a sparse matrix, as AnnData and Cell Ranger write it; none if there is none."""
     arrays = files[0].arrays
-    groups = sorted(name.removesuffix("/indptr") for name in arrays if name.endswith("/indptr"))
-    groups = [group for group in groups if {f"{group}/data", f"{group}/indices"} <= set(arrays)]
+    matrices = matrices_among(arrays)
+    groups = sorted(matrices)
     main = next((group for group in groups if group in ("X", "matrix")), groups[0] if len(groups) == 1 else None)
     if main is None:
         return []
-    n_rows = arrays[f"{main}/indptr"].shape[0] - 1
+    n_rows = arrays[matrices[main]].shape[0] - 1
     columns = [name for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
     columns += [name for name in arrays if f"obs/{OLD_CATEGORIES}/{name.removeprefix('obs/')}" in arrays]
     columns = [name.removesuffix("/codes") for name in columns if arrays[name].shape == (n_rows,)]
@@ -260,7 +261,7 @@ def cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:
     main = max(cells, key=lambda name: sum(look.n_values for look in cells[name] if look.dtype != "text"))
     n = len(cells[main])
     cells = {name: looks for name, looks in cells.items() if len(looks) == n}
-    others = {name: look for name, look in file.arrays.items() if name[:1] != "#"}  # MATLAB's own groups
+    others = file.arrays
     if any(look.n_values > sum(one.n_values for one in cells[main]) for look in others.values()):
         return []
     each = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import H5Error
-from ..hdf5 import FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
+from ..hdf5 import DIMENSION_SCALE, FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
 from ..options import FileOptions
 from .advice import MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS, Advice, read_column, suggest_dtypes
 from .recognize import recognize
@@ -200,13 +200,13 @@ def looks_of(path: str, arrays: Sequence[Any]) -> FileLooks:
     looks = {
         array.name: Look(array.shape, array.dtype)
         for array in arrays
-        if array.shape is not None and os.fspath(array.name)
+        if array.shape is not None and os.fspath(array.name) and array.structure in (None, DIMENSION_SCALE)
     }
     found = {name: look for name, look in looks.items() if _is_known(look.dtype)}
     of_bytes = {
         name: look for name, look in looks.items() if re.match(r"lists of (u?int|float|bool)|\|V\d", look.dtype)
     }
-    references = [array.name for array in arrays if array.dtype == "references" and array.name[:1] != "#"]
+    references = [array.name for array in arrays if array.dtype == "references" and array.structure is None]
     return FileLooks(path=path, arrays=found, of_bytes=of_bytes, references=references)
 
 

@@ -28,7 +28,7 @@ from ..hdf5 import (
     field_names,
     guess_keys,
     kind_of,
-    list_arrays,
+    list_data,
     open_h5,
 )
 from ..options import FileOptions, SegmentOptions
@@ -230,7 +230,7 @@ def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
         return (guess_keys(paths[0])[0],)
     except H5KeyError as error:
         with open_h5(paths[0]) as file:
-            arrays = list_arrays(file)
+            arrays, _ = list_data(file)
         raise H5KeyError(
             f"no array was named, and {paths[0]!r} has {listing(arrays)}. Name it: keys='...' (or --key)."
         ) from error

@@ -438,3 +438,57 @@ def test_a_folder_of_files_with_cells_is_recognized_whatever_their_number(tmp_pa
     advice = report.example.advice
     assert (advice.x_keys, advice.y_keys) == (("cells",), ("label",))
     assert (advice.settings["sample"], advice.settings["segments"]) == ("segment", {"step_axis": 1})
+
+
+WORDS = ["bath", "café", "", "kitchen", "bath", "hall"]
+
+
+def of_labelled_rows(path, words=WORDS):
+    """Pictures with a text, and a number, in a cell for each."""
+    write(path, words=[word or np.zeros(2, "u8") for word in words], numbers=[[[n / 2]] for n in range(len(words))])
+    with h5py.File(path, "r+") as file:
+        file["images"] = np.arange(len(words) * 12, dtype="u1").reshape(-1, 3, 4)
+        for at, word in enumerate(words):
+            if not word:
+                attributes = file[f"#refs#/words{at:x}"].attrs
+                attributes["MATLAB_class"], attributes["MATLAB_empty"] = np.bytes_("char"), np.uint8(1)
+    return str(path)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
+def test_cells_with_a_value_for_each_row_of_another_array_are_columns(tmp_path, make, num_workers):
+    paths = [of_labelled_rows(tmp_path / f"{at}.mat", WORDS[at:]) for at in range(2)]
+    keys = {"images": "images", "words": "words", "numbers": "numbers"}
+    fields = {"load_fields": list(keys)} if make is CombinedHDF5DataModule else {"x_key": keys}
+    datamodule = make(paths, **fields, sample="row", batch_size=4, seed=1, num_workers=num_workers)
+    datamodule.setup("fit")
+    seen = []
+    for batch in datamodule.train_dataloader():
+        firsts = batch["images"][:, 0, 0].tolist()
+        seen += zip(firsts, batch["words"], batch["numbers"].tolist(), strict=True)
+    datamodule.teardown("fit")
+    expected = [(12 * n, word, n / 2) for at in range(2) for n, word in enumerate(WORDS[at:])]
+    assert sorted(seen) == sorted(expected)
+
+
+def test_text_in_cells_filters_stratifies_and_is_a_target(tmp_path):
+    path = of_labelled_rows(tmp_path / "a.mat", [word or "none" for word in WORDS])
+    x, y = H5LazyDataset(path, "images", "words").read_batch([3, 1])
+    assert (x.shape, y) == ((2, 3, 4), ["kitchen", "café"])
+    combined = CombinedHDF5DataModule(path, load_fields=["images"], where={"words": "bath"}, batch_size=9)
+    combined.setup("fit")
+    assert next(iter(combined.train_dataloader()))["images"][:, 0, 0].sort().values.tolist() == [0, 48]
+    grouped = LazyH5DataModule(path, x_key="images", split={"val_fraction": 0.3, "group_key": "words"}, batch_size=9)
+    grouped.setup("fit")
+    sides = [set(next(iter(each))[:, 0, 0].tolist()) for each in (grouped.train_dataloader(), grouped.val_dataloader())]
+    assert any({0, 48} <= side for side in sides)
+
+
+@pytest.mark.parametrize("cell", [np.zeros((2, 3)), "a"], ids=["array", "text among numbers"])
+def test_cells_without_one_value_for_each_row_are_no_columns(tmp_path, cell):
+    path = write(tmp_path / "a.mat", numbers=[[[0.0]], cell, [[2.0]]])
+    with h5py.File(path, "r+") as file:
+        file["images"] = np.zeros((3, 2, 2))
+    with pytest.raises(H5ValueError, match=r"references|refers"):
+        H5LazyDataset(path, "images", "numbers")
