@@ -32,7 +32,7 @@ SEPARATOR = "\0"  # no name in a file has it
 
 
 def are_cells(catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions) -> bool:
-    """Return whether some names are of arrays of references, whose cells are samples, in the first readable file.
+    """Return whether some names are of arrays of references, with cells as samples, in the first readable file.
 
     They are not if each has a text or a number for each row of another array, which is then what a sample is made of.
 

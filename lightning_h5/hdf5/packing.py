@@ -178,7 +178,7 @@ class Packing:
             raise H5ValueError(f"{self} cannot be decoded: what {self.unclear} means is not known. {self.how(key)}.")
 
     def how(self, key: str) -> str:
-        """Return how to decode values whose attributes cannot be interpreted, without a full stop."""
+        """Return how to decode values with attributes that cannot be interpreted, without a full stop."""
         name = key if key == "..." else repr(key)
         cure = self.cure or "Pass decode={{name}: function}, which gets a stored row and returns its values"
         return cure.replace("{name}", name)
@@ -331,7 +331,7 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
 
 
 def file_format(array: Any) -> Literal["netCDF", "ODIM", "NWB"] | None:
-    """Return the format whose conventions hold in the file of an open array, or of an open file; None if none does."""
+    """Return the format that the file of an open array, or an open file, follows; None for plain HDF5."""
     root = h5py.h5o.open(h5py.h5i.get_file_id(array.id), b"/")
     if not h5py.h5a.get_num_attrs(root):
         return None

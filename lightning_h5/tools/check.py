@@ -249,7 +249,7 @@ def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
 
 
 def _is_of_a_layout(name: str) -> bool:
-    """Return whether an array is part of a sparse matrix, whose arrays have their own lengths."""
+    """Return whether an array is part of a sparse matrix: these arrays have lengths of their own."""
     return any(name.rpartition("/")[2] in parts[1:] for parts in SPARSE_PARTS)
 
 
