@@ -150,7 +150,7 @@ class ReadAhead:
         finish: makes a batch of what was read for a token; called when the batch is taken.
         tokens: what to read. The first are taken here, the others by the thread that reads next, one thread at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
-        together: batches that are read together.
+        together: batches that are read together, from one up to so many in the first readings.
         lookahead: batches after these with chunks that are decoded ahead, as far as there is room.
         team: threads that decode.
     """
@@ -202,8 +202,8 @@ class ReadAhead:
                 if self._closed:
                     raise H5Error(CLOSED)
                 raise StopIteration
-            # Instead of waiting, read a batch that the thread has not begun.
-            while not reading.is_done() and self._queue.read_next():
+            # Instead of waiting, read a batch that the thread has not begun; but the first batch waits for no other.
+            while self._current is not None and not reading.is_done() and self._queue.read_next():
                 pass
             reading.wait()
         except BaseException:
@@ -253,6 +253,7 @@ class _Queue:
         self.source = source
         self._tokens: Iterator[BatchToken] | None = tokens
         self._together, self._depth, self._lookahead = together, depth, lookahead
+        self._n_next = 1  # batches of the next reading: the first one does not wait for others
         self._later: deque[_Reading] = deque()  # batches not begun, as far as tokens were taken
         self._n_decoded = 0  # batches of these whose chunks are all being decoded
         self._begun: deque[_Reading] = deque()  # begun and not consumed
@@ -264,7 +265,7 @@ class _Queue:
     def take(self) -> _Reading | None:
         """Return the oldest that was begun, by the caller if necessary; None after the last one."""
         while not self._begun:
-            if not self.read_next() and not self._begun:
+            if not self.read_next(only_oldest=True) and not self._begun:
                 return None
         try:
             reading = self._begun.popleft()
@@ -283,12 +284,16 @@ class _Queue:
         """Wait until there may be more to do; return False if there never will be."""
         return self._calls.get() and not self._is_ended
 
-    def read_next(self) -> bool:
-        """Read the next batches; return False if there are none, or enough are begun."""
+    def read_next(self, *, only_oldest: bool = False) -> bool:
+        """Read the next batches; return False if there are none, or enough are begun.
+
+        Args:
+            only_oldest: read none if others were begun and not consumed, also by another thread in the meantime.
+        """
         reading = None
         self._turn.acquire()
         try:
-            if len(self._begun) < self._depth and not self._is_ended and self._take_tokens(1):
+            if len(self._begun) < (1 if only_oldest else self._depth) and not self._is_ended and self._take_tokens(1):
                 reading = self._later.popleft()
                 self._n_decoded = max(0, self._n_decoded - 1)
                 self._begun.append(reading)
@@ -321,12 +326,13 @@ class _Queue:
                 tokens: list[BatchToken] = []
                 error = None
                 try:
-                    tokens.extend(islice(self._tokens or (), self._together))
+                    tokens.extend(islice(self._tokens or (), self._n_next))
                 except Exception as raised:  # raised when this batch is consumed
                     self._tokens, error = None, raised
                 if not tokens and error is None:
                     return False
                 self._later.append(_Reading(tokens, error))
+                self._n_next = min(self._together, 2 * self._n_next)
         return True
 
 
