@@ -48,6 +48,7 @@ INTEGRITY = (
 )
 """What each integrity level means; the last one is reached only by digests next to a file."""
 
+MAX_VALUE_BYTES = 64 << 20  # a text, a member of a table, or an array inside a value
 MAX_CHUNK_BYTES = 1 << 30
 MAX_BYTES = 4 << 30
 MAX_RATIO = 1000
@@ -143,6 +144,12 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
         H5ValueError: a chunk is too large to decode, or almost nothing of the array is stored.
     """
     itemsize = array.id.get_type().get_size()
+    if itemsize > MAX_VALUE_BYTES and not files.trusted:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} has a type of {bytes_text(itemsize, digits=2)} for a single value, and more "
+            f"than {bytes_text(MAX_VALUE_BYTES, digits=2)} is refused: reading a row takes all of it. Pass "
+            "files=FileOptions(trusted=True) if you trust the file."
+        )
     chunk_bytes = math.prod(array.chunks) * itemsize if array.chunks else 0
     if chunk_bytes > MAX_CHUNK_BYTES and not files.trusted:
         raise H5ValueError(

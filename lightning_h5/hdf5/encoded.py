@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_bytes", "is_image", "is_list"]
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG"
+JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers before width and height
+PNG_CHANNELS = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}  # by the type of color; a palette becomes up to four
+MAX_PIXEL_BYTES = 256 << 20
+MAX_PIXEL_RATIO = 100
+"""More decoded bytes than the first, and than this times its own, has an image that was made to exhaust memory."""
+
 JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 
 
@@ -105,6 +113,7 @@ class Image(_OfObjects):
         import imagecodecs
 
         data = bytes(stored)
+        _check_size(data)
         if data.startswith(JPEG):
             if not data.endswith(JPEG_END) and data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
                 n_bytes = len(data.rstrip(bytes(1)))
@@ -122,6 +131,40 @@ class Image(_OfObjects):
         pixels = decode(data)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         return np.moveaxis(pixels, -1, 0)  # channels stay together in memory, as cuDNN likes them
+
+
+def _check_size(data: bytes) -> None:
+    """Check what an image declares, before a decoder allocates memory for it.
+
+    Raises:
+        ValueError: it is large, and out of proportion to its bytes.
+    """
+    width, height, depth = _declared(data)
+    if (n_bytes := width * height * depth) > max(MAX_PIXEL_BYTES, MAX_PIXEL_RATIO * len(data)):
+        raise ValueError(
+            f"it declares {width:,} x {height:,} pixels, which are {n_bytes:,} bytes, and has {len(data):,}. If that "
+            "is intended, decode it by a function of your own"
+        )
+
+
+def _declared(data: bytes) -> tuple[int, int, int]:
+    """Return width and height of a JPEG or PNG as it declares them, and the bytes of a pixel; zeros if it is cut."""
+    if data.startswith(PNG):
+        if len(data) < 26:
+            return 0, 0, 0
+        width, height, depth, color = struct.unpack_from(">IIBB", data, 16)
+        return width, height, PNG_CHANNELS.get(color, 4) * (2 if depth == 16 else 1)
+    at, size = 2, (0, 0, 0)
+    while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] != JPEG_SCAN[1]:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
+        if marker == 0xFF:  # fills
+            at += 1
+            continue
+        if marker in JPEG_FRAMES:
+            height, width, channels = struct.unpack_from(">HHB", data, at + 5)
+            size = max(size, (width, height, channels), key=math.prod)
+        at += 2 + length
+    return size
 
 
 @dataclass(frozen=True)

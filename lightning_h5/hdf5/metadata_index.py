@@ -20,7 +20,8 @@ __all__ = ["MetadataIndex"]
 
 HEAD = struct.Struct("<8sQ32sQ")  # signature, bytes of the file, its sampled identity, pieces
 SIGNATURE = b"LH5INDX1"
-MAX_PLAIN = 1 << 31  # bytes that an index may have once it is decompressed
+FREE, MAX_RATIO = 64 << 20, 100  # bytes that may come of any index; and times its own. Zeros compress by a thousand.
+MAX_PLAIN = 1 << 30  # bytes that an index may have once it is decompressed
 
 
 class MetadataIndex:
@@ -66,9 +67,23 @@ class MetadataIndex:
         stored, digest = data[:-32], data[-32:]
         if not stored.startswith(SIGNATURE) or hashlib.sha256(stored).digest() != digest:
             raise H5FileError(f"{name!r} is no index, or damaged. Write it again: `lightning-h5 index`.")
-        _, n_bytes, identity, n = HEAD.unpack_from(stored)
-        plain = zlib.decompressobj().decompress(stored[HEAD.size :], MAX_PLAIN)
-        starts, sizes = np.frombuffer(plain, "<i8", 2 * n).reshape(2, n)
-        ends = 16 * n + np.cumsum(sizes)
-        pieces = [plain[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
-        return cls(n_bytes, identity.decode(), starts.tolist(), pieces)
+        try:
+            _, n_bytes, identity, n = HEAD.unpack_from(stored)
+            inflate = zlib.decompressobj()
+            plain = inflate.decompress(stored[HEAD.size :], min(MAX_PLAIN, max(FREE, MAX_RATIO * len(stored))))
+            if not inflate.eof or 16 * n > len(plain):
+                raise ValueError
+            starts, sizes = np.frombuffer(plain, "<i8", 2 * n).reshape(2, n)
+            is_apart = n < 2 or bool((starts[1:] - starts[:-1] >= sizes[:-1]).all())
+            if n and (not is_apart or starts[0] < 0 or sizes.min() < 0 or starts[-1] > n_bytes - sizes[-1]):
+                raise ValueError
+            ends = 16 * n + np.cumsum(sizes)
+            pieces = [plain[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+            if [len(piece) for piece in pieces] != sizes.tolist():
+                raise ValueError
+            return cls(n_bytes, identity.decode(), starts.tolist(), pieces)
+        except (ValueError, struct.error, zlib.error) as error:
+            raise H5FileError(
+                f"{name!r} has no tables of a file, or more than {MAX_RATIO} times its bytes. Write it again: "
+                "`lightning-h5 index`."
+            ) from error

@@ -159,7 +159,7 @@ def open_recorded(n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> Any
 
 def _index_of(url: str, n_bytes: int) -> MetadataIndex | None:
     """Return the index that is stored next to an object, if it belongs to this state."""
-    if (data := published_index(url)) is None:
+    if (data := published_index(url, n_bytes)) is None:
         return None
     name = shown_url(url) + INDEX_SUFFIX
     try:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError
+from ..errors import H5CorruptError, H5MemoryError
 from ..hdf5 import ArrayLayout, Codec, RowCodec, Unpack, bytes_of
 from ..types import IntArray, RowReader
 from .base import LayoutReader, checked_places, row_slices
@@ -219,6 +219,12 @@ class EncodedReader(LayoutReader):
     def _decoded(self, stored: Any, row: int, memory: npt.NDArray[Any] | None) -> Any:
         try:
             return self._codec.row(stored, memory)
+        except MemoryError as error:
+            layout = self.layout
+            raise H5MemoryError(
+                f"there is not enough memory to decode row {row} of {layout.key!r} in {layout.path!r}. Pass a smaller "
+                "batch_size or a smaller num_workers."
+            ) from error
         except Exception as error:
             layout = self.layout
             raise H5CorruptError(

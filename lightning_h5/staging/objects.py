@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 import time
@@ -32,7 +33,11 @@ __all__ = [
     "use_staging",
 ]
 
+_log = logging.getLogger(__name__)
+
 INDEX_SUFFIX = ".index"
+MAX_INDEX, INDEX_SLACK = 256 << 20, 1 << 20
+"""Bytes of an index that are fetched at most: so many, and no more than its object has and a little."""
 
 DEFAULT_BYTES = "20 GB"
 """Room for the mirrors of objects if no ``staging`` was given, in the folder for temporary files."""
@@ -86,19 +91,29 @@ def look_ahead(urls: Sequence[str]) -> None:
             mirror.stage(np.array([0]), np.array([min(FIRST_BYTES, status.st_size)]))
             mirror.close()
             _recent[url] = time.monotonic(), status
-        published_index(url)  # or that there is none
+            published_index(url, status.st_size)  # or that there is none
 
     if len(urls) > 1:
         fetch_now([partial(look, url) for url in urls])
 
 
-def published_index(url: str) -> bytes | None:
-    """Return the index that is stored next to an object (see ``lightning-h5 index``); None if there is none."""
+def published_index(url: str, n_bytes: int) -> bytes | None:
+    """Return the index that is stored next to an object (see ``lightning-h5 index``); None if there is none.
+
+    Args:
+        url: the object.
+        n_bytes: its size, which no index of it exceeds by much.
+    """
     place = url + INDEX_SUFFIX
     if place in _absent and time.monotonic() - _absent.pop(place) < RECENT_SECONDS:
         return None
     try:
         status = object_status(place)
+        if status.st_size > min(n_bytes + INDEX_SLACK, MAX_INDEX):
+            _log.warning(
+                "%r has %s bytes, too many for an index, and is not used.", shown_url(place), f"{status.st_size:,}"
+            )
+            return None
         return bytes(ask_store("read", place, 0, status.st_size, status, _options(url)))
     except H5FileError:  # some stores deny access to names that do not exist
         _absent[place] = time.monotonic()

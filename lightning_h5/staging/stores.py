@@ -182,7 +182,7 @@ class _ObstoreStore:
                 f"bytes {wanted[0]:,} to {wanted[1]:,} of {shown_url(url)!r} were requested, and the server sent bytes "
                 f"{found.range[0]:,} to {found.range[1]:,}. Use a server or proxy that answers requests for ranges."
             )
-        return found.bytes()
+        return _bytes_of(found, wanted[1] - wanted[0], url)
 
     def list(self, url: str) -> Iterator[tuple[str, ObjectStatus]]:
         if urlsplit(url).scheme in NO_CONTAINER:
@@ -194,6 +194,26 @@ class _ObstoreStore:
             for found in page:
                 status = _status(found["size"], found["e_tag"], found["last_modified"])
                 yield f"{self._root}/{quote(found['path'])}", status
+
+
+def _bytes_of(answer: Any, n_bytes: int, url: str) -> Any:
+    """Return the body of an answer, as far as it has the bytes that were requested.
+
+    Raises:
+        H5FileError: it has more. A server can send without an end.
+    """
+    data = bytearray()
+    for piece in answer.stream(min_chunk_size=n_bytes):
+        if not data and len(piece) == n_bytes:
+            data = piece
+            continue
+        if len(data) + len(piece) > n_bytes:
+            raise H5FileError(
+                f"{n_bytes:,} bytes of {shown_url(url)!r} were requested, and the server sends more. Check the server, "
+                "or a proxy before it, then resume."
+            )
+        data = bytearray(data) + piece
+    return data
 
 
 class _FsspecStore:

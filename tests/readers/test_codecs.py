@@ -13,7 +13,7 @@ import pytest
 from factories import Stored, assert_same_rows, is_decodable, known_filters, random_values
 from pools import OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
-from lightning_h5 import FileOptions
+from lightning_h5 import FileOptions, H5CorruptError
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import Filter, OpenOptions
 from lightning_h5.readers import ContiguousReader, MappedReader, fallback_reason, is_pooled, open_reader
@@ -162,6 +162,26 @@ def test_zlib_alone_decodes_no_more_than_a_chunk_has(without):
         with pytest.raises(ValueError, match=r"stream|decodes to"):
             decode(np.frombuffer(wrong, np.uint8), out)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "filters", [("gzip", "gzip"), ("shuffle", "lzf", "fletcher32", "gzip"), ("gzip", "gzip", "gzip")]
+)
+def test_gzip_of_what_was_compressed_before_is_undone_within_bounds(make_h5, tmp_path, filters):
+    values = np.resize(np.arange(9), (20, 30))
+    path = make_h5(x=Stored(values, "chunked", (6, 30), filters=filters))
+    layout = look(path)
+    assert fallback_reason(layout) is None
+    assert_same_rows(open_pool(layout).read(np.arange(20)), values)
+    with h5py.File(path, "r+") as file:
+        inner = zlib.compressobj()
+        bomb = inner.compress(zlib.compress(bytes(1440))) + b"".join(inner.compress(bytes(1 << 20)) for _ in range(40))
+        file["x"].id.write_direct_chunk((6, 0), bomb + inner.flush(), 0)
+    tracemalloc.start()
+    with pytest.raises(H5CorruptError, match="does not decode"):
+        open_pool(look(path)).read(np.arange(20))
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
 
 

@@ -5,6 +5,7 @@ Decoders are registered for HDF5's number of a filter, compiled loops for whole 
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -35,7 +36,9 @@ __all__ = [
     "why_not_decodable",
 ]
 
-SHUFFLE, FLETCHER32 = 2, 3
+GZIP, SHUFFLE, FLETCHER32 = 1, 2, 3
+
+SLACK = 64 << 10  # bytes by which data that does not compress may grow, besides an eighth
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Decoder: TypeAlias = Callable[[Bytes, Bytes], None]
@@ -190,7 +193,11 @@ class Pipeline:
 
     def __init__(self, layout: ArrayLayout) -> None:
         itemsize = layout.stored.itemsize
-        self._steps = [decoder_of(step, itemsize) for step in layout.filters]
+        twice = _compressed_before(layout.filters)
+        self._steps: list[Decoder | Checksum | _Inflate | None] = [
+            _Inflate(layout.chunk_bytes) if number in twice else decoder_of(step, itemsize)
+            for number, step in enumerate(layout.filters)
+        ]
         self._all = self._applied(0)
         first = self._all[0] if len(self._all) == 1 else None
         self._native = first if isinstance(first, NativeDecoder) else None
@@ -201,6 +208,8 @@ class Pipeline:
 
         The first call compiles it: call it before processes fork, and not while threads read.
         """
+        if any(isinstance(step, _Inflate) for step in self._all):
+            return None
         made = (make(self._filters, self._all, self._itemsize) for make in _loop_makers)
         return next((loop for loop in made if loop is not None), None)
 
@@ -236,6 +245,8 @@ class Pipeline:
         for at, (start, stop, mask, first) in enumerate(places):
             try:
                 self.decode(data[start:stop], mask, out[first : first + n_bytes])
+            except MemoryError:
+                raise
             except Exception as error:
                 return at, error
         return None
@@ -256,6 +267,8 @@ class Pipeline:
         for n_left, step in zip(reversed(range(len(steps))), steps, strict=True):
             if isinstance(step, Checksum):
                 data, checksums = step.strip(data), checksums - step.n_bytes
+            elif isinstance(step, _Inflate):
+                data = step(data)
             elif not n_left:
                 step(data, out)
                 return
@@ -267,10 +280,35 @@ class Pipeline:
         ensure_same_size(data, out)
         out[...] = data
 
-    def _applied(self, mask: int) -> list[Decoder | Checksum]:
+    def _applied(self, mask: int) -> list[Any]:
         """Return the decoders of the filters that were applied, the last one first."""
         applied = reversed([step for at, step in enumerate(self._steps) if not mask >> at & 1])
         return [step for step in applied if step is not None]
+
+
+def _compressed_before(filters: Sequence[Filter]) -> set[int]:
+    """Return the numbers of filters that compress what another one has compressed."""
+    compressors = [number for number, step in enumerate(filters) if step.id not in (FLETCHER32, SHUFFLE)]
+    return set(compressors[1:])
+
+
+class _Inflate:
+    """Undoes gzip of data whose size is not known, since it was compressed before.
+
+    Args:
+        n_bytes: of the chunk. A compressor hardly enlarges it; more is a chunk that was made to exhaust memory.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        self._most = n_bytes + n_bytes // 8 + SLACK
+
+    def __call__(self, data: Bytes) -> Bytes:
+        """Return the decoded bytes."""
+        inflate = zlib.decompressobj()
+        decoded = inflate.decompress(data.data, self._most)
+        if not inflate.eof:
+            raise ValueError("its inner stream is longer than a compressor makes it of a chunk, or has no end")
+        return np.frombuffer(decoded, np.uint8)
 
 
 def why_not_decodable(layout: ArrayLayout) -> str | None:
@@ -288,7 +326,7 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
                 f"no decoder that is installed takes its filter {found.label!r} with its options; "
                 "`pip install --upgrade 'lightning-h5[filters]'` brings more"
             )
-    if len(compressors) > 1:
+    if any(step.id != GZIP for step in compressors[1:]):
         return "it was compressed twice"
     ids = [f.id for f in layout.filters]
     if compressors and SHUFFLE in ids[ids.index(compressors[0].id) :]:
