@@ -73,6 +73,8 @@ def _blocks_of_samples(
     table: RowTable, sampling: Sampling, samples: IntArray | None, *, of_all_fields: bool
 ) -> BlockTable:
     """Return the block table of samples of several rows: what is around rows of one unit (see ``unit_rows``)."""
+    if not len(sampling):
+        return BlockTable.of_sizes([0])
     if isinstance(sampling, Patches):
         sizes = sampling.block_sizes()
         if samples is not None:

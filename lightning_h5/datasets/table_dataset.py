@@ -249,7 +249,7 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
             return column
         return [_stacked(column[at : at + n_steps]) for at in range(0, len(column), n_steps)]
     if found.is_valid is not None and sampling.pad == "zeros" and not found.is_valid.all():
-        column[torch.from_numpy(~found.is_valid.reshape(-1))] = 0
+        _clear(column, ~found.is_valid.reshape(-1))
     if one.is_single:
         return column
     return _moved(column.view(-1, n_steps, *column.shape[1:]), 1, 1 + place, buffers)
@@ -268,8 +268,17 @@ def _valid_of(found: FieldRows, n: int) -> Sequence[np.ndarray | None]:
 
 def _filled(steps: torch.Tensor, valid: np.ndarray | None, sampling: Windows) -> torch.Tensor:
     if valid is not None and sampling.pad == "zeros" and not valid.all():
-        steps[torch.from_numpy(~valid)] = 0
+        _clear(steps, ~valid)
     return steps
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""For dtypes that torch lacks most operations of, those with the same bits."""
+
+
+def _clear(steps: torch.Tensor, which: npt.NDArray[np.bool_]) -> None:
+    """Set some steps to zero."""
+    steps.view(_SIGNED.get(steps.dtype, steps.dtype))[torch.from_numpy(which)] = 0
 
 
 def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:

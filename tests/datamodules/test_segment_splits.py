@@ -277,3 +277,20 @@ def test_evaluation_gives_all_windows_of_a_segment_to_one_rank(path, kind, world
         module.teardown("validate")
     assert windows == list(range(sum(LENGTHS)))
     assert max(sizes) <= sum(LENGTHS) / world_size + max(LENGTHS)
+
+
+@pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        {"window": 2},
+        {"window": {"length": 2, "random": True}},
+        {"sample": "segment", "collate_fn": "list"},
+        {"sample": "row"},
+        {"patch": {"shape": [2]}},
+    ],
+)
+def test_a_split_without_segments_is_refused_whatever_a_sample_is(make_h5, kind, samples):
+    path = make_h5({f"ep_{number}/x": np.arange(9.0) for number in range(3)})
+    with pytest.raises(H5ValueError, match=r"the split 'val' has no rows. val_fraction=0.1 .* of 3 rows or segments"):
+        kind(path, x_key="x", segments="ep_*", split=0.1, **samples).setup("fit")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.datasets import H5LazyDataset
+from lightning_h5.datasets import H5LazyDataset, RankMemCachedH5Dataset
 from lightning_h5.datasets.segments import Segments, Steps
 from lightning_h5.datasets.windows import WholeSegments, Windows
 from lightning_h5.errors import H5DataChangedError
@@ -223,3 +223,13 @@ def test_any_file_of_a_window_that_reaches_over_several_is_looked_at(tmp_path):
     dataset.read_batch([0, 8])
     with pytest.raises(H5DataChangedError, match=re.escape(str(tmp_path / "1.h5"))):
         dataset.read_batch([0, 4])
+
+
+@pytest.mark.parametrize("kind", [H5LazyDataset, RankMemCachedH5Dataset])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "i2", "f2", "c8", "?"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_windows_of_any_dtype_are_padded_with_zeros(make_h5, kind, dtype, ragged):
+    arrays = {f"run{at}/x": np.ones((3, 2 + at * ragged), dtype) for at in range(2)}
+    dataset = kind(make_h5(arrays), "x", x_dtype=None, segments="run*", window={"length": 4, "pad": "zeros"})
+    for at, sample in enumerate((dataset[0], dataset[1])):
+        assert sample.numpy().tolist() == [*np.ones((3, 2 + at * ragged), dtype).tolist(), [0] * (2 + at * ragged)]
