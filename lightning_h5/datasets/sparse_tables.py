@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, sparse_group
+from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, Widen, sparse_group
 from ..options import value_of_field
 from ..readers import open_reader
 from ..types import IntArray
@@ -178,7 +178,10 @@ class _Reading:
         """Add a file."""
         n = len(self._asked)
         arrays = tuple(one.decoded(array) for one, array in zip(self._asked, found[:n], strict=True))
-        self._compatibility.check(arrays)
+        # Files may store the columns of values in integers of several sizes.
+        is_column = [at - 1 in self._matrices and array.dtype.kind in "iu" for at, array in enumerate(arrays)]
+        pairs = zip(is_column, arrays, strict=True)
+        self._compatibility.check(tuple(array.decoded(Widen()) if is_one else array for is_one, array in pairs))
         n_rows = []
         for (at, one), offsets in zip(self._matrices.items(), found[n:], strict=False):
             group = groups.get(one.group.key)
@@ -234,13 +237,21 @@ class _Reading:
         """Rows of the matrices of all files."""
         return sum(self._n_rows)
 
+    def _widened(self) -> list[tuple[ArrayLayout, ...]]:
+        """Return the arrays of all files, with columns of values as int64 if files store them differently."""
+        by_field = [list(arrays) for arrays in zip(*self._layouts, strict=True)]
+        for at in self._matrices:
+            if len({array.dtype for array in by_field[at + 1]}) > 1:
+                by_field[at + 1] = [array.decoded(Widen()) for array in by_field[at + 1]]
+        return list(zip(*by_field, strict=True))
+
     def table(self, choice: SegmentChoice) -> RowTable:
         """Return the table."""
         firsts = next(iter(self._firsts.values()))
         counts = np.array([len(each) for each in firsts])
         made = RowTable(
             tuple(self._paths),
-            ListedParts(self._catalog.recoded(self._layouts, self._options)),
+            ListedParts(self._catalog.recoded(self._widened(), self._options)),
             tuple(self._guards),
             has_steps=tuple(self._steps),
             step_places=(0,) * len(self._asked),

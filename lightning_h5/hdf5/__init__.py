@@ -5,7 +5,7 @@ from .alike import AlikeArrays
 from .array_view import ArrayView
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
-from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
+from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, Widen, codec_of
 from .contents import (
     OLD_CATEGORIES,
     Entry,
@@ -92,6 +92,7 @@ __all__ = [
     "Stack",
     "Target",
     "Unpack",
+    "Widen",
     "attribute_layout",
     "bytes_of",
     "check_no_overlap",

@@ -20,7 +20,7 @@ from .packing import Packing
 if TYPE_CHECKING:
     from .layout import ArrayLayout
 
-__all__ = ["Bits", "Codec", "Conventions", "MatrixRows", "RealParts", "Recode", "Stack", "Unpack", "codec_of"]
+__all__ = ["Bits", "Codec", "Conventions", "MatrixRows", "RealParts", "Recode", "Stack", "Unpack", "Widen", "codec_of"]
 
 FIRST = np.zeros(1, np.int64)
 
@@ -151,6 +151,21 @@ class Recode(PlainCodec):
                 f"{name} has codes from {codes.min()} to {codes.max()}, and {len(self.codes)} categories. The file is "
                 "damaged there; copy or write it again."
             )
+
+
+@dataclass(frozen=True)
+class Widen(PlainCodec):
+    """Whole numbers as int64, of files that store them in integers of several sizes."""
+
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """See ``Codec.decoded``."""
+        if array.dtype.kind not in "iu":
+            raise H5ValueError(f"{array.key!r} in {array.path!r} has values of {array.dtype}. Write integers.")
+        return np.dtype(np.int64), array.row_shape
+
+    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """See ``Codec.decode``: numbers from 2**63 on become negative, as no column is."""
+        out[...] = rows.astype(np.int64)
 
 
 @dataclass(frozen=True)

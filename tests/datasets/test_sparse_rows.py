@@ -1,5 +1,6 @@
 """Rows of sparse matrices have the values of SciPy's form, whatever its order, chunks and dtypes; errors come first."""
 
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,28 @@ def test_values_of_anndata_itself(tmp_path: Path) -> None:
     x, y = dataset.read_batch(range(30))
     np.testing.assert_array_equal(x.numpy(), theirs.X.toarray())
     np.testing.assert_array_equal(y.numpy(), theirs.obs["kind"].cat.codes)
+
+
+@pytest.mark.parametrize("chunks", [None, 4])
+@pytest.mark.parametrize("dtypes", list(itertools.permutations(["i4", "i8", "u4", "u2", "u8"], 2)))
+def test_files_may_store_columns_in_integers_of_several_sizes(tmp_path: Path, dtypes: Any, chunks: int | None) -> None:
+    dense = np.random.default_rng(1).integers(0, 3, (2, 6, 9)).astype("f4")
+    options = {} if chunks is None else {"chunks": (chunks,), "compression": "gzip"}
+    for at, dtype in enumerate(dtypes):
+        indices = np.nonzero(dense[at])[1].astype(dtype)
+        write_matrix(tmp_path / f"{at}.h5", dense[at], indices=indices, options=options)
+    paths, expected = [tmp_path / "0.h5", tmp_path / "1.h5"], np.concatenate(dense)
+    order = [11, 0, 7, 5, 6, 6]
+    for kind in (H5LazyDataset, RankMemCachedH5Dataset):
+        with kind(paths, "X") as dataset:
+            np.testing.assert_array_equal(dataset.read_batch(order), expected[order])
+    with CombinedHDF5Dataset(paths, ["X"], decode={"X": "csr"}) as combined:
+        np.testing.assert_array_equal(combined.read_batch(order)["X"].to_dense(), expected[order])
+
+
+def test_a_column_beyond_63_bits_is_damage_in_files_of_several_sizes(tmp_path: Path) -> None:
+    dense = np.ones((2, 2), "f4")
+    write_matrix(tmp_path / "0.h5", dense)
+    write_matrix(tmp_path / "1.h5", dense, indices=np.array([0, 1, 2**63 + 1, 1], "u8"))
+    with pytest.raises(H5CorruptError, match="names the column"):
+        H5LazyDataset([tmp_path / "0.h5", tmp_path / "1.h5"], "X").read_batch([0, 3, 2])
