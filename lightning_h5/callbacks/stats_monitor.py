@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves  # Lightning finds loaders with it, 
 
 from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_logging_step, logged_step, passed_loaders
 from ..datasets.file_dataset import FileDataset
-from ..errors import H5ValueError
+from ..errors import H5ValueError, listing
 from ..loading import H5DataLoader, what_limits
 from ..metrics import Loader, LoaderMetrics, datasets_of
 from ..options.base import check_whole
@@ -268,7 +268,7 @@ class H5StatsMonitor(Callback):
     def _end(self, trainer: Trainer, *stages: str) -> None:
         """Print the table of these stages, and forget them."""
         ranks: dict[str, list[dict[str, float]]] = {}
-        limit, own = None, "predict" in stages  # a rank without rows to predict skips its loop and this hook
+        limit, alone = None, list[str]()
         for stage in stages:
             if (meter := self._meters.pop(stage, None)) is None:
                 continue
@@ -278,11 +278,18 @@ class H5StatsMonitor(Callback):
                 meter.add_transfer(self._transfer.seconds())
             meter.whole.update(*loaders)
             amounts = meter.whole.counts() | {"n_slow": float(meter.n_slow), "memory": _peak_memory()}
-            sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own or trainer.world_size == 1)
+            # A rank without batches skips the loop and this hook, so that it would be missed in a collective.
+            has_idle_rank = any(isinstance(one, H5DataLoader) and one.sampler.has_idle_rank for one in loaders)
+            if trainer.world_size > 1 and (stage == "predict" or has_idle_rank):
+                alone.append(stage)
+            own = trainer.world_size == 1 or stage in alone
+            sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own)
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
             remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
-            whose = "" if trainer.world_size == 1 else ", on rank 0" if own else ", over all ranks"
+            whose = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
+            if alone and len(alone) < len(ranks):
+                remarks.append(f"{listing(alone)}: on rank 0 alone, since another rank has no batches.")
             sys.stdout.write(table_of(f"lightning_h5: rows from HDF5{whose}", ranks, remarks))
             sys.stdout.flush()
 

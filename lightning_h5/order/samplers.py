@@ -217,8 +217,16 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         )
 
     def _evaluation_plan(self) -> EpochPlan:
+        return evaluation_plan(self._evaluation_batches())
+
+    def _evaluation_batches(self) -> EvaluationBatches:
         rank, world_size = self.replica
-        return evaluation_plan(EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank, self.ends))
+        return EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank, self.ends)
+
+    @property
+    def has_idle_rank(self) -> bool:
+        """Whether some rank has no batch in evaluation, the same on all ranks. Lightning skips its loop there."""
+        return self.evaluation and self._evaluation_batches().has_idle_rank
 
     def n_left(self, epoch: int) -> int:
         """Return the rows of an epoch that are not consumed, over all ranks."""
@@ -329,9 +337,12 @@ class ShardSampler(PlanSampler):
         return 0 if self.evaluation else balanced_contiguous_shard(shard.n_rows, shard.world_size, shard.rank)[0]
 
     def _evaluation_plan(self) -> EpochPlan:
-        shard = self.shard
-        batches = EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank, shard.ends)
+        batches = self._evaluation_batches()
         return evaluation_plan(batches, first=batches.shard[0])
+
+    def _evaluation_batches(self) -> EvaluationBatches:
+        shard = self.shard
+        return EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank, shard.ends)
 
 
 class EpochShuffleSampler(DistributedSampler[Any]):

@@ -258,6 +258,14 @@ class EvaluationBatches:
         """First row, and the row after the last, of this rank."""
         return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)
 
+    @property
+    def has_idle_rank(self) -> bool:
+        """Whether some rank has no batch at all, the same on all ranks."""
+        if self.ends is None:
+            return self.n_rows < self.world_size
+        each = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
+        return any(start == stop for start, stop in each)
+
     @cached_property
     def n_steps(self) -> int:
         """Batches of this rank."""

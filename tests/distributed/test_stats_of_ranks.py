@@ -76,3 +76,26 @@ def test_sums_are_exact_and_each_rank_has_its_own_waiting(file, tmp_path):
     worst = cells["waiting, worst rank"]
     assert worst.endswith("% (rank 1)")
     assert float(worst.split("%")[0]) > float(cells["waiting for data"].rstrip("%"))
+
+
+def evaluate_few_segments(rank, path):
+    segments = {"groups": "ep_*", "keep_together": True}
+    data = LazyH5DataModule(
+        path, path, path, x_key="x", segments=segments, window={"length": 3, "stride": 1}, batch_size=2, with_index=True
+    )
+    options = {"devices": 3, "strategy": "ddp", "callbacks": [H5StatsMonitor()], "num_sanity_val_steps": 0}
+    trainer = quiet_trainer(max_epochs=2, **options)
+    trainer.fit(Recorder(), datamodule=data)
+    trainer.validate(Recorder(), datamodule=data)
+    return len(trainer.validate_loop._combined_loader.flattened[0])
+
+
+def test_a_rank_without_batches_to_evaluate_is_not_waited_for(tmp_path):
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        for number in range(2):
+            file[f"ep_{number}/x"] = np.arange(9, dtype="f4").reshape(9, 1)
+    outcomes = run_ranks(evaluate_few_segments, 3, tmp_path, str(tmp_path / "two.h5"))
+    assert 0 in values(outcomes)  # a rank has no segment
+    tables = "".join(outcome.output for outcome in outcomes)
+    assert "'validate': on rank 0 alone, since another rank has no batches." in tables
+    assert "rows from HDF5, on rank 0" in tables
