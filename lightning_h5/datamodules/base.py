@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -28,6 +29,7 @@ from .arguments import SPLITS, Split, argument_of
 from .file_report import staging_report
 from .loaders import NoRows
 from .resume import KeepsPosition
+from .split_overlap import overlap_of_files, overlap_of_samples
 from .training_rows import segments_left_out
 
 __all__ = ["BaseH5DataModule", "Chosen", "fields_of"]
@@ -70,8 +72,9 @@ class BaseH5DataModule(KeepsPosition):
         super()._use_arguments(given)
         # Contents of the files; filled and dropped by ``setup``.
         self._catalog = Catalog(staging=self._options.files.staged)
-        if given.get("table") is not None:
-            TableOptions.parse(given["table"], "table")
+        self._table = given.get("table")
+        if self._table is not None:
+            TableOptions.parse(self._table, "table")
         paths = "path" if "train_path" in given else "paths"
         self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
         self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
@@ -229,6 +232,7 @@ class BaseH5DataModule(KeepsPosition):
     def _set_up_splits(self, splits: tuple[Split, ...], name: str | None) -> None:
         facts: dict[str, Any] = {}
         failure: Exception | None = None
+        overlaps: list[str] = []
         what = f"setting up the data ({name or 'all stages'})"
         with exchange(what, self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
@@ -244,6 +248,7 @@ class BaseH5DataModule(KeepsPosition):
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
+                overlaps = self._overlaps(splits)
                 self._catalog.joins.log_unused()
             except Exception as error:  # sent to all ranks first, then raised on all
                 failure = error
@@ -251,10 +256,40 @@ class BaseH5DataModule(KeepsPosition):
                 # The files may change until the next setup.
                 self._catalog = Catalog(staging=self._options.files.staged)
             all_ranks.agree(facts, failure)
+        for text in overlaps:
+            self._log_once(text, log=rank_zero_only(logger.warning))
         there = [split for split in splits if split in self._datasets]
         self._log_integrity([self._datasets[split] for split in there])
         self._log_staging([self._datasets[split] for split in there])
         self.load(there)
+
+    @property
+    def _has_groups(self) -> bool:
+        """Whether each split has arrays of its own."""
+        return False
+
+    def _overlaps(self, splits: tuple[Split, ...]) -> list[str]:
+        """Return warnings about what is in training and in an evaluation."""
+        texts = list[str | None]()
+        evaluations: tuple[Split, ...] = ("val", "test")
+        if (training := self._datasets.get("train")) is None:
+            return []
+        for split in evaluations:
+            other, given = self._datasets.get(split), self._paths[split]
+            if given is None and not self._has_groups:  # a share of the training files
+                continue
+            if other is not None and {split, "train"} & {*splits}:
+                texts.append(overlap_of_samples(training, other, split))
+            elif "train" in splits and given is not None and not self._has_rows_by_name:
+                with suppress(H5Error):  # files of a later stage may not exist yet
+                    files = self._catalog.files(given, self._path_names[split])
+                    texts.append(overlap_of_files([guard.path for guard in training.guards()], files, split))
+        return [text for text in texts if text is not None]
+
+    @property
+    def _has_rows_by_name(self) -> bool:
+        """Whether splits may have other samples of one file: other arrays, or other lines of a table."""
+        return self._has_groups or "{split}" in str(self._table)
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends reading ahead and closes files. They open again where a dataset is read again."""

@@ -120,7 +120,7 @@ class Catalog:
         """
         if sample not in (None, "row"):
             raise H5ValueError(f"sample={sample!r} was given. Pass 'row' (an index along axis 0 is a sample), or None.")
-        which = (tuple(paths), tuple(asked), options, sample, n_files, skip)
+        which = (tuple(paths), tuple(asked), options, sample, n_files, skip, self.joins.sources(asked))
         if which not in self._tables:
             try:
                 self._tables[which] = self._table(paths, asked, options, sample, skip, advice, n_files)

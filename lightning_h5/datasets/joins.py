@@ -67,6 +67,11 @@ class Joins:
             self._sides[path] = SideTable(replace(options, path=path))
         self.side = self._sides[path]
 
+    def sources(self, asked: Sequence[Asked]) -> tuple[str | None, str | None]:
+        """Return what tells joins of equal arguments apart: the side table, and the split if its name is in paths."""
+        names_files = any(one.paths is not None for one in asked)
+        return None if self.side is None else self.side.path, self.split if names_files else None
+
     def log_unused(self) -> None:
         """Log how many lines of side tables are of no sample that was asked for."""
         for side in self._sides.values() if resolve_replica().rank == 0 else ():

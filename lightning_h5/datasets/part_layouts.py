@@ -59,6 +59,15 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         """Return the number of rows of an array of each part."""
         return self.of_kinds(lambda arrays: arrays[field].n_rows)
 
+    def first_bytes(self, parts: IntArray, field: int) -> list[int | str]:
+        """Return where the bytes of a field's arrays begin in their files; the names of those without bytes."""
+        arrays = (self.one(part, field) for part in parts.tolist())
+        return [array.name if (place := array.first_byte) is None else place for array in arrays]
+
+    def name_pattern(self, field: int) -> str:
+        """Return the name that a field's arrays have in all parts, with a ``*`` for what differs."""
+        return self.one(0, field).key
+
     def with_fields(self, fields: Sequence[int]) -> PartLayouts:
         """Return the parts with some of their arrays."""
         raise NotImplementedError
@@ -224,6 +233,18 @@ class DescribedParts(PartLayouts):
         """See ``PartLayouts.with_fields``."""
         columns = tuple(self.columns[field] for field in fields)
         return replace(self, columns=columns, seen=tuple(self.seen[field] for field in fields))
+
+    def first_bytes(self, parts: IntArray, field: int) -> list[int | str]:
+        """See ``PartLayouts.first_bytes``."""
+        places: list[int | str] = list(self.stored.table.first_bytes(parts, self.columns[field]).tolist())
+        unknown = [at for at, place in enumerate(places) if place == -1]
+        for at, place in zip(unknown, super().first_bytes(parts[unknown], field), strict=True):
+            places[at] = place
+        return places
+
+    def name_pattern(self, field: int) -> str:
+        """See ``PartLayouts.name_pattern``."""
+        return self.stored.names.key_pattern(self.columns[field])
 
     def n_rows(self, field: int) -> IntArray:
         """See ``PartLayouts.n_rows``."""

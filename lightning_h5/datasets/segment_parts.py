@@ -283,7 +283,7 @@ class _Objects:
             star: the group.
             described: its arrays.
         """
-        places = tuple([place for layout, _ in described if (place := _place_of(layout)) is not None])
+        places = tuple([place for layout, _ in described if (place := layout.first_byte) is not None])
         if (first := self._first.setdefault(places or self._identity(star), star)) == star:
             return None
         return first if self._identity(first) == self._identity(star) else None
@@ -303,17 +303,6 @@ class _Objects:
 def _form(name: str) -> str:
     """Return what names have in common that differ in numbers alone."""
     return re.sub(r"\d+", "0", name)
-
-
-def _place_of(layout: ArrayLayout) -> Any:
-    """Return where an array lies in its file; None if it has no place of its own, or one that is not known."""
-    if layout.value is not None:
-        return None
-    as_stored = layout if layout.references is None else layout.references
-    if as_stored.table is None:
-        return as_stored.offset
-    written = as_stored.table.offsets[as_stored.table.offsets >= 0][:1]
-    return int(written[0]) if len(written) else None
 
 
 def owner_of(key: str, part: str) -> str:

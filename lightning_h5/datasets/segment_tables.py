@@ -77,7 +77,8 @@ def segment_table(
     fields = fields_of(asked, names, given, singles, catalog.joins.is_column)
     if choice.columns or choice.criteria or skip is not None:
         return _chosen(build(), given, choice)
-    which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles))
+    joined = catalog.joins.sources(asked)
+    which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles), joined)
     made = catalog.once(which, lambda: _chosen(build(), given, SegmentChoice()))
     subset = choice.subset
     return made if subset is None or made.sampling is None else replace(made, sampling=subset.of(made.sampling))

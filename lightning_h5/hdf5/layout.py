@@ -125,6 +125,17 @@ class ArrayLayout:
     decoding: Decoding | None = None
     guard: ChangeGuard = field(compare=False, repr=False)
 
+    @property
+    def first_byte(self) -> int | None:
+        """Where the array's bytes begin in the file, which no other array shares; None if it has none there."""
+        if self.value is not None:
+            return None
+        as_stored = self if self.references is None else self.references
+        if as_stored.table is None:
+            return as_stored.offset
+        written = as_stored.table.offsets[as_stored.table.offsets >= 0][:1]
+        return int(written[0]) if len(written) else None
+
     def guarded(self, guard: ChangeGuard) -> ArrayLayout:
         """Return the array with another change guard."""
         if self.decoding is not None:

@@ -200,6 +200,21 @@ class LayoutTable:
             return template.moved(path, key, n_rows, place, None, guard)
         return template.moved(path, key, n_rows, None, self._chunks(template, n_rows, place), guard)
 
+    def first_bytes(self, parts: IntArray, at: int) -> IntArray:
+        """Return where the bytes of arrays begin (see ``ArrayLayout.first_byte``); -1 if only a description tells.
+
+        Args:
+            parts: numbers of the parts.
+            at: number of the array there.
+        """
+        is_chunked = np.array([*(_as_stored(one).table is not None for one in self.templates), False])
+        is_known = np.array([*(one.value is None for one in self.templates), False])
+        numbers, starts = self.numbers[parts, at], self.starts[parts, at]
+        is_known, is_chunked = is_known[numbers] & (self.n_rows[parts, at] > 0), is_chunked[numbers]
+        if len(self.offsets):
+            starts = np.where(is_chunked, self.offsets[np.where(is_chunked & is_known, starts, 0)], starts)
+        return np.where(is_known, starts, -1)
+
     def places(self, parts: IntArray, at: int) -> Iterator[tuple[int, int | None, int, ChunkTable | None] | None]:
         """Yield rows, offset, stored bytes and chunk table of the arrays of parts; None for one that is kept as it is.
 

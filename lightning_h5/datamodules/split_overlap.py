@@ -1,0 +1,165 @@
+"""Samples of an evaluation that are trained on, too: files, groups and arrays that two splits have, by any name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+
+from ..datasets import RowDataset, TableDataset
+from ..errors import listing
+from ..hdf5 import ChangeGuard, file_number
+from ..types import IntArray
+
+__all__ = ["overlap_of_files", "overlap_of_samples"]
+
+
+def overlap_of_files(training: Sequence[str], others: Sequence[str], split: str) -> str | None:
+    """Return a warning about files that are in the training files and in those of another split; None without any.
+
+    Args:
+        training: paths of the training files.
+        others: paths of the split's files.
+        split: the split.
+    """
+    known = {file_number(path): path for path in training}
+    pairs = [(path, known[number]) for path in others if (number := file_number(path)) in known]
+    return _text([_twice(path, same) for path, same in pairs], split)
+
+
+def overlap_of_samples(training: RowDataset, other: RowDataset, split: str) -> str | None:
+    """Return a warning about samples that are in training and in another split; None without any.
+
+    Objects are compared by their file and the place of their bytes in it. Files that only one split has cost next to
+    nothing.
+
+    Args:
+        training: the training samples.
+        other: the samples of the split.
+        split: the split.
+    """
+    names: list[str] = []
+    for mine in map(_Objects, _with_tables(training)):
+        for theirs in map(_Objects, _with_tables(other)):
+            names += theirs.names_in(mine)
+    return _text(list(dict.fromkeys(names)), split)
+
+
+def _text(names: Sequence[str], split: str) -> str | None:
+    if not names:
+        return None
+    n = f"{len(names):,} files or arrays" if len(names) > 1 else "data"
+    return (
+        f"training and {split!r} have {n} in common: {_shortened(names)}. The model is evaluated on samples "
+        "that it is trained on. Leave them out of one of the two, or divide the training files by split."
+    )
+
+
+def _shortened(names: Sequence[str], most: int = 6) -> str:
+    """Return names that are quoted already, cut after ``most`` of them."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _twice(name: str, same: str) -> str:
+    """Return a name, and the one that it has in training if that is another one."""
+    return listing([name]) if name == same else f"{listing([name])} (in training as {listing([same])})"
+
+
+def _with_tables(dataset: RowDataset) -> Iterator[TableDataset]:
+    if isinstance(dataset, TableDataset):
+        yield dataset
+    for source in dataset.sources:
+        yield from _with_tables(source)
+
+
+def _number_of(guard: ChangeGuard) -> Hashable:
+    return (guard.device, guard.inode) if guard.inode else guard.path
+
+
+class _Objects:
+    """The arrays that the samples of a dataset are made of.
+
+    Args:
+        dataset: with a table.
+    """
+
+    def __init__(self, dataset: TableDataset) -> None:
+        self._dataset, self._table = dataset, dataset.table
+        self._files = {_number_of(guard): at for at, guard in enumerate(self._table.guards)}
+        self._rows: IntArray | None = None
+
+    def names_in(self, training: _Objects) -> list[str]:
+        """Return names of what the training samples have as well."""
+        common = self._files.keys() & training._files.keys()
+        if not common:
+            return []
+        mine, theirs = self._parts_in(common), training._parts_in(common)
+        if not (len(mine) and len(theirs)):
+            return []
+        layouts = self._table.layouts, training._table.layouts
+        # Columns and attributes belong to the arrays beside them.
+        fields = [
+            field
+            for field in range(min(each.n_fields for each in layouts))
+            if all(
+                each.one(int(parts[0]), field).value is None
+                for each, parts in zip(layouts, (mine, theirs), strict=True)
+            )
+        ]
+        own = [field for field in fields if layouts[0].name_pattern(field) != layouts[1].name_pattern(field)]
+        # Arrays that both splits ask for by one name, such as coordinates, may be shared; not if all are.
+        found: dict[int, int] = {}
+        for some in [[field] for field in own] or [fields]:
+            here, there = self._places(mine, some), training._places(theirs, some)
+            n_times = Counter(there)
+            part_of = dict(zip(there, theirs.tolist(), strict=True))
+            for part, place in zip(mine.tolist(), here, strict=True):
+                if n_times[place] == 1:  # an array that several training segments share is no sample
+                    found.setdefault(part, part_of[place])
+        pairs = [pair for pair in found.items() if self._has_rows_of(pair[0], training, pair[1])]
+        return [_twice(self._name(part), training._name(same)) for part, same in pairs]
+
+    def _parts_in(self, files: set[Hashable]) -> IntArray:
+        """Return the parts of some files."""
+        of_parts = self._table.files_of(np.arange(self._table.n_parts))
+        return np.flatnonzero(np.isin(of_parts, [self._files[number] for number in files]))
+
+    def _places(self, parts: IntArray, fields: Sequence[int]) -> list[Hashable]:
+        """Return a key for the arrays of each part, equal for those with the same bytes only."""
+        table = self._table
+        numbers = {at: number for number, at in self._files.items()}
+        files = [numbers[at] for at in table.files_of(parts).tolist()]
+        columns = [table.layouts.first_bytes(parts, field) for field in fields]
+        return list(zip(files, *columns, strict=True))
+
+    def _has_rows_of(self, part: int, training: _Objects, same: int) -> bool:
+        """Return whether samples of a part are of rows, or segments, that training samples have."""
+        return bool(len(np.intersect1d(self._numbers_in(part), training._numbers_in(same))))
+
+    def _numbers_in(self, part: int) -> IntArray:
+        """Return the rows of a part that samples are made of, or its segments, counted from its first."""
+        table = self._table
+        if table.sampling is None:
+            bounds, numbers = table.starts, self._dataset.indices
+        else:
+            segments = table.sampling.segments
+            numbers = segments.numbers_of(np.arange(len(segments)))
+            bounds = np.arange(table.n_parts + 1) if table.first_segments is None else table.first_segments
+        low, high = bounds[part : part + 2].tolist()
+        if numbers is None:
+            return np.arange(high - low)
+        if self._rows is None:
+            self._rows = np.sort(numbers)
+        first, end = np.searchsorted(self._rows, [low, high])
+        rows: IntArray = self._rows[first:end] - low
+        return rows
+
+    def _name(self, part: int) -> str:
+        """Return the name of a part in messages."""
+        table = self._table
+        path = table.paths[int(table.files_of(np.array([part]))[0])]
+        if table.parts is not None:
+            return f"{path}:{table.name_of_part(part)}"
+        return path
