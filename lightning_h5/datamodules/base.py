@@ -16,7 +16,16 @@ from .._lightning import (
     rank_zero_warn,
     set_batch_size_of_strategy,
 )
-from ..datasets import Catalog, Categories, RowDataset, SegmentSubset, are_packed_alike, different_packing
+from ..datasets import (
+    Catalog,
+    Categories,
+    RowDataset,
+    SegmentSubset,
+    TableDataset,
+    are_packed_alike,
+    check_shapes,
+    different_packing,
+)
 from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
@@ -30,7 +39,7 @@ from .file_report import staging_report
 from .loaders import NoRows
 from .resume import KeepsPosition
 from .split_overlap import overlap_of_files, overlap_of_samples
-from .training_rows import segments_left_out
+from .training_rows import segments_left_out, segments_without_steps
 
 __all__ = ["BaseH5DataModule", "Chosen", "fields_of"]
 
@@ -347,8 +356,15 @@ class BaseH5DataModule(KeepsPosition):
                 raise H5ValueError(f"there is no data for {split!r}. {self.missing_data_hint(split)}")
             return
         self._datasets[split] = dataset
+        options = self._options
+        batch_size = (options.eval_batch_size if split != "train" else None) or options.batch_size
+        for source in dataset.sources or [dataset] if options.collate_function is None else ():
+            if isinstance(source, TableDataset):
+                check_shapes(source, options.collate, batch_size)
         for text in segments_left_out(dataset):
             self._log_once(text)
+        for text in segments_without_steps(dataset):
+            self._log_once(text, log=rank_zero_warn)
         for other in self._datasets.values():  # all splits share one transform, which decodes integers the same way
             for a, b in zip(fields_of(other), fields_of(dataset), strict=False):
                 if not are_packed_alike(a, b):

@@ -26,8 +26,19 @@ from ..datasets import (
     rows_without_line,
 )
 from ..errors import H5ValueError
-from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, own_keys_in, torch_dtype
+from ..hdf5 import (
+    OpenOptions,
+    field_names,
+    fill_split,
+    guess_keys_in,
+    keys_in,
+    kind_of,
+    own_keys_in,
+    torch_dtype,
+    with_constants,
+)
 from ..loading.choose_order import Order
+from ..options import SegmentOptions
 from ..order import RowWeights
 from ..types import IntArray, Keys
 from .arguments import SPLITS, SampleArguments, Split, picked
@@ -65,7 +76,11 @@ class KeyedH5DataModule(BaseH5DataModule):
     def _use_arguments(self, given: Mapping[str, Any]) -> None:
         super()._use_arguments(given)
         self._samples = samples = picked(SampleArguments, given)
-        self._infer(x_key=samples.x_key, y_key=samples.y_key)
+        x_key, y_key = samples.x_key, samples.y_key
+        constants = SegmentOptions.parse(samples.segments, "segments").constants
+        if x_key is not None and constants:
+            x_key = with_constants(x_key, y_key, constants)
+        self._infer(x_key=x_key, y_key=y_key)
         self._check_arguments()
 
     def on_exception(self, exception: BaseException) -> None:

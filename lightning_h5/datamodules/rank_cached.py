@@ -104,8 +104,9 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
             image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
-            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
-            ``steps_per``, ``constants``, ``max_length``, ``bucket``, ``keep_together``). None makes each file one.
+            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``spans``, ``join``, ``axis``,
+            ``step_axis``, ``steps_per``, ``constants``, ``missing``, ``max_length``, ``bucket``, ``keep_together``).
+            None makes each file one.
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).

@@ -27,6 +27,7 @@ __all__ = [
     "segment_ends",
     "segment_order",
     "segments_left_out",
+    "segments_without_steps",
     "weights_of",
 ]
 
@@ -242,8 +243,10 @@ def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -
 
 
 def segments_left_out(dataset: RowDataset) -> Iterator[str]:
-    """Yield how many segments are too short for a window, or too small for a patch."""
+    """Yield how many segments lack an array, are too short for a window, or too small for a patch."""
     for each in dataset.sources or [dataset]:
+        if isinstance(each, TableDataset) and (n := each.table.n_missing):
+            yield f"{n:,} segments or files lack an array and are left out"
         sampling = each.table.sampling if isinstance(each, TableDataset) else None
         if isinstance(sampling, Patches) and (n := sampling.n_left_out):
             yield (
@@ -251,9 +254,18 @@ def segments_left_out(dataset: RowDataset) -> Iterator[str]:
                 "have no sample"
             )
         if isinstance(sampling, Windows) and (n := sampling.n_left_out):
+            what = f"are shorter than a window ({sampling.reach} steps)" if sampling.reach > 1 else "have no steps"
+            yield f"{n:,} of {len(sampling.segments):,} segments {what} and have no sample"
+
+
+def segments_without_steps(dataset: RowDataset) -> Iterator[str]:
+    """Yield a warning if whole segments are samples, and some have no steps."""
+    for each in dataset.sources or [dataset]:
+        sampling = each.table.sampling if isinstance(each, TableDataset) else None
+        if isinstance(sampling, WholeSegments) and (n := sampling.n_left_out):
             yield (
-                f"{n:,} of {len(sampling.segments):,} segments are shorter than a window ({sampling.reach} steps) and "
-                "have no sample"
+                f"{n:,} segment{'s' * (n != 1)} without steps in at least one field, which have no sample, in "
+                "evaluation either. Count them in metrics yourself, if they matter."
             )
 
 

@@ -22,7 +22,7 @@ from .segment_fields import SampleOptions
 from .shard_loading import load_shards
 from .shard_memory import available_memory
 from .sparse_tables import matrices_in
-from .table_dataset import TableDataset
+from .table_dataset import TableDataset, check_shapes
 from .user_functions import (
     AskedFor,
     Samples,
@@ -76,6 +76,7 @@ __all__ = [
     "are_packed_alike",
     "asked_for",
     "available_memory",
+    "check_shapes",
     "column_of",
     "count_rows",
     "different_packing",

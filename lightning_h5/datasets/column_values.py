@@ -27,6 +27,7 @@ __all__ = [
     "flat_values_of",
     "names_in",
     "names_of_codes",
+    "pairs_of",
     "values_of",
 ]
 
@@ -230,6 +231,11 @@ def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
             "value a row, or with one-hot rows."
         )
     return flat_values_of(array, options)
+
+
+def pairs_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
+    """Return the values of an array in its shape (see ``values_of``)."""
+    return flat_values_of(array, options).reshape(array.n_rows, *array.row_shape)
 
 
 def flat_values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:

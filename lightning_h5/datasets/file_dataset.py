@@ -139,7 +139,8 @@ class FileDataset(TableDataset):
                     each = read_each(self.table, field, wanted, len(rows), self._reader)
                     columns.append([plan.finished(one, self._buffers) for one in each])
                 else:
-                    is_own = self._has_samples and self.table.own_sizes[field] is not None
+                    has_steps = self._has_steps(field)  # else rows of a segment, or one of all segments of a part
+                    is_own = self._has_samples and (self.table.own_sizes[field] is not None or not has_steps)
                     which = id(wanted), field if is_own else -1
                     if which not in by_part:
                         by_part[which] = self._by_part(field, wanted.rows)

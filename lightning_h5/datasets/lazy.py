@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..hdf5 import OpenOptions
+from ..hdf5 import OpenOptions, with_constants
 from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
@@ -65,8 +65,9 @@ class H5LazyDataset(FileDataset):
             ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
             image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
-            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
-            ``steps_per``, ``constants``, ``max_length``, ``bucket``, ``keep_together``). None makes each file one.
+            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``spans``, ``join``, ``axis``,
+            ``step_axis``, ``steps_per``, ``constants``, ``missing``, ``max_length``, ``bucket``, ``keep_together``).
+            None makes each file one.
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
@@ -137,7 +138,7 @@ class H5LazyDataset(FileDataset):
     ) -> None:
         samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         fields = Fields.of(
-            x_key,
+            with_constants(x_key, y_key, samples.segments.constants),
             y_key,
             x_dtype=x_dtype,
             y_dtype=y_dtype,

@@ -25,7 +25,7 @@ from ..hdf5 import (
 from ..readers import ChunkLoader, FieldLayouts, fallback_reason
 from ..types import IntArray, cached_property
 from .segment_fields import SegmentField
-from .segment_parts import PartNames
+from .segment_parts import PartNames, filled
 
 __all__ = ["DescribedParts", "ListedParts", "PartLayouts", "StoredParts"]
 
@@ -282,7 +282,7 @@ class DescribedParts(PartLayouts):
     def _schemas_of(self, field: int, parts: IntArray, stars: list[str], kinds: list[int]) -> Iterator[bytes]:
         table, column, examples = self.stored.table, self.columns[field], [arrays[field] for arrays in self.examples]
         key = self.stored.names.key_pattern(column)
-        in_key, in_path = key.split("*"), path_of(key).split("*")
+        in_path = path_of(key)
         is_as_stored = self.seen[field].is_as_stored
         stars = [self.stored.names.star(column, star) for star in stars]
         for part, star, kind, known in zip(parts.tolist(), stars, kinds, table.places(parts, column), strict=True):
@@ -291,7 +291,7 @@ class DescribedParts(PartLayouts):
                 one = self.one(part, field)
                 known, name = (one.n_rows, one.offset, one.n_stored_bytes, one.table), one.name
             else:
-                name = star.join(in_path)
+                name = filled(in_path, star)
             n_rows, offset, n_stored, chunks = known
             n_rows = n_rows if is_as_stored else example.n_rows
-            yield identity_text(example, star.join(in_key), name, n_rows, offset, n_stored, chunks)
+            yield identity_text(example, filled(key, star), name, n_rows, offset, n_stored, chunks)

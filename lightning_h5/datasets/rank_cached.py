@@ -11,7 +11,7 @@ import torch
 import torch.distributed
 
 from ..errors import H5ValueError
-from ..hdf5 import OpenOptions
+from ..hdf5 import OpenOptions, with_constants
 from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
 from ..order import ShardMode, resolve_replica
 from ..sizes import parse_bytes
@@ -178,7 +178,7 @@ class RankMemCachedH5Dataset(HeldDataset):
                 "data module, memory.device)."
             )
         fields = Fields.of(
-            x_key,
+            with_constants(x_key, y_key, samples.segments.constants),
             y_key,
             x_dtype=x_dtype if dtype_x is ... else dtype_x,
             y_dtype=y_dtype if dtype_y is ... else dtype_y,

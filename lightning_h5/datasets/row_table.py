@@ -77,6 +77,7 @@ class RowTable:
         first_segments: number of each part's first segment, and of all segments at the end, shape ``(n_parts + 1,)``;
             None if each part is one.
         lacks: which rows have no line in a side table, and are left out; None if all have one.
+        n_missing: segments that lack an array and are left out (``segments.missing``).
         numbering: ``starts`` of a table with more fields, by which rows are numbered; None if there is none.
     """
 
@@ -91,6 +92,7 @@ class RowTable:
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     first_segments: IntArray | None = None
     lacks: npt.NDArray[np.bool_] | None = None
+    n_missing: int = 0
     numbering: IntArray | None = None
 
     @cached_property

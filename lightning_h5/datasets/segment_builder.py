@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5ValueError, listing
+from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, Image, LayoutTable, OpenOptions, check_no_overlap, column_layout
 from ..options import SegmentOptions
 from ..types import IntArray
 from .catalog import Catalog
-from .column_values import values_of
+from .column_values import pairs_of, values_of
 from .compatibility import Asked, Compatibility
 from .joins import SegmentLines, lines_of_parts, lines_of_slices
 from .kept_parts import PackedText
@@ -23,7 +23,7 @@ from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
 from .patch_tables import VolumeTable
 from .row_filters import Mask
 from .row_table import Parts, RowTable
-from .segment_cuts import TimeUnit, by_coordinate, by_value, check_present, firsts_in, on_one_scale, steps_of, unit_of
+from .segment_cuts import TimeUnit, by_coordinate, by_value, check_present, on_one_scale, ranges_in, steps_of, unit_of
 from .segment_fields import SegmentField
 from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
 from .segments import Segments, Steps
@@ -50,8 +50,11 @@ class SegmentBuilder:
         joins, keys = catalog.joins, [*(field.asked.key for field in fields), *self._value_keys]
         self._columns = {at: key for at, key in enumerate(keys) if joins.is_column(key)}  # of a side table
         own = [key for at, key in enumerate(keys) if at not in self._columns]
-        self._own = PartNames.of([*own, *joins.join_keys(self._columns, attributes=True)], segments.groups)
-        self._names = PartNames.of(keys, segments.groups, self._columns.values())
+        drops = segments.missing == "drop"
+        own += joins.join_keys(self._columns, attributes=True)
+        self._own = PartNames.of(own, segments.groups, drops=drops)
+        self._names = PartNames.of(keys, segments.groups, self._columns.values(), drops=drops)
+        self.n_missing = 0  # segments that lack an array and are left out
         self.lines: SegmentLines | None = None  # of the table; once parts are known
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
@@ -73,6 +76,9 @@ class SegmentBuilder:
 
     def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
         """Add the parts of a file."""
+        self.n_missing += found.n_missing
+        if not len(found.stars):
+            return
         if self._found and found.names != self._found[0].names:
             raise H5ValueError(
                 f"{listing(found.names.cells or self._found[0].names.cells)} holds references in only one of "
@@ -98,6 +104,11 @@ class SegmentBuilder:
 
     def made(self) -> RowTable:
         """Return the table, without samples."""
+        if not self._found:
+            raise H5KeyError(
+                f"segments.missing='drop' leaves nothing: each of {self.n_missing:,} segments lacks one of "
+                f"{listing(self._own.keys)}. Name arrays that some have."
+            )
         stored, n_fields = self._stored(), len(self.fields)
         self._files = stored.files
         coded = [array.key for array in (stored.one(0, at) for at in range(n_fields)) if array.categories is not None]
@@ -106,12 +117,9 @@ class SegmentBuilder:
                 f"{listing(coded)} is categorical, and codes are not compared between files whose samples are of "
                 f"segments. Name '{coded[0]}/codes' if they mean the same in all files."
             )
-        for part in range(len(stored.files)) if self._value_keys else ():
-            values = [values_of(stored.one(part, n_fields + at), self._options) for at in range(len(self._value_keys))]
-            self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
-            if self._segments.join is not None:
-                at = self._value_keys.index(self._segments.join)
-                self._units.append(unit_of(stored.one(part, n_fields + at), self._options))
+        self._read_values(stored)
+        if self._segments.join is not None and self._sort_files(self._segments.join):
+            return self.made()
         arrays = [stored.one(0, at) for at in range(n_fields)]
         self.fields = [
             self._of_values(one, stored, at) if array.value is not None else _as_seen(one, array)
@@ -140,6 +148,7 @@ class SegmentBuilder:
                 for field in self.fields
             ),
             step_places=step_places,
+            n_missing=self.n_missing,
         )
 
     def _of_one_step(self, arrays: Sequence[ArrayLayout]) -> list[SegmentField]:
@@ -155,6 +164,42 @@ class SegmentBuilder:
             replace(field, step_axis=0, is_single=True) if is_one else field
             for field, is_one in zip(self.fields, is_single, strict=True)
         ]
+
+    def _read_values(self, stored: StoredParts) -> None:
+        """Read the arrays that cut parts into segments, or have a value for each segment."""
+        self._cuts, self._units = [], []
+        n_fields = len(self.fields)
+        for part in range(len(stored.files)) if self._value_keys else ():
+            arrays = [stored.one(part, n_fields + at) for at in range(len(self._value_keys))]
+            values = [
+                pairs_of(array, self._options)
+                if key == self._segments.spans or (key == self._segments.offsets and array.row_shape == (2,))
+                else values_of(array, self._options)
+                for key, array in zip(self._value_keys, arrays, strict=True)
+            ]
+            self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
+            if self._segments.join is not None:
+                at = self._value_keys.index(self._segments.join)
+                self._units.append(unit_of(stored.one(part, n_fields + at), self._options))
+
+    def _sort_files(self, join: str) -> bool:
+        """Sort the files by the coordinate that joins them; return whether they had another order."""
+        values = self.values_of(join)
+        if any(part.dtype.kind not in "iuf" for part in values):
+            return False  # an error, once segments are cut
+        firsts = np.full(len(self._paths), np.inf)
+        for part, file in zip(self._times(join), self._files.tolist(), strict=True):
+            firsts[file] = min([float(firsts[file]), *part[:1].tolist()])
+        order = np.argsort(firsts, kind="stable").tolist()
+        self._paths, self._guards, self._found = (
+            [files[at] for at in order] for files in (self._paths, self._guards, self._found)
+        )
+        return bool(order != list(range(len(order))))
+
+    def _times(self, join: str) -> list[npt.NDArray[Any]]:
+        """Return the coordinate of each part, on one scale."""
+        paths = [self._paths[file] for file in self._files.tolist()]
+        return on_one_scale(self.values_of(join), self._units, paths, join)
 
     def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with cells as rows."""
@@ -182,7 +227,7 @@ class SegmentBuilder:
         fixed = [at for at, field in enumerate(self.fields) if follows_from_rows or not field.is_as_stored]
         cut = self._segments
         n_values: list[int] | None = None  # of a field with a value for each segment
-        if cut.lengths is not None or cut.offsets is not None or cut.ends is not None:
+        if cut.are_ranges:
             n_values = [self._n_segments(stored, part) for part in range(len(stored.files))]
         kinds, firsts = stored.kinds(n_fields, fixed, n_values)
         compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
@@ -220,7 +265,7 @@ class SegmentBuilder:
             if sizes.tolist() == [along.length(array, along.axis or 0) for array in arrays]:
                 return replace(own, axis=0)
         cut = self._segments
-        if cut.lengths is not None or cut.offsets is not None or cut.ends is not None:
+        if cut.are_ranges:
             n_segments = [self._n_segments(stored, part) for part in range(len(stored.files))]
             if np.array_equal(sizes, n_segments):
                 return own
@@ -254,7 +299,7 @@ class SegmentBuilder:
         array = stored.one(part, at)
         field.check_axes(array)
         n_steps = field.length(array, field.step_axis or 0)
-        return len(firsts_in(self._segments, self._cuts[part], n_steps, array.path))
+        return len(ranges_in(self._segments, self._cuts[part], n_steps, array.path)[0])
 
     def _stored(self) -> StoredParts:
         """Return the arrays of all parts."""
@@ -370,21 +415,19 @@ class SegmentBuilder:
             return firsts, lengths, order, np.searchsorted(first_rows, table.starts)
         if segments.join is not None:
             self._column(segments.join, table)  # has a value for each step
-            paths = [self._paths[file] for file in self._files.tolist()]
-            times = on_one_scale(self.values_of(segments.join), self._units, paths, segments.join)
-            firsts = by_coordinate(np.concatenate(times), segments.join)
-            first_segments = np.searchsorted(firsts, table.starts)
-        else:
-            of_parts = [
-                start + firsts_in(segments, cuts, end - start, self._paths[file])
-                for cuts, file, start, end in zip(
-                    self._cuts, self._files.tolist(), table.starts[:-1].tolist(), table.starts[1:].tolist(), strict=True
-                )
-            ]
-            firsts = np.concatenate(of_parts)
-            # Not by their first rows: an empty last segment begins where the next part does.
-            first_segments = np.cumsum([0, *map(len, of_parts)], dtype=np.int64)
-        return firsts, np.diff(np.append(firsts, table.n_rows)), None, first_segments
+            firsts = by_coordinate(np.concatenate(self._times(segments.join)), segments.join)
+            return firsts, np.diff(np.append(firsts, table.n_rows)), None, np.searchsorted(firsts, table.starts)
+        of_parts = [
+            ranges_in(segments, cuts, end - start, self._paths[file])
+            for cuts, file, start, end in zip(
+                self._cuts, self._files.tolist(), table.starts[:-1].tolist(), table.starts[1:].tolist(), strict=True
+            )
+        ]
+        n_each = [len(firsts) for firsts, _ in of_parts]
+        firsts = np.concatenate([firsts for firsts, _ in of_parts]) + np.repeat(table.starts[:-1], n_each)
+        # Not by their first rows: an empty last segment begins where the next part does.
+        first_segments = np.cumsum([0, *n_each], dtype=np.int64)
+        return firsts, np.concatenate([lengths for _, lengths in of_parts]), None, first_segments
 
     def check_present(self, table: RowTable, is_kept: Mask | None) -> None:
         """Check that all rows that filters keep are in a segment."""

@@ -310,13 +310,19 @@ def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[
     segments = sampling.segments
     stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
     are_whole = _are_whole(sampling)
+    of_steps = passes.copy()  # a row of a segment that is left out may be in another one too
     if not are_whole:
         left_out = np.flatnonzero(~stays)
         lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
         passes[segments.rows_at(segments.places_of(left_out, lengths))] = False
+        kept = np.flatnonzero(stays)
+        lengths = np.maximum.reduce([steps.lengths_of(kept) for steps in segments.steps])
+        rows = segments.rows_at(segments.places_of(kept, lengths))
+        passes[rows] = of_steps[rows]
     if not stays.any() or not (are_whole or passes.any()):
         raise NoRowPassesError(error)
-    return (sampling.among(np.flatnonzero(stays)), None) if are_whole else (sampling.keeping(passes), passes)
+    sampling = sampling.among(np.flatnonzero(stays))
+    return (sampling, None) if are_whole else (sampling.keeping(of_steps), passes)
 
 
 def _are_whole(sampling: Sampling | None) -> bool:

@@ -22,7 +22,16 @@ from .file_counts import boundaries_in, ends_of
 from .row_filters import Mask
 from .segments import Steps
 
-__all__ = ["TimeUnit", "by_coordinate", "by_value", "check_present", "firsts_in", "on_one_scale", "steps_of", "unit_of"]
+__all__ = [
+    "TimeUnit",
+    "by_coordinate",
+    "by_value",
+    "check_present",
+    "on_one_scale",
+    "ranges_in",
+    "steps_of",
+    "unit_of",
+]
 
 
 def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_rows: int, path: str) -> IntArray:
@@ -52,15 +61,54 @@ def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_
                 "on, ascending."
             )
         return bounds[:-1] if bounds[-1] == n_rows else bounds
+    keys = [segments.ends] if isinstance(segments.ends, str) else segments.ends or []
+    if len(keys) == 1 and len(values := cuts[keys[0]]) != n_rows and values.dtype.kind in "iu":
+        bounds = boundaries_in(np.insert(values, 0, 0), n_rows)
+        if bounds is None or bounds[-1] != n_rows:
+            raise H5ValueError(
+                f"segments.ends={keys[0]!r} has the values {_some(values)} in {path!r}, and the data has {n_rows} "
+                "steps there. Name an array with the number of steps up to the end of each segment, ascending, or with "
+                "a flag for each step."
+            )
+        return bounds[:-1]
     flags = np.zeros(n_rows, dtype=np.bool_)
-    for key in [segments.ends] if isinstance(segments.ends, str) else segments.ends or []:
+    for key in keys:
         if len(cuts[key]) != n_rows:
             raise H5ValueError(
                 f"segments.ends names {key!r}, which has {len(cuts[key])} values in {path!r}, and the data has "
-                f"{n_rows} steps there. Name arrays with a flag for each step."
+                f"{n_rows} steps there. Name arrays with a flag for each step, or one of whole numbers: the steps "
+                "up to the end of each segment."
             )
         flags |= cuts[key].astype(np.bool_)
     return np.concatenate([[0], np.flatnonzero(flags[:-1]) + 1]).astype(np.int64)
+
+
+def ranges_in(
+    segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_rows: int, path: str
+) -> tuple[IntArray, IntArray]:
+    """Return the first rows and the lengths of the segments of a part.
+
+    Raises:
+        H5ValueError: the values do not fit the rows.
+    """
+    key = segments.offsets if segments.spans is None else segments.spans
+    if key is None or (segments.spans is None and cuts[key].ndim == 1):
+        firsts = firsts_in(segments, cuts, n_rows, path)
+        return firsts, np.diff(np.append(firsts, n_rows))
+    values = cuts[key]
+    if values.dtype.kind not in "iu" or values.shape[1:] != (2,):
+        raise H5ValueError(
+            f"segments.spans={key!r} has values of {values.dtype} and the shape {values.shape} in {path!r}. "
+            "Name an array of whole numbers of the shape (n, 2): the first row of each segment, and the row after its "
+            "last one."
+        )
+    starts, ends = values.T
+    if bad := np.flatnonzero((starts < 0) | (ends < starts) | (ends > n_rows))[:1].tolist():
+        raise H5ValueError(
+            f"segments.spans={key!r} has the pair {values[bad[0]].tolist()} in row {bad[0]} in {path!r}, and "
+            f"the data has {n_rows} steps there. Name the array with (start, stop) of each segment."
+        )
+    return starts.astype(np.int64), (ends - starts).astype(np.int64)
 
 
 def steps_of(firsts: IntArray, lengths: IntArray, n_rows: int) -> Steps:
@@ -127,8 +175,8 @@ def by_coordinate(values: npt.NDArray[Any], name: str) -> IntArray:
     usual = float(np.median(steps))
     if usual <= 0:
         raise H5ValueError(
-            f"segments.join={name!r} has the median step {usual:g} over all files. Name a coordinate that advances, or "
-            "pass the files in its order."
+            f"segments.join={name!r} has the median step {usual:g} over all files, which are sorted by it. Name a "
+            "coordinate that advances."
         )
     return np.concatenate([[0], np.flatnonzero(np.abs(steps - usual) > usual / 1000) + 1]).astype(np.int64)
 

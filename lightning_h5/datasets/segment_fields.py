@@ -88,6 +88,7 @@ class SampleOptions:
         if self.patch is not None:
             return True
         has_axes = self.segments.step_axis != 0 or bool(self.segments.constants or self.segments.steps_per)
+        has_axes = has_axes or self.segments.missing != "error"
         has_segments = self.segments.is_given or any("*" in key or is_attribute_key(key) for key in keys)
         return self.kind(keys) != "row" or has_segments or has_axes
 
@@ -97,7 +98,10 @@ def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions 
     given = {
         f"sample={sample!r}": sample is not None,
         "window": window is not None,
-        **{f"segments.{name}": getattr(segments, name) is not None for name in ("key", "lengths", "offsets", "ends")},
+        **{
+            f"segments.{name}": getattr(segments, name) is not None
+            for name in ("key", "lengths", "offsets", "ends", "spans")
+        },
         "segments.join": segments.join is not None,
         "segments.step_axis": segments.step_axis != 0,
         "segments.steps_per": bool(segments.steps_per),
@@ -290,7 +294,7 @@ def fields_of(
         has_no_steps = is_attribute_key(one.key) or is_column(one.key)
         is_constant = bool({name, one.key} & set(given.segments.constants)) or has_no_steps
         taken = value_of_field(given.select, name, one.key, {})
-        axis = None if has_no_steps else axes[0]
+        axis = None if has_no_steps or (is_constant and not isinstance(given.segments.axis, Mapping)) else axes[0]
         step_axis = None if is_constant else axes[1]
         axis_of = given.segments.axis
         if step_axis is not None and isinstance(axis_of, Mapping) and value_of_field(axis_of, name, one.key, "") == "":

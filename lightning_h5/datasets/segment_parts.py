@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import H5KeyError, H5ValueError
+from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     AlikeArrays,
     ArrayColumns,
@@ -22,6 +22,7 @@ from ..hdf5 import (
     ScalarError,
     Target,
     attribute_layout,
+    column_layout,
     external_guards,
     identity_of_object,
     is_attribute_key,
@@ -29,6 +30,7 @@ from ..hdf5 import (
     matching_objects,
     resolve_path,
     scalar_layout,
+    target_of,
     translate_h5py_errors,
 )
 from ..order import resolve_replica
@@ -36,7 +38,10 @@ from ..progress_bar import with_bar
 from .cells import SEPARATOR, CellValues, names_of_cells
 from .kept_parts import KeptParts, PackedText
 
-__all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "parts_in"]
+__all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "filled", "parts_in"]
+
+LEVEL = re.compile(r"@name\[(\d+)\]")
+"""The key of a field with the name of the group that a ``*`` of a pattern stands in."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +53,13 @@ class PartNames:
     """How the parts of a file, and their arrays, are called.
 
     Attributes:
-        pattern: of the parts, with one ``*``; None if each file is one.
+        pattern: of the parts, with a ``*`` in at least one level; None if each file is one.
         is_group: whether parts are groups, which the keys are relative to; arrays if not.
         keys: the arrays of a part.
         columns: keys of columns of a side table among them, which have the same name in all parts.
         cells: keys of arrays of references among them, each of which names an array of a part; its ``*`` stands for
             the names of these.
+        drops: leave out parts that lack an array.
     """
 
     pattern: str | None
@@ -61,23 +67,47 @@ class PartNames:
     keys: tuple[str, ...]
     columns: frozenset[str] = frozenset()
     cells: tuple[str, ...] = ()
+    drops: bool = False
 
     @classmethod
-    def of(cls, keys: Sequence[str], groups: str | None, columns: Collection[str] = ()) -> PartNames:
+    def of(
+        cls, keys: Sequence[str], groups: str | None, columns: Collection[str] = (), *, drops: bool = False
+    ) -> PartNames:
         """Return the names for arrays, and the pattern of groups, as the user gave them."""
         columns = frozenset(columns)
         if groups is not None:
             if with_star := [key for key in keys if "*" in key]:
                 raise H5ValueError(f"segments.groups={groups!r} and {with_star[0]!r} were given. Pass one pattern.")
-            return cls(groups, True, tuple(keys), columns)
-        pattern = next((key for key in keys if "*" in key), None)
-        return cls(pattern, False, tuple(keys), columns)
+            return cls(groups, True, tuple(keys), columns, drops=drops)
+        patterns = [key for key in keys if "*" in key]
+        if len({key.count("*") for key in patterns}) > 1:
+            raise H5ValueError(f"the patterns {listing(patterns)} have different numbers of '*'. Name arrays alike.")
+        return cls(next(iter(patterns), None), False, tuple(keys), columns, drops=drops)
 
     def part(self, star: str) -> str:
         """Return the name of a part, from what the ``*`` stands for."""
         if self.cells:
             return star.partition(SEPARATOR)[0]
-        return "" if self.pattern is None else self.pattern.strip("/").replace("*", star)
+        return "" if self.pattern is None else filled(self.pattern.strip("/"), star)
+
+    def level(self, star: str, number: int) -> str:
+        """Return the name of the group, or array, that a ``*`` of the pattern stands in.
+
+        Args:
+            star: what each ``*`` stands for.
+            number: of the ``*``, from 0 on.
+
+        Raises:
+            H5ValueError: the pattern has not so many.
+        """
+        levels = [] if self.pattern is None or self.cells else self.pattern.strip("/").split("/")
+        varying = [at for at, level in enumerate(levels) if "*" in level]
+        if number >= len(varying):
+            raise H5ValueError(
+                f"'@name[{number}]' was given, and the pattern of segments ({self.pattern!r}) has {len(varying)} of "
+                "'*', which are counted from 0 on. Name one of these."
+            )
+        return self.part(star).split("/")[varying[number]]
 
     def of_cells(self, cells: Sequence[str]) -> PartNames:
         """Return the names if arrays of references name the arrays of parts."""
@@ -85,7 +115,9 @@ class PartNames:
 
     def key_pattern(self, at: int) -> str:
         """Return the name in the file of an array of any part, with a ``*`` for what ``star`` returns of it."""
-        return "*" if self.keys[at] in self.cells else self.key(at, "*")
+        if self.keys[at] in self.cells or self.pattern is None:
+            return "*" if self.keys[at] in self.cells else self.key(at, "*")
+        return self.key(at, "/".join("*" * self.pattern.count("*")))
 
     def star(self, at: int, star: str) -> str:
         """Return what the ``*`` stands for in the name of an array of a part."""
@@ -100,8 +132,16 @@ class PartNames:
         if key in self.cells:
             return self.star(at, star)
         if not self.is_group:
-            return key.replace("*", star)
+            return filled(key, star)
         return key if key.startswith("/") else f"{self.part(star)}/{key}"
+
+
+def filled(pattern: str, star: str) -> str:
+    """Return a pattern with names in place of each ``*``: ``star`` has one for each, separated by ``/``."""
+    if pattern.count("*") <= 1:
+        return pattern.replace("*", star)
+    first, *others = pattern.split("*")
+    return first + "".join(name + text for name, text in zip(star.split("/"), others, strict=True))
 
 
 class NamedParts(Sequence[str]):
@@ -131,6 +171,7 @@ class FoundParts(NamedTuple):
         names: how they are called.
         others: guards of other files that arrays have rows in.
         aliases: further names of parts: for what the ``*`` stands for in each, what it stands for in the part's own.
+        n_missing: parts that lack an array and were left out.
     """
 
     stars: PackedText
@@ -138,6 +179,7 @@ class FoundParts(NamedTuple):
     names: PartNames
     others: tuple[ChangeGuard, ...] = ()
     aliases: Mapping[str, str] = {}
+    n_missing: int = 0
 
 
 def parts_in(
@@ -168,6 +210,10 @@ def parts_in(
     def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
         part, number = divmod(at, n)
         key = names.key(number, stars[part])
+        if (level := LEVEL.fullmatch(names.keys[number])) is not None:
+            name = np.array([names.level(stars[part], int(level[1]))], dtype=object)
+            layout = column_layout(name, path, key, guard)
+            return layout, alike.value(layout, names.keys[number])
         if is_attribute_key(names.keys[number]):
             layout = attribute_of(file, path, names.part(stars[part]), key, guard, allow_external=files.allow_external)
             return layout, alike.value(layout, names.keys[number])
@@ -205,22 +251,39 @@ def parts_in(
     elif names.pattern is not None:
         with translate_h5py_errors(path, "what is"):
             kind: Literal["group", "array"] = "group" if names.is_group else "array"
-            targets = matching_objects(file, path, names.pattern, kind, allow_external=files.allow_external)
+            targets = matching_objects(
+                file, path, names.pattern, kind, allow_external=files.allow_external, may_lack=names.drops
+            )
             stars, aliases = objects.named_once(targets)
-    arrays, used = ArrayColumns(), list[str]()
+        if not stars:
+            return FoundParts(PackedText.of([]), ArrayColumns(), names, n_missing=1)
+    arrays, used, n_missing = ArrayColumns(), list[str](), 0
     shows_progress = len(stars) >= MANY and resolve_replica().rank == 0  # all ranks look at them
     what = f"looking at {os.path.basename(path)}"
     for part in with_bar(range(len(stars)), what, unit="segment", shows_progress=shows_progress, delay=2):
-        described = [describe(stars, at) for at in range(n * part, n * part + n)]
+        described = list[tuple[ArrayLayout, int | None]]()
+        for number in range(n):
+            try:
+                described.append(describe(stars, n * part + number))
+            except H5KeyError:
+                if not names.drops or objects.has(number, stars[part]):
+                    raise
+                break
+        if len(described) < n:
+            n_missing += 1
+            continue
         if len(stars) > 1 and names.is_group and (first := objects.known(stars[part], described)) is not None:
             aliases[stars[part]] = first
             continue
         used.append(stars[part])
-        for layout, number in described:
-            arrays.append(layout, number)
+        for layout, number_of_template in described:
+            arrays.append(layout, number_of_template)
     cells = [names.keys[at] for at, array in arrays.others.items() if is_references(array)]
     if cells and names.pattern is None:
         return parts_in(path, names.of_cells(cells), options, file, guard, alike)
+    if n_missing:
+        are_used = set(used)
+        aliases = {other: star for other, star in aliases.items() if star in are_used}
     if aliases and resolve_replica().rank == 0:
         other, star = next(iter(aliases.items()))
         _log.info(
@@ -230,8 +293,8 @@ def parts_in(
             names.part(other),
             names.part(star),
         )
-    found = FoundParts(PackedText.of(used), arrays, names, tuple(others.values()), aliases)
-    if kept is not None and not scalars:  # values are not kept
+    found = FoundParts(PackedText.of(used), arrays, names, tuple(others.values()), aliases, n_missing)
+    if kept is not None and not scalars and not n_missing:  # values are not kept
         kept.write(found.stars, arrays, aliases)
     return found
 
@@ -287,6 +350,29 @@ class _Objects:
         if (first := self._first.setdefault(places or self._identity(star), star)) == star:
             return None
         return first if self._identity(first) == self._identity(star) else None
+
+    def has(self, at: int, star: str) -> bool:
+        """Return whether an array, or attribute, of a part exists.
+
+        Args:
+            at: the number of its key.
+            star: the part.
+
+        Raises:
+            H5CorruptError: it cannot be read.
+            H5KeyError: it is a link to nothing.
+            H5ValueError: it is in another file.
+        """
+        key = self._names.keys[at]
+        name = self._names.key(at, star)
+        is_attribute = is_attribute_key(key)
+        owner = (owner_of(name, self._names.part(star)) if is_attribute else name).strip("/")
+        if owner and target_of(self._file, self._file, owner, allow_external=self._allow_external) is None:
+            return False
+        if not is_attribute:
+            return True
+        item, _ = resolve_path(self._file, owner, allow_external=self._allow_external)
+        return name.rpartition("@")[2] in item.attrs
 
     def _identity(self, star: str) -> tuple[Any, ...]:
         """Return the objects that a part has."""

@@ -151,9 +151,9 @@ class Segments:
 
     @cached_property
     def are_ascending(self) -> bool:
-        """Whether each segment begins after the one before it."""
-        firsts = self.steps[0].firsts_of()
-        return self.order is None and bool((firsts[1:] >= firsts[:-1]).all())
+        """Whether each segment begins at the end of the one before it, or after it."""
+        firsts, lengths = self.steps[0].firsts_of(), self.steps[0].lengths_of()
+        return self.order is None and bool((firsts[1:] >= (firsts + lengths)[:-1]).all())
 
     def inside(self, rows: IntArray, kind: int = 0) -> tuple[IntArray, IntArray]:
         """Return the last segment that begins at or before each row, and how far into it the row is."""

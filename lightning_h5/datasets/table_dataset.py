@@ -15,12 +15,13 @@ import numpy.typing as npt
 import torch
 
 from ..counters import Counters
+from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, close_when_collected
 from ..readers import TaskQueue
 from ..types import IntArray
 from .base import RowDataset
 from .buffers import BufferPool, Column
-from .collate import stacked
+from .collate import Collate, stacked
 from .fields import Fields, checked_rows
 from .patches import Patches
 from .row_table import BatchRows, RowTable
@@ -28,7 +29,7 @@ from .sample_layout import SampleLayout, Transform
 from .segments import FieldRows
 from .windows import WholeSegments, Windows
 
-__all__ = ["TableDataset", "column_of_samples", "mask_of_samples", "places_columns", "rows_of_all"]
+__all__ = ["TableDataset", "check_shapes", "column_of_samples", "mask_of_samples", "places_columns", "rows_of_all"]
 
 MAX_FIELDS = 12  # named in a summary
 MAX_NAME = 80  # characters of a path
@@ -186,6 +187,39 @@ class TableDataset(RowDataset):
         n_segments = f"{len(sampling.segments):,} segments"
         what = "patches" if isinstance(sampling, Patches) else "windows"
         return [n_segments if isinstance(sampling, WholeSegments) else f"{len(self):,} {what} of {n_segments}"]
+
+
+def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int) -> None:
+    """Check that samples of all segments can be in one batch, if nothing else makes their shapes alike.
+
+    Args:
+        dataset: the samples.
+        collate: how tensors of several shapes become a batch.
+        batch_size: samples of a batch.
+
+    Raises:
+        H5ValueError: rows of a field have another number of axes in some segments, or another shape, and are stacked.
+    """
+    table, fields = dataset.table, dataset.fields
+    if collate == "list" or fields.sample_layout.has_transforms or isinstance(table.sampling, Patches):
+        return
+    for field, name in enumerate(fields.names):
+        if not table.is_ragged[field]:
+            continue
+        shapes = [arrays[field].row_shape for arrays in table.layouts.examples]
+        counts = [len(shape) for shape in shapes]
+        differs = counts if len(set(counts)) > 1 else shapes
+        if differs is shapes and (collate == "pad" or batch_size == 1):
+            continue
+        at = next(at for at, value in enumerate(differs) if value != differs[0])
+        first, other = (table.name_of_part(int(table.layouts.firsts[kind])) for kind in (0, at))
+        cure = "Write them alike" if differs is counts else "Pass collate_fn='pad'"
+        key = fields.keys[field]
+        title = repr(key) if key == name else f"{key!r} (field {name!r})"
+        raise H5ValueError(
+            f"{title} has rows of the shape {shapes[0]} in {first!r} and {shapes[at]} in {other!r}, which cannot be "
+            f"in one batch. {cure}, pass collate_fn='list', or give all samples one shape in a transform."
+        )
 
 
 def rows_of_all(n_rows: int, n_all: int) -> str:

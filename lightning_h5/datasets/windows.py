@@ -209,12 +209,14 @@ class WholeSegments:
         is_single: for each field whether a sample has the first step alone, since all are equal; empty if none is.
         are_sparse: segments are rows of sparse matrices: a sample keeps its stored values together with their columns,
             and may have none.
+        n_left_out: segments of the files that are left out, since a field has no steps there.
     """
 
     segments: Segments
     max_length: int | None = None
     is_single: tuple[bool, ...] = ()
     are_sparse: bool = False
+    n_left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -375,7 +377,9 @@ def samples_of(segments: Segments, fields: Sequence[SegmentField], given: Sample
         )
     if kind == "segment":
         whole = WholeSegments(segments, given.segments.max_length, tuple(field.is_single for field in fields))
-        return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
+        if n_left_out := int(np.count_nonzero(segments.lengths == 0)):
+            return replace(whole.among(np.flatnonzero(segments.lengths)), n_left_out=n_left_out)
+        return whole
     window = given.window
     ranges = tuple(
         None

@@ -16,6 +16,7 @@ from .contents import (
     list_data,
     resolve_path,
     shape_of,
+    target_of,
 )
 from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
@@ -36,6 +37,7 @@ from .keys import (
     names_rows,
     own_keys_in,
     stacked_members,
+    with_constants,
     without_slashes,
     words_in,
 )
@@ -156,10 +158,12 @@ __all__ = [
     "sparse_group",
     "stacked_members",
     "stat_of",
+    "target_of",
     "torch_dtype",
     "translate_h5py_errors",
     "unmapped_rows",
     "value_of_cell",
+    "with_constants",
     "with_digests",
     "without_slashes",
     "words_in",

@@ -168,6 +168,21 @@ def _filled(key: Any, split: str) -> Any:
     return [one.replace("{split}", split) for one in key]
 
 
+def with_constants(x_key: Keys, y_key: Keys | None, constants: Sequence[str]) -> Keys:
+    """Return ``x_key`` with the constants of segments that neither key names.
+
+    A mapping gets a field by the name of the array; one array, or a list, becomes a list with them at the end.
+    """
+    fields = [field_names(key, "key") for key in (x_key, y_key) if key is not None]
+    known = {name for field in fields for name in (*field.names, *field.keys)}
+    if not (further := [name for name in constants if name not in known]):
+        return x_key
+    if fields[0].kind == "dict" and isinstance(x_key, Mapping):
+        return {**x_key, **{name: name for name in further}}
+    keys: Any = [x_key] if fields[0].kind == "single" else x_key
+    return [*keys, *further]
+
+
 def keys_in(*keys: Keys | None) -> list[str]:
     """Return all array names in several key arguments."""
     names: list[str] = []

@@ -2,77 +2,119 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Literal
-
-import h5py
+from typing import Any, Literal, NamedTuple
 
 from ..errors import H5KeyError, H5ValueError, listing, near
+from ..natural_order import natural_order
 from .contents import Target, is_text, resolve_path, target_of, text_of
 
 __all__ = ["matching_objects"]
 
 
 def matching_objects(
-    file: Any, path: str, pattern: str, kind: Literal["group", "array"], *, allow_external: bool
+    file: Any,
+    path: str,
+    pattern: str,
+    kind: Literal["group", "array"],
+    *,
+    allow_external: bool,
+    may_lack: bool = False,
 ) -> dict[str, Target]:
-    """Return what the ``*`` of a pattern stands for in each object that matches, sorted as numbers, with the object.
+    """Return the objects that match a pattern, by the text in place of each ``*``; the texts are joined by ``/``.
+
+    They are sorted as numbers, level by level.
 
     Args:
         file: the open file.
         path: its path.
-        pattern: a name with one ``*``.
+        pattern: a name with one ``*`` in at least one level.
         kind: groups or arrays.
         allow_external: follow links into other files.
+        may_lack: return an empty mapping if no object matches, instead of an error.
 
     Raises:
         H5CorruptError: an object that matches cannot be read.
         H5KeyError: nothing matches, or a link that matches leads nowhere.
-        H5ValueError: a link that matches leads into another file, which is not opened.
+        H5ValueError: a link that matches leads into another file, which is not opened; or the pattern has no ``*``, or
+            several in a level.
     """
-    if pattern.count("*") != 1:
-        raise H5ValueError(f"{pattern!r} has {pattern.count('*')} of '*'. Pass a pattern with one.")
-    above, _, below = pattern.strip("/").partition("*")
-    group_name, _, before = above.rpartition("/")
-    after, _, inside = below.partition("/")
-    try:
-        group, _ = resolve_path(file, group_name, allow_external=allow_external)
-    except H5KeyError:
-        group = None
-    if not isinstance(group, h5py.Group):
+    if max(level.count("*") for level in pattern.split("/")) != 1:
+        raise H5ValueError(
+            f"{pattern!r} has {pattern.count('*')} of '*'. Pass a pattern with one for each level that varies."
+        )
+    search = _Search(file, path, pattern, kind, allow_external)
+    group_name, below = _until_star(pattern.strip("/"))
+    group = search.group_at(group_name)
+    targets = {} if group is None else search.matches(group, group_name, below)
+    if targets or may_lack:
+        return targets
+    if group is None:
         raise H5KeyError(
             f"{pattern!r} matches nothing in {path!r}, which has no group {group_name!r}; it has {listing(file)}."
             f"{near(group_name, map(text_of, file))} Pass a pattern such as 'data/*'."
         )
-    names = [text_of(name) for name in group]
-    stars = [
-        name[len(before) : len(name) - len(after)]
-        for name in names
-        if name.startswith(before) and name.endswith(after) and len(name) >= len(before) + len(after)
-    ]
-    targets = dict[str, Target]()
-    for star in sorted(stars, key=_as_numbers):
-        name = f"{before}{star}{after}"
-        if not is_text(name):
-            raise H5ValueError(
-                f"{pattern!r} matches {name.encode(errors='surrogateescape')!r} in {path!r}, a name that is not UTF-8. "
-                "Rename it (h5py: file.move), or pass a pattern that does not match it."
-            )
-        target = target_of(file, group, f"{name}/{inside}" if inside else name, allow_external=allow_external)
-        if target is not None and target.kind == kind:
-            targets[star] = target
-    if not targets:
-        raise H5KeyError(
-            f"{pattern!r} matches no {kind}s in {path!r}; {group_name or 'the file'} has {listing(names)}. Pass a "
-            "pattern such as 'data/*'."
-        )
-    return targets
+    raise H5KeyError(
+        f"{pattern!r} matches no {kind}s in {path!r}; {group_name or 'the file'} has {listing(map(text_of, group))}. "
+        "Pass a pattern such as 'data/*'."
+    )
 
 
-def _as_numbers(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts names by the numbers in them: 2 before 10."""
-    parts = [part for part in re.split(r"(\d+)", name) if part]
-    # Digits, as a file may have a number of thousands of these.
-    numbers = [part.lstrip("0") if part.isdecimal() else None for part in parts]
-    pairs = zip(parts, numbers, strict=True)
-    return [(1, 0, part) if number is None else (0, len(number), number) for part, number in pairs]
+class _Search(NamedTuple):
+    """A search for the objects that match a pattern (see ``matching_objects``)."""
+
+    file: Any
+    path: str
+    pattern: str
+    kind: Literal["group", "array"]
+    allow_external: bool
+
+    def group_at(self, name: str) -> Any:
+        """Return the group of a name; None if there is none."""
+        target = target_of(self.file, self.file, name, allow_external=self.allow_external) if name else None
+        if name and (target is None or target.kind != "group"):
+            return None
+        return resolve_path(self.file, name, allow_external=self.allow_external)[0]
+
+    def matches(self, group: Any, group_name: str, pattern: str) -> dict[str, Target]:
+        """Return the objects below a group that match.
+
+        Args:
+            group: the open group.
+            group_name: its name in the file.
+            pattern: relative to the group, with a ``*`` in its first level.
+        """
+        level, _, inside = pattern.partition("/")
+        before, _, after = level.partition("*")
+        inside, below = _until_star(inside)
+        stars = [
+            name[len(before) : len(name) - len(after)]
+            for name in map(text_of, group)
+            if name.startswith(before) and name.endswith(after) and len(name) >= len(before) + len(after)
+        ]
+        targets = dict[str, Target]()
+        for star in sorted(stars, key=natural_order):
+            name = f"{before}{star}{after}"
+            if not is_text(name):
+                raise H5ValueError(
+                    f"{self.pattern!r} matches {name.encode(errors='surrogateescape')!r} in {self.path!r}, a name that "
+                    "is not UTF-8. Rename it (h5py: file.move), or pass a pattern that does not match it."
+                )
+            name = f"{name}/{inside}" if inside else name
+            target = target_of(self.file, group, name, allow_external=self.allow_external)
+            if target is None or target.kind != ("group" if below else self.kind):
+                continue
+            if not below:
+                targets[star] = target
+                continue
+            name = f"{group_name}/{name}" if group_name else name
+            for other, inner in self.matches(self.group_at(name), name, below).items():
+                targets[f"{star}/{other}"] = inner._replace(is_linked=target.is_linked or inner.is_linked)
+        return targets
+
+
+def _until_star(pattern: str) -> tuple[str, str]:
+    """Return the levels of a pattern before the first one with a ``*``, and the others."""
+    if "*" not in pattern:
+        return pattern, ""
+    above = pattern.partition("*")[0].rpartition("/")[0]
+    return above, pattern[len(above) :].lstrip("/")

@@ -56,22 +56,28 @@ class SegmentOptions(Options):
     Shorthand: a pattern, ``groups``.
 
     Args:
-        groups: groups that match this pattern with one ``*``, such as ``"data/*"``, are segments, sorted as numbers if
-            they have numbers (``demo_10`` after ``demo_9``). Names of arrays are then relative to the group.
+        groups: groups that match this pattern, such as ``"data/*"``, or ``"*/*"`` for groups in groups, are segments,
+            sorted as numbers if they have numbers (``demo_10`` after ``demo_9``). Names of arrays are then relative to
+            the group. ``"@name[0]"`` is a field with the name of the group that the first ``*`` stands in, and so on.
         key: array with one value a row: rows with the same value are a segment.
         sort_key: array that the rows of a segment of ``key`` are sorted by. None keeps the storage order.
         lengths: array with the number of rows of each segment; these follow each other.
-        offsets: array with the first row of each segment, and optionally the number of rows at the end.
-        ends: array, or several, with a flag that is set at the last row of a segment.
-        join: array with a coordinate of each row, such as a time. Files are joined, and a segment ends where the
-            coordinate does not advance by its usual step. Times of different ``units`` are put on one scale.
+        offsets: array with the first row of each segment, and optionally the number of rows at the end; or pairs as in
+            ``spans``.
+        ends: array, or several, with a flag that is set at the last row of a segment; or an array with the number of
+            rows up to the end of each segment, such as ``meta/episode_ends``.
+        spans: array of shape ``(n, 2)`` with the first row of each segment and the row after its last one.
+        join: array with a coordinate of each row, such as a time. Files are joined in its order, and a segment ends
+            where it does not advance by its usual step. Times of different ``units`` are put on one scale.
         axis: axis of the arrays, as stored, of which each index is a segment: 0 for arrays of shape (trajectory, step,
             ...). A mapping from fields or patterns to axes if these differ, None for a field without it.
         step_axis: axis of the steps, as stored. A mapping if fields differ, None for a field without steps.
         steps_per: mapping from fields or patterns to how many steps of the other fields one of their steps spans, such
             as ``{"hypnogram": 7500}`` for a label every 30 s beside a signal of 250 Hz. Step t of a segment is then in
             step ``t // 7500`` of the field. Fields that are not named have a step for each.
-        constants: fields without steps. Each sample has the value of its segment.
+        constants: arrays without steps, which become fields if no key names them. Each sample has the value of its
+            segment: the whole array, unless ``axis`` names an axis of it.
+        missing: "drop" leaves out segments, or files, that lack an array, and logs how many; "error" raises.
         max_length: steps that a sample of ``sample="segment"`` has at most, the first ones.
         bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
         keep_together: give all windows of a segment to one rank in evaluation. Ranks may then have numbers of batches
@@ -84,26 +90,31 @@ class SegmentOptions(Options):
     lengths: str | None = None
     offsets: str | None = None
     ends: str | list[str] | None = None
+    spans: str | None = None
     join: str | None = None
     axis: int | dict[str, int | None] | None = None
     step_axis: int | dict[str, int | None] = 0
     steps_per: dict[str, int] | None = None
     constants: list[str] | tuple[str, ...] = ()
+    missing: Literal["error", "drop"] = "error"
     max_length: int | None = None
     bucket: bool = False
     keep_together: bool = False
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("key", "lengths", "offsets", "ends", "join")}
+        given = {name: getattr(self, name) for name in ("key", "lengths", "offsets", "ends", "spans", "join")}
         cuts = [name for name, value in given.items() if value is not None]
         if len(cuts) > 1 or (cuts and self.axis is not None):
             also = [*cuts, *(["axis"] if self.axis is not None else [])]
             raise H5ValueError(f"segments was given with {listing(also)}, each of which defines segments. Pass one.")
-        if self.groups is not None and self.groups.count("*") != 1:
-            raise H5ValueError(
-                f"segments.groups={self.groups!r} has {self.groups.count('*')} of '*'. Pass a pattern with one, such "
-                "as 'data/*'."
-            )
+        if self.groups is not None:
+            counts = [level.count("*") for level in self.groups.split("/")]
+            if max(counts) != 1:
+                raise H5ValueError(
+                    f"segments.groups={self.groups!r} has {max(counts)} of '*' in a level. Pass a pattern with one for "
+                    "each level that varies, such as 'data/*' or '*/*'."
+                )
+        check_choice(self.missing, "segments.missing", ("error", "drop"))
         if self.sort_key is not None and self.key is None:
             raise H5ValueError(f"segments.sort_key={self.sort_key!r} was given without segments.key. Pass key too.")
         constants: Any = self.constants  # a configuration file may hold anything
@@ -134,8 +145,13 @@ class SegmentOptions(Options):
     def cut_keys(self) -> list[str]:
         """The arrays that say where segments begin or end."""
         ends = [self.ends] if isinstance(self.ends, str) else list(self.ends or [])
-        keys = [self.key, self.sort_key, self.lengths, self.offsets, self.join]
+        keys = [self.key, self.sort_key, self.lengths, self.offsets, self.spans, self.join]
         return [key for key in keys if key is not None] + ends
+
+    @property
+    def are_ranges(self) -> bool:
+        """Whether arrays say which consecutive rows are a segment."""
+        return any(value is not None for value in (self.lengths, self.offsets, self.ends, self.spans))
 
     @property
     def is_given(self) -> bool:

@@ -30,6 +30,7 @@ from .recognize_parts import (
 )
 from .recognize_structures import (
     cells_of_references,
+    groups_in_groups,
     images,
     lists,
     lists_of_splits,
@@ -69,8 +70,11 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         return []
     if (found := siblings(files)) is not None:
         pattern, parts, is_sure = found
-        if any(siblings([part]) is not None for part in parts[:MAX_NESTED]):
-            return [Guess(settings=None, why=why_two_levels(pattern, parts[0]), is_sure=False)]
+        while any(siblings([part]) is not None for part in parts[:MAX_NESTED]):
+            nested = groups_in_groups(parts)
+            if nested is None:
+                return [Guess(settings=None, why=why_two_levels(pattern, parts[0]), is_sure=False)]
+            pattern, parts, is_sure = f"{pattern}/{nested[0]}", nested[1], is_sure and nested[2]
         guesses = Parts(parts, reader, {"groups": pattern}).guesses()
         split = lists_of_splits(files[0], parts, reader)
         why = f"{pattern!r}: {len(parts):,} groups have the same arrays, so that each is a segment."
@@ -156,6 +160,11 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
             ) and values[-1] <= n:
                 n_segments = len(values) - int(values[-1] == n)
                 segments, why = {"offsets": name}, f"{name!r} ascends from 0 up to {n:,} rows: first rows of segments."
+            elif ("end" in words and 1 < len(values) < n and values[0] > 0 and (np.diff(values) > 0).all()) and values[
+                -1
+            ] == n:
+                n_segments = len(values)
+                segments, why = {"ends": name}, f"{name!r} ascends up to the {n:,} rows: ends of segments."
             elif words & EPISODES and len(values) == n and 1 < len(np.unique(values)) < n:
                 segments, why = {"key": name}, f"{name!r} has one number for all rows of a segment."
             if segments:

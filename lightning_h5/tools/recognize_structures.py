@@ -30,6 +30,7 @@ from .recognize_parts import TARGETS, FileLooks, Guess, Look, Parts, Reader, Set
 
 __all__ = [
     "cells_of_references",
+    "groups_in_groups",
     "images",
     "lists",
     "lists_of_splits",
@@ -110,11 +111,24 @@ def _common_prefix(names: set[str]) -> str:
     return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
+def groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
+    """Return a pattern of groups of the same structure in groups, and these; None if no pattern fits all."""
+    inside = [(part, siblings([part])) for part in parts]
+    patterns = {found[0] for _, found in inside if found is not None}
+    if len(patterns) != 1 or any(found is None for _, found in inside):
+        return None
+    groups = [
+        replace(group, group=f"{part.group}/{group.group}") for part, found in inside if found for group in found[1]
+    ]
+    return patterns.pop(), groups, all(found[2] for _, found in inside if found)
+
+
 def why_two_levels(pattern: str, part: FileLooks) -> str:
     """Return why groups that have groups of one structure are no segments, and what to do."""
     return (
-        f"Groups in groups have the same arrays ({pattern!r}, and below each such as {part.group!r}), and a pattern "
-        f"has one '*'. Train on one of them, such as segments={part.group + '/*'!r}, or write a file for each."
+        f"Groups in groups have the same arrays ({pattern!r}, and below each such as {part.group!r}), and no pattern "
+        f"fits the names of all. Pass one with a '*' for each level, such as segments={pattern + '/*'!r}, or write a "
+        "file for each."
     )
 
 

@@ -1,10 +1,12 @@
 """Splits of samples that are not rows: whole segments, or parts of each in time; never a step in two splits."""
 
+from contextlib import nullcontext
+
 import h5py
 import numpy as np
 import pytest
 
-from lightning_h5 import H5KeyError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
+from lightning_h5 import CombinedHDF5DataModule, H5KeyError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 
 LENGTHS = [7, 12, 3, 9, 20, 5, 8, 11, 6, 4]
 
@@ -150,7 +152,7 @@ def test_rows_have_no_lists_of_segments(path):
         ({"segments": {"groups": "data"}}, H5ValueError, r"has 0 of '\*'"),
         ({"segments": "data/*", "sample": "window"}, H5ValueError, "without window"),
         ({"segments": "data/*", "window": 3, "sample": "row"}, H5ValueError, "with sample='row'"),
-        ({"segments": {"groups": "data/*", "constants": ["z"]}}, H5ValueError, "constants names 'z'"),
+        ({"segments": {"groups": "data/*", "constants": ["z"]}}, H5KeyError, "data/patient0_run0/z' is not in"),
         ({"segments": "data/*", "window": [3, 1]}, H5ValueError, "are none"),
     ],
 )
@@ -229,6 +231,42 @@ def test_segments_that_are_too_short_are_counted_once(path, caplog):
     left_out = [record.message for record in caplog.records if "shorter than a window" in record.message]
     assert len(left_out) == len(set(left_out)) > 0
     assert sum(int(text.split()[0]) for text in left_out) == sum(n < 8 for n in LENGTHS)
+
+
+def empty_segments(folder, rule):
+    """Three segments with steps and two without, and what names them."""
+    lengths = [3, 0, 4, 2, 0]
+    ends = np.cumsum(lengths)
+    path = folder / "0.h5"
+    if rule in ("groups", "arrays", "files"):
+        for at, n in enumerate(lengths):
+            with h5py.File(folder / f"{at}.h5" if rule == "files" else path, "a") as file:
+                file[{"groups": f"g{at}/x", "arrays": f"x{at}", "files": "x"}[rule]] = np.ones(n)
+        key = "x*" if rule == "arrays" else "x"
+        return (str(folder) if rule == "files" else str(path)), key, {"groups": "g*"} if rule == "groups" else {}
+    with h5py.File(path, "w") as file:
+        file["x"] = np.ones(9)
+        file["lengths"], file["offsets"] = lengths, [0, *ends]
+    return str(path), "x", {rule: rule}
+
+
+@pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
+@pytest.mark.parametrize("sample", ["segment", "row"])
+@pytest.mark.parametrize("rule", ["groups", "arrays", "files", "lengths", "offsets"])
+def test_segments_without_steps_are_counted_in_evaluation(tmp_path, rule, sample, kind, caplog):
+    path, key, segments = empty_segments(tmp_path, rule)
+    if rule == "arrays" and kind is CombinedHDF5DataModule:
+        pytest.skip("fields of this class have names without a pattern")
+    fields = {"load_fields": [key]} if kind is CombinedHDF5DataModule else {"x_key": {key: key}}
+    paths = {"test_paths" if kind is CombinedHDF5DataModule else "test_path": path}
+    module = kind(**paths, **fields, sample=sample, segments=segments or None, collate_fn="list", batch_size=9)
+    says = pytest.warns(UserWarning, match="2 segments without steps") if sample == "segment" else nullcontext()
+    with caplog.at_level("INFO"), says:
+        module.setup("test")
+    assert len(module.datasets["test"]) == (3 if sample == "segment" else 9)
+    if sample == "row" and rule != "files":  # rows of files are no steps of segments
+        assert "2 of 5 segments have no steps and have no sample" in caplog.text
+    module.teardown()
 
 
 def test_padding_of_text_is_empty(tmp_path):

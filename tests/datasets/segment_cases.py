@@ -8,6 +8,14 @@ from hypothesis import strategies as st
 
 NUMBERS = itertools.count()  # no example writes to a file that is open
 
+CUTS = {
+    "lengths": {"lengths": "lengths"},
+    "offsets": {"offsets": "offsets"},
+    "flags": {"ends": ["terminal", "timeout"]},
+    "ends": {"ends": "ends"},
+    "spans": {"spans": "spans"},
+}
+KINDS = ["groups", "levels", "arrays", "files", "axis", *CUTS, "key", "scattered"]
 STORAGE = [
     {},
     {"compression": "gzip"},
@@ -46,11 +54,13 @@ class Case:
 @st.composite
 def layouts(draw, folder):
     """A case of a random kind: groups, an array each, files, an axis, or rows that are cut by other arrays."""
-    how = draw(st.sampled_from(["groups", "arrays", "files", "axis", "lengths", "offsets", "ends", "key", "scattered"]))
+    how = draw(st.sampled_from(KINDS))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     storage = {field: draw(st.sampled_from(STORAGE)) for field in ("a", "b", "c")}
     chunks = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    make = {"groups": of_groups, "arrays": of_arrays, "files": of_files, "axis": of_axis}.get(how, of_rows)
+    make = {"groups": of_groups, "levels": of_groups, "arrays": of_arrays, "files": of_files, "axis": of_axis}.get(
+        how, of_rows
+    )
     return make(draw, folder, rng, storage, chunks, how)
 
 
@@ -78,6 +88,7 @@ def of_groups(draw, folder, rng, storage, chunks, how):
     segments, axes, options = of_parts(draw, rng)
     paths, names = [], []
     n_files = min(len(segments), draw(st.integers(1, 2)))
+    above = {number: "data" if how == "groups" else f"data/lab_{number // 10}" for number in (9, 10, 11, 100, 101)}
     of_file = [segments[start::n_files] for start in range(n_files)]
     for here in of_file:
         paths.append(str(folder / f"{next(NUMBERS)}.h5"))
@@ -85,14 +96,14 @@ def of_groups(draw, folder, rng, storage, chunks, how):
         with h5py.File(paths[-1], "w", track_order=draw(st.booleans())) as file:
             file["data/total"] = 3
             for number, arrays in sorted(zip(order, here, strict=True), key=lambda one: str(one[0])):
-                group = file.create_group(f"data/demo_{number}")
+                group = file.create_group(f"{above[number]}/demo_{number}")
                 for field, values in arrays.items():
                     write_array(group, f"x/{field}", values, storage[field], chunks)
-                names.append(f"data/demo_{number}")
     segments = [one for here in of_file for one in here]
-    names = [f"data/demo_{number}" for here in of_file for number in [9, 10, 11, 100, 101][: len(here)]]
+    names = [f"{above[at]}/demo_{at}" for here in of_file for at in [9, 10, 11, 100, 101][: len(here)]]
     keys = {field: f"x/{field}" for field in "abc"}
-    return Case(paths, keys, {"groups": "data/demo_*", **options}, segments, axes, names)
+    pattern = "data/demo_*" if how == "groups" else "data/lab_*/demo_*"
+    return Case(paths, keys, {"groups": pattern, **options}, segments, axes, names)
 
 
 def of_arrays(draw, folder, rng, storage, chunks, how):
@@ -155,7 +166,7 @@ def of_rows(draw, folder, rng, storage, chunks, how):
         n = sum(lengths)
         a = rng.integers(-1000, 1000, (n, 3)).astype("f4")
         b = rng.integers(-1000, 1000, n).astype("i8")
-        has_value_a_segment = how in ("lengths", "offsets", "ends")
+        has_value_a_segment = how in CUTS
         c = rng.integers(0, 9, len(lengths)) if has_value_a_segment else rng.integers(-9, 9, (2, 2)).astype("i2")
         groups = np.repeat(np.arange(number, number + len(lengths)), lengths)
         places = rng.permutation(n) if how == "scattered" else np.arange(n)
@@ -164,7 +175,8 @@ def of_rows(draw, folder, rng, storage, chunks, how):
             for field, values in {"a": a[places], "b": b[places], "c": c}.items():
                 write_array(file, field, values, storage[field], chunks)
             ends = np.cumsum(lengths)
-            file["lengths"] = lengths
+            file["lengths"], file["ends"] = lengths, ends
+            file["spans"] = np.stack([ends - lengths, ends], axis=1)
             file["offsets"] = [0, *ends] if draw(st.booleans()) else [0, *ends[:-1]]
             flags = np.zeros((2, n), "?")
             flags[rng.integers(0, 2, len(ends)), ends - 1] = True
@@ -184,12 +196,7 @@ def of_rows(draw, folder, rng, storage, chunks, how):
         name = paths[-1].rsplit("/", 1)[1]
         names += [name + (f"[{at}]" if len(lengths) > 1 else "") for at in range(len(lengths))]
         number += len(lengths)
-    argument = {
-        "lengths": {"lengths": "lengths"},
-        "offsets": {"offsets": "offsets"},
-        "ends": {"ends": ["terminal", "timeout"]},
-    }.get(how, {"key": "key"})
-    options = {**argument, "constants": ["c"]}
+    options = {**CUTS.get(how, {"key": "key"}), "constants": ["c"]}
     axes = {"a": 0, "b": 0, "c": None}
     return Case(paths, {field: field for field in "abc"}, options, segments, axes, names)
 

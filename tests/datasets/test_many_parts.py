@@ -39,7 +39,7 @@ def write(path, parts):
             values = (1000 * number + np.arange(3 * n)).reshape(n, 3)
             array = group.create_dataset("x", (n, 3), "f4", **STORED[stored])
             array[: n - (kind == "unwritten")] = values[: n - (kind == "unwritten")]
-            group["y"] = np.arange(n + 2, dtype="i2") + 10 * number
+            group["y"] = np.arange(n + 1, dtype="i2") + 10 * number
             if kind == "linked":
                 group["other"] = group["y"]
                 del group["y"]

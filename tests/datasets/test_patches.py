@@ -98,7 +98,7 @@ def cases(draw, folder):
     if how == "groups":
         segments["groups"] = "volumes/*"
     if how == "axis":
-        segments["axis"] = 0
+        segments["axis"] = {"*": 0}  # of constants too
     sizes = draw(st.tuples(*[st.integers(1, 6)] * n_cut))
     shape = list(sizes)
     if channels is not None:

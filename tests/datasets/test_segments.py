@@ -80,6 +80,9 @@ def test_rows_of_segments_are_their_steps(tmp_path, data):
     expected = expected_windows(case, {field: 0 for field, axis in case.step_axes.items() if axis is not None})
     expected = [{name: value for name, value in one.items() if "_valid" not in name} for one in expected]
     with H5LazyDataset(case.files, case.keys, sample="row", segments=case.segments, with_index=True) as dataset:
+        if not expected:  # a field has no steps
+            assert not len(dataset)
+            return
         order = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=12))
         assert_samples(dataset, expected, order)
 

@@ -1,5 +1,7 @@
 """Times of different units are compared as cftime compares them, or not at all."""
 
+import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from lightning_h5 import H5LazyDataset, H5ValueError
 from lightning_h5.datasets.segment_cuts import TimeUnit
 
+NUMBERS = itertools.count()
 NAMES = ["seconds", "second", "s", "minutes", "min", "hours", "h", "hr", "days", "day", "d", "ms", "microseconds"]
 CLOCKS = ["", " 06:30", " 00:00:00", "T12:00:01.5", " 00:00:00 UTC", " 00:00:00Z", " 03:00:00 +02:00", " 0:0:0 -0530"]
 
@@ -84,3 +87,28 @@ def test_units_that_are_not_compared_are_an_error(tmp_path: Path) -> None:
     path = months(tmp_path, ("months since 2020-01-01", [0, 1]), ("months since 2020-03-01", [0, 1]))
     with pytest.raises(H5ValueError, match=r"'months since 2020-01-01' .standard. in .*0.nc.*are not compared"):
         H5LazyDataset(path, "x", segments={"join": "time"}, window=2)
+
+
+@given(st.data())
+def test_files_are_joined_in_the_order_of_their_coordinate(tmp_path: Path, data: Any) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=12))
+    has_units = data.draw(st.booleans())
+    n, folder = sum(lengths), tmp_path / str(next(NUMBERS))
+    folder.mkdir()
+    names = [f"m_{number}.h5" for number in range(1, 1 + len(lengths))]
+    names = data.draw(st.just(names) | st.permutations(names))
+    for name, rows in zip(names, np.split(np.arange(n), np.cumsum(lengths)[:-1]), strict=True):
+        with h5py.File(folder / name, "w") as file:
+            file["x"], file["time"] = rows, rows - (rows[0] if has_units and len(rows) else 0)
+            if has_units:
+                since = f"2020-01-{1 + rows[0] // 24:02} {rows[0] % 24:02}:00" if len(rows) else "2021-01-01"
+                file["time"].attrs["units"] = f"hours since {since}"
+    if n < 2:
+        return
+    with H5LazyDataset(str(folder / "m_*.h5"), "x", segments={"join": "time"}, window=[0, 2]) as dataset:
+        batch = dataset.read_batch(range(len(dataset)))
+        assert batch.tolist() == [[row, row + 1] for row in range(n - 1)]
+        assert [os.path.basename(path) for path, _ in dataset.places_of([0, n - 2])] == [
+            next(name for name, size in zip(names, lengths, strict=True) if size),
+            next(name for name, end in zip(names, np.cumsum(lengths), strict=True) if end > n - 2),
+        ]
