@@ -203,8 +203,8 @@ def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int
     table, fields = dataset.table, dataset.fields
     if collate == "list" or fields.sample_layout.has_transforms or isinstance(table.sampling, Patches):
         return
-    for field, name in enumerate(fields.names):
-        if not table.is_ragged[field]:
+    for field, (name, is_ragged) in enumerate(zip(fields.names, table.is_ragged, strict=False)):  # masks are no fields
+        if not is_ragged:
             continue
         shapes = [arrays[field].row_shape for arrays in table.layouts.examples]
         counts = [len(shape) for shape in shapes]

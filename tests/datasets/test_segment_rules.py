@@ -195,6 +195,11 @@ def test_rows_that_cannot_be_stacked_are_an_error_in_setup(make_h5, kind):
         make(kind, path, "pos", **options).setup("fit")
     for settings in ({"collate_fn": "pad"}, {"collate_fn": "list"}, {"batch_size": 1}):
         make(kind, path, "pos", **options, **settings).setup("fit")
+    window = {"length": 2, "mask": True}  # fields with masks have more names than arrays
+    with pytest.raises(H5ValueError, match="'pos' has rows of the shape"):
+        make(kind, path, "pos", segments="m*", window=window).setup("fit")
+    with pytest.raises(H5ValueError, match="'energy' has rows of the shape"):
+        make(kind, path, "energy", segments="m*", window=window).setup("fit")
 
 
 def test_constants_have_no_axis_of_segments_unless_it_is_named(make_h5):

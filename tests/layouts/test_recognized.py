@@ -356,13 +356,14 @@ def test_patches_are_advised_for_volumes_of_any_sizes_with_masks(tmp_path, sides
     first_batch(executed(advice.other.python))
 
 
-def test_groups_of_groups_are_no_guess_and_say_what_to_do(tmp_path):
+def test_groups_of_groups_have_a_pattern_of_two_levels(tmp_path):
     files = {
         "a.h5": in_groups([f"s{i}/run{j}" for i in range(3) for j in range(2)], lambda at: {"eeg": N((4, 99 + at))})
     }
     advice = advice_on(tmp_path, files)
-    assert advice.datamodule is None
-    assert "segments='s0/*'" in advice.reasons[0]
+    assert advice.datamodule == "LazyH5DataModule"
+    segments = advice.settings["segments"]
+    assert (segments["groups"] if isinstance(segments, dict) else segments) == "*/*"
 
 
 def test_the_cost_of_a_sample_is_that_of_its_chunks(tmp_path):
