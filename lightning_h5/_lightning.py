@@ -44,6 +44,7 @@ __all__ = [
     "rank_zero_only",
     "rank_zero_warn",
     "set_batch_size_of_strategy",
+    "takes_loaders_from",
     "training_loaders",
 ]
 
@@ -102,6 +103,17 @@ def models_of_the_other_package() -> list[str]:
     found = sys.modules[other].LightningModule.__subclasses__()
     theirs = (other.split(".")[0], PACKAGE.split(".")[0])
     return [f"{c.__module__}.{c.__qualname__}" for c in found if c.__module__.split(".")[0] not in theirs]
+
+
+def takes_loaders_from(trainer: Any, datamodule: Any) -> bool:
+    """Return whether a trainer's present run asks a data module for loaders.
+
+    Lightning keeps the data module of an earlier run, and calls its hooks also if a run is given loaders.
+    """
+    loop = {"fit": "fit_loop", "validate": "validate_loop", "test": "test_loop", "predict": "predict_loop"}
+    name = loop.get(getattr(trainer.state.fn, "value", ""))
+    source = None if name is None else getattr(getattr(trainer, name, None), "_data_source", None)
+    return source is None or source.instance is None or source.instance is datamodule
 
 
 def training_loaders(trainer: Any) -> list[Any]:

@@ -213,6 +213,8 @@ class BaseH5DataModule(KeepsPosition):
         if name is not None and name not in _STAGE_OF.values():
             raise H5ValueError(f"setup({stage!r}) was called; the stages are {listing(_STAGE_OF.values())} and None.")
         splits = _splits_of(name)
+        if self.is_bystander:
+            return
         if self._set_since_setup:  # no dataset may be used again
             for dataset in self._datasets.values():
                 dataset.close()

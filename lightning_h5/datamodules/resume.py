@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from .._lightning import Checkpoint, rank_zero_info, rank_zero_warn
+from .._lightning import Checkpoint, rank_zero_info, rank_zero_warn, takes_loaders_from
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..distributed import exchange
 from ..errors import H5ResumeError, H5ValueError
@@ -281,6 +281,11 @@ class KeepsPosition(MakesLoaders):
         return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
 
     @property
+    def is_bystander(self) -> bool:
+        """Whether the present run of the trainer has loaders of its own; Lightning calls our hooks all the same."""
+        return is_running(self.trainer) and not takes_loaders_from(self.trainer, self)
+
+    @property
     def is_in_a_fit(self) -> bool:
         """Whether a trainer trains from this data module now."""
         return _is_fitting(self._position.trainer) and not self._position.is_over
@@ -370,7 +375,7 @@ class KeepsPosition(MakesLoaders):
         for loader in [] if trainer is None else TrainerProgress(trainer).loaders:
             if loader in self._loaders["train"]:
                 return cast("H5DataLoader", loader).sampler
-        return None if self._train_loader is None else self._train_loader.sampler
+        return None if self._train_loader is None or self.is_bystander else self._train_loader.sampler
 
     def _insert_callbacks(self) -> None:
         """Puts our callbacks into the trainer, before those that save checkpoints, once."""

@@ -340,3 +340,24 @@ def test_workers_that_are_not_to_persist_are_others_each_epoch(files):
 def test_without_workers_transforms_run_in_this_process(files):
     model = fit(module(files, transform=pid), Pids())
     assert model.train_pids == model.val_pids == [{os.getpid()}] * 2
+
+
+# Loaders of the user's own, after a fit with a data module ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["predict", "test", "validate", "fit"])
+@pytest.mark.parametrize("same", [True, False], ids=["the same trainer", "another trainer"])
+def test_loaders_of_ones_own_are_used_after_a_fit_with_the_data_module(files, tmp_path, stage, same):
+    datamodule = module(files, split=0.25, val_path=None, test_path=None, predict_path=None)
+    trainer = quiet_trainer(num_sanity_val_steps=0)
+    trainer.fit(Recorder(), datamodule=datamodule)
+    before = datamodule.state_dict()
+    other, model = trainer if same else quiet_trainer(num_sanity_val_steps=0), Recorder()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(100, 108)), batch_size=4)
+    if stage == "fit":
+        other.fit_loop.max_epochs += 1
+    getattr(other, stage)(model, *([loader, loader] if stage == "fit" else [loader]))
+    seen = list(model.train_rows.values())[-1] if stage == "fit" else model.rows[{"validate": "val"}.get(stage, stage)]
+    assert seen == list(range(100, 108))
+    if stage != "fit":
+        assert datamodule.state_dict() == before
