@@ -53,6 +53,8 @@ nitpick_ignore_regex = [
     ("py:class", "Dataset"),
     ("py:class", "Column"),
     ("py:class", r"(.*\.)?Asked"),
+    ("py:class", r"(.*\.)?Span"),
+    ("py:class", "Loader"),
     ("py:class", "Fraction"),
     ("py:class", "Skip"),
     ("py:class", "BoolArray"),

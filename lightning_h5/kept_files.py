@@ -6,6 +6,8 @@ import hashlib
 import os
 import tempfile
 
+from .regular_files import open_regular
+
 __all__ = ["kept_folder", "read_kept", "write_kept"]
 
 DIGEST_BYTES = 32
@@ -23,7 +25,7 @@ def read_kept(path: str) -> bytes | None:
     Raises:
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         digest, data = file.read(DIGEST_BYTES), file.read()
     return data if digest == _digest(path, data) else None
 

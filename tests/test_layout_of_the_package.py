@@ -16,11 +16,24 @@ import lightning_h5
 ROOT = Path(lightning_h5.__file__).parent
 REPOSITORY = ROOT.parent
 
-LEAVES = {"jit", "kept_files", "cores", "errors", "progress_bar", "types", "sizes", "counters", "threads", "_version"}
+LEAVES = {
+    "jit",
+    "kept_files",
+    "regular_files",
+    "cores",
+    "errors",
+    "progress_bar",
+    "types",
+    "sizes",
+    "counters",
+    "threads",
+    "_version",
+}
 MAY_IMPORT = {
     **{leaf: {"errors", "types"} - {leaf} for leaf in LEAVES},
     "errors": set(),
     "progress_bar": {"sizes"},
+    "kept_files": {"errors", "regular_files", "types"},
     "jit": {"errors", "kept_files", "types"},
     "_lightning": {"errors"},
     "options": {"errors", "sizes", "types"},

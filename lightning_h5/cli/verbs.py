@@ -6,14 +6,12 @@ Functions are imported when their verb runs: inspecting a file needs no torch, w
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import H5Error, H5ValueError
@@ -316,11 +314,12 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
     from ..datamodules.cut_splits import read_splits
     from ..datasets import column_of, count_rows
     from ..hdf5 import expand_user
+    from ..regular_files import read_json
     from ..tools.stats import named_keys
 
     group_key = None
     with suppress(OSError, ValueError, AttributeError):  # `read_splits` raises a better error
-        group_key = json.loads(Path(expand_user(name)).read_text(encoding="utf-8")).get("group_key")
+        group_key = read_json(expand_user(name)).get("group_key")
     n_rows = count_rows(paths, named_keys(paths, keys)[0])
     groups = None if group_key is None else column_of(paths, group_key, n_rows, argument="group_key")
     splits = read_splits(name, n_rows, group_key, groups, {}) or {}

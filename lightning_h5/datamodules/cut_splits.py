@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from ..datasets import Catalog, RowTable, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..hdf5 import OpenOptions, expand_user, file_number
+from ..hdf5 import OpenOptions, arrays_in, expand_user, file_number
 from ..options import SplitOptions
 from ..order import group_split, k_fold
 from ..readers import open_reader
+from ..regular_files import read_json
 from ..types import IntArray, PathLike, Paths
 from .arguments import SPLITS, Split
 
@@ -182,7 +183,7 @@ def read_splits(
     path = expand_user(path)
     name = f"split.file={path!r}"
     try:
-        text = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -348,8 +349,17 @@ def _of_table(
         ]
         for split, key in lists.items()
     }
-    if absent := [key for split, key in lists.items() if not names[split] and isinstance(options.key, dict)]:
-        raise H5KeyError(f"split.key names {listing(absent)}, which no training file has. Name arrays with names.")
+    absent = [key for split, key in lists.items() if not names[split]]
+    if absent and (isinstance(options.key, dict) or not names.get("train")):
+        path = table.paths[0]
+
+        def search(file: Any) -> tuple[list[str], list[str]]:
+            return arrays_in(file), []
+
+        raise H5KeyError(
+            f"split.key={options.key!r} names {listing(absent)}, which no training file has; {path!r} has the arrays "
+            f"{listing(catalog.search(path, opened, 'arrays', search))}. Name arrays with names of segments."
+        )
     listed = segments_in_lists(table, {split: of_files for split, of_files in names.items() if of_files})
     return {split: SegmentSubset(segments) for split, segments in listed.items()}
 

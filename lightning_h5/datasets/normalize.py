@@ -20,6 +20,7 @@ import torch
 
 from ..errors import H5FileError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, OpenOptions, expand_user, is_attribute_key, kind_of
+from ..regular_files import read_json
 from ..types import PathLike
 from .catalog import Catalog
 from .fields import Fields, torch_dtype_of
@@ -70,7 +71,7 @@ def read_stats(path: PathLike) -> dict[str, FieldStats]:
     """
     path = expand_user(path)
     try:
-        text = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = read_json(path)
     except (OSError, ValueError) as error:
         raise H5FileError(
             f"the statistics {path!r} cannot be read: {error}. Pass the path of a JSON file that has them."

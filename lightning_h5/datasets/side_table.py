@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, ChangeGuard, Stack, column_layout, expand_user
 from ..options import TableOptions
+from ..regular_files import open_regular
 from ..types import IntArray
 from .compatibility import Asked
 
@@ -272,18 +274,23 @@ def _read(path: str, key: str | None) -> Any:
             "`pip install 'lightning-h5[tables]'`."
         ) from error
     suffix = Path(path.removesuffix(".gz")).suffix.lower()
+    if suffix not in (".parquet", ".pq", *SEPARATORS):
+        raise H5ValueError(
+            f"table={path!r} was given. Pass a file that ends in {listing([*SEPARATORS, '.csv.gz', '.parquet'])}."
+        )
     try:
-        if suffix in (".parquet", ".pq"):
-            table = parquet.read_table(path)
-        elif suffix in SEPARATORS:
-            types = {} if key is None else {key: pa.string()}  # "007" is a name, not a number
-            parsing = csv.ParseOptions(delimiter=SEPARATORS[suffix])
-            converting = csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-            table = csv.read_csv(path, parse_options=parsing, convert_options=converting)
-        else:
-            raise H5ValueError(
-                f"table={path!r} was given. Pass a file that ends in {listing([*SEPARATORS, '.csv.gz', '.parquet'])}."
-            )
+        with ExitStack() as opened:
+            is_file = not ("://" in path or os.path.isdir(path))  # pyarrow finds the files of these itself
+            source: Any = opened.enter_context(open_regular(path)) if is_file else path
+            if suffix in (".parquet", ".pq"):
+                table = parquet.read_table(source)
+            else:
+                if is_file and path.endswith(".gz"):
+                    source = pa.CompressedInputStream(source, "gzip")
+                types = {} if key is None else {key: pa.string()}  # "007" is a name, not a number
+                parsing = csv.ParseOptions(delimiter=SEPARATORS[suffix])
+                converting = csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+                table = csv.read_csv(source, parse_options=parsing, convert_options=converting)
     except (OSError, pa.ArrowException) as error:
         raise H5FileError(f"the table {path!r} cannot be read: {error}. Check its path and its format.") from error
     names = table.column_names

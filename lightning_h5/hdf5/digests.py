@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5FileError, H5ValueError, shown
+from ..regular_files import open_regular
 
 if TYPE_CHECKING:
     from .layout import ArrayLayout
@@ -216,7 +217,7 @@ def read_digests(path: str) -> Mapping[str, ArrayDigests]:
 
 @lru_cache(maxsize=2)  # the arrays of a file are described one by one
 def _parse(path: str, source: str, *_stat: int) -> Mapping[str, ArrayDigests]:
-    with open(source, "rb") as file:
+    with open_regular(source) as file:
         text = file.read()
     try:
         found = json.loads(text)
