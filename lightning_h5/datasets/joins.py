@@ -68,7 +68,7 @@ class Joins:
         self.side = self._sides[path]
 
     def sources(self, asked: Sequence[Asked]) -> tuple[str | None, str | None]:
-        """Return what tells joins of equal arguments apart: the side table, and the split if its name is in paths."""
+        """Return how joins of equal arguments differ: by the side table, and the split if its name is in paths."""
         names_files = any(one.paths is not None for one in asked)
         return None if self.side is None else self.side.path, self.split if names_files else None
 

@@ -201,7 +201,7 @@ class LayoutTable:
         return template.moved(path, key, n_rows, None, self._chunks(template, n_rows, place), guard)
 
     def first_bytes(self, parts: IntArray, at: int) -> IntArray:
-        """Return where the bytes of arrays begin (see ``ArrayLayout.first_byte``); -1 if only a description tells.
+        """Return where the bytes of arrays begin (see ``ArrayLayout.first_byte``); -1 if that needs a description.
 
         Args:
             parts: numbers of the parts.
