@@ -303,7 +303,7 @@ def fields_of(
         patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None
         of_axes = {int(k): v for k, v in taken.items()}
         rate = value_of_field(given.segments.steps_per or {}, name, one.key, 1)
-        fields.append(SegmentField(name, one, axis, step_axis, of_axes, is_single, patch, rate))
+        fields.append(SegmentField(name, one, axis, step_axis, of_axes, is_single, patch, rate=rate))
     if lacking:
         raise H5ValueError(
             f"segments.axis={given.segments.axis!r} has no entry for {listing(lacking)}, whose segments would all be "
