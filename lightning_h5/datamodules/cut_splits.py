@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..datasets import Catalog, RowTable, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..hdf5 import OpenOptions, arrays_in, expand_user, file_number
+from ..hdf5 import OpenOptions, expand_user, file_number, list_data
 from ..options import SplitOptions
 from ..order import group_split, k_fold
 from ..readers import open_reader
@@ -354,7 +354,7 @@ def _of_table(
         path = table.paths[0]
 
         def search(file: Any) -> tuple[list[str], list[str]]:
-            return arrays_in(file), []
+            return list_data(file)[0], []
 
         raise H5KeyError(
             f"split.key={options.key!r} names {listing(absent)}, which no training file has; {path!r} has the arrays "
