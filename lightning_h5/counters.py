@@ -58,7 +58,7 @@ for them, which are a part of ``read_seconds``; bytes that readers got from a mi
 
 
 FORKED_WORKERS = 16
-"""Workers of torch's own loaders that a dataset can count: no one says how many there are before they are forked."""
+"""Workers of torch's own loaders that a dataset can count: how many there are is unknown before they are forked."""
 
 MAX_STEPS = 1 << 32  # per epoch; a float64 holds two million such epochs exactly
 

@@ -37,7 +37,7 @@ class H5StatsMonitor(Callback):
 
     Under torch's own ``DataLoader`` over a dataset of this package, rows and bytes are counted, but waiting is not
     measured and its figures are left out. Of a stage whose loaders read no dataset of this package nothing is
-    logged, which is said once.
+    logged, and one message explains why.
 
     Logged each ``log_every_n_steps`` optimizer steps, over the time since the last log, and for each epoch with the
     suffix ``_epoch``. Steps have the numbers that Lightning logs, and if Lightning logs at the same step the values

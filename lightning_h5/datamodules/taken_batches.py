@@ -1,4 +1,4 @@
-"""Counts batches for models whose steps take them themselves: ``training_step(dataloader_iter)``."""
+"""Counts batches for models with steps that take them from an iterator: ``training_step(dataloader_iter)``."""
 
 from __future__ import annotations
 

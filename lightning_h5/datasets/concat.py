@@ -14,7 +14,7 @@ __all__ = ["ConcatDataset"]
 
 
 class ConcatDataset(TorchConcatDataset[Any]):
-    """Datasets one after the other, as torch's class of this name, whose batches are read together.
+    """Datasets one after the other, as torch's class of this name, with batches that are read together.
 
     torch's reads the samples of a batch one by one, which is several times slower for datasets of files. Change the
     import alone. For files with the same arrays, pass a list of files to one dataset instead.

@@ -51,7 +51,7 @@ class _Share(NamedTuple):
 
 
 class MixedColumn(Sequence[Any]):
-    """A field of a batch whose sources have rows of different dtypes or shapes: one array per source.
+    """A field of a batch of sources with rows of different dtypes or shapes: one array per source.
 
     A slice is a plain column: the array of a source if all of its rows are of this source, else a list of rows.
 

@@ -1,6 +1,6 @@
 """Notice samplers that shard a rank's rows again: most of the rows would never be trained on.
 
-A dataset is not told which sampler chooses its rows. But ``DistributedSampler`` asks for its length, and a loader
+A dataset does not know which sampler chooses its rows. But ``DistributedSampler`` asks for its length, and a loader
 without worker processes asks for rows in a method of its iterator. So this module looks at the callers.
 """
 

@@ -401,7 +401,7 @@ class SegmentBuilder:
         return before if before[-1] > len(self.n_lines) else None
 
     def _cut(self, table: RowTable) -> tuple[IntArray, IntArray, IntArray | None, IntArray]:
-        """Return the segments that values tell.
+        """Return the segments that values mark.
 
         Returns:
             Their first rows; their lengths; the order of rows if it is another one; the number of each part's first

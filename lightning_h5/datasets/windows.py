@@ -309,7 +309,7 @@ class WholeSegments:
 
 
 def check_lengths(windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str]) -> None:
-    """Check that fields whose steps are paired by number have about equally many in each segment.
+    """Check that fields with steps that are paired by number have about equally many in each segment.
 
     A field may have as many steps more as windows reach further into it, or one more, as observations have one more
     than actions.
@@ -339,7 +339,7 @@ def check_lengths(windows: Windows, fields: Sequence[SegmentField], name_of: Cal
 
 
 def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -> str:
-    """Return the message for two fields (each with its rate and number of steps) whose steps cannot be paired."""
+    """Return the message for two fields (each with its rate and number of steps) with steps that cannot be paired."""
     titles = []
     for field, rate, n in counts:
         key = field.asked.key

@@ -111,7 +111,7 @@ def list_data(file: Any) -> tuple[list[str], list[str]]:
     """Return the paths of the arrays of an open file that may be fields, and of those that are only so if named.
 
     Structures of other software are in neither. The second are dimension scales, unless there is nothing else, and the
-    arrays of sparse matrices, whose group is the field.
+    arrays of sparse matrices: their group is the field.
 
     Raises:
         H5CorruptError: an object cannot be read, so that the lists could lack an array.
@@ -250,7 +250,7 @@ def is_text(name: str) -> bool:
 
 
 def _info(group: Any, name: bytes) -> Any:
-    """Return what HDF5 tells of a name below a group, without following a link at its end; None for no such name.
+    """Return what HDF5 knows of a name below a group, without following a link at its end; None for no such name.
 
     Raises:
         H5CorruptError: the name exists, and the object cannot be read.

@@ -213,7 +213,7 @@ def file_identity(
 def meaning_of(array: ArrayLayout) -> str:
     """Return what the identity of a file has of the values of an array, which may change while its bytes do not.
 
-    Values of attributes, and attributes that say how numbers are decoded; empty if numbers are values as stored.
+    Values of attributes, and attributes by which numbers are decoded; empty if numbers are values as stored.
     """
     text = "" if array.value is None else repr((array.key, array.value.tolist()))
     if array.packing is not None:

@@ -210,7 +210,7 @@ def is_attribute_key(key: str) -> bool:
 
 
 def without_slashes(key: str) -> str:
-    """Return a key without slashes at its ends, but for one that tells an array from an attribute."""
+    """Return a key without slashes at its ends, but for one that distinguishes an array from an attribute."""
     stripped = key.strip("/")
     return f"{stripped}/" if key.endswith("/") and is_attribute_key(stripped) else stripped
 

@@ -367,7 +367,7 @@ def _declared(item: Any, names: tuple[str, ...]) -> dict[str, Value]:
 
 
 def _ignore_text(found: dict[str, Value], array: Any) -> None:
-    """Remove missing values that are declared as text, which no number equals, and say so once."""
+    """Remove missing values that are declared as text, which no number equals, with one log message."""
     for name in MISSING:
         if isinstance(value := found.get(name), _Text):
             _note(f"{name}={value} of {str(array.name)!r} is text, which no number equals, and is ignored")

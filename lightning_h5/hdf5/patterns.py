@@ -1,4 +1,4 @@
-"""Objects whose names match a pattern. Damaged ones are errors, and links into other files are not followed."""
+"""Objects with names that match a pattern. Damaged ones are errors, and links into other files are not followed."""
 
 from __future__ import annotations
 

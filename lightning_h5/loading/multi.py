@@ -133,7 +133,7 @@ class _Reading(NamedTuple):
 
 
 class MultiDataLoader:
-    """Batches of several loaders, mixed as a configuration says, for your own training loop.
+    """Batches of several loaders, mixed by a configuration, for your own training loop.
 
     The schedule is a pure function of the configuration, the lengths of the loaders and the epoch, and so the same on
     all ranks. A complete pass advances the epoch, unless ``set_epoch`` sets it.

@@ -150,7 +150,7 @@ class SegmentOptions(Options):
 
     @property
     def are_ranges(self) -> bool:
-        """Whether arrays say which consecutive rows are a segment."""
+        """Whether arrays mark which consecutive rows are a segment."""
         return any(value is not None for value in (self.lengths, self.offsets, self.ends, self.spans))
 
     @property

@@ -406,8 +406,8 @@ def note_length(shard: RankShard) -> int:
 def equal_rows(n_rows: int) -> int:
     """Return how many of a shard's rows every rank has, if its length was the last that was asked for.
 
-    A sampler that gets ``len(dataset)`` learns nothing else of the shard, and ranks whose shards differ by a row would
-    take different numbers of steps.
+    A sampler that gets ``len(dataset)`` learns nothing else of the shard, and ranks with shards that differ by a row
+    would take different numbers of steps.
 
     Args:
         n_rows: the length.

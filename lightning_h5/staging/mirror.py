@@ -1,6 +1,6 @@
 """A mirror: a local file with the bytes of a source that were needed so far, at the places that they have there.
 
-It has holes for the rest, and tables at its end: marks that say which granules it has, and their checksums. Bytes are
+It has holes for the rest, and tables at its end: marks for the granules that it has, and their checksums. Bytes are
 written first, then their checksums, then their marks: a process may be killed at any moment. Each process compares a
 granule with its checksum before it reads there first, and again once the file was written to. Nothing here raises
 because a mirror fails: what it lacks, or has wrong, is read from the source.

@@ -17,7 +17,7 @@ __all__ = ["ObjectStatus", "check_url", "check_urls", "is_url", "shown_url"]
 
 URL = re.compile(r"\s*((?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]+)://")
 NAMES_CONTAINER = {"abfs", "abfss", "az", "azure", "adl"}
-"""Schemes whose URLs may have the container before "@": ``abfss://container@account.dfs.core.windows.net/run.h5``."""
+"""Schemes of URLs that may have the container before "@": ``abfss://container@account.dfs.core.windows.net/run.h5``."""
 
 
 def is_url(path: object) -> bool:

@@ -293,7 +293,7 @@ def _compressed_before(filters: Sequence[Filter]) -> set[int]:
 
 
 class _Inflate:
-    """Undoes gzip of data whose size is not known, since it was compressed before.
+    """Undoes gzip of data of unknown size, since it was compressed before.
 
     Args:
         n_bytes: of the chunk. A compressor hardly enlarges it; more is a chunk that was made to exhaust memory.
