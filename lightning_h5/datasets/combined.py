@@ -180,7 +180,7 @@ class CombinedHDF5Dataset(CachingDataset):
         samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
         self._keys, layout = keys_of(field_map)
-        if load_fields is not None and not isinstance(load_fields, str):
+        if isinstance(load_fields, Sequence) and not isinstance(load_fields, str):
             known = {*load_fields, *(self._key(name) for name in load_fields)}
             load_fields = [*load_fields, *(name for name in samples.segments.constants if name not in known)]
         criteria = criteria_of(

@@ -173,7 +173,7 @@ def with_constants(x_key: Keys, y_key: Keys | None, constants: Sequence[str]) ->
 
     A mapping gets a field by the name of the array; one array, or a list, becomes a list with them at the end.
     """
-    fields = [field_names(key, "key") for key in (x_key, y_key) if key is not None]
+    fields = [field_names(key, name) for name, key in (("x_key", x_key), ("y_key", y_key)) if key is not None]
     known = {name for field in fields for name in (*field.names, *field.keys)}
     if not (further := [name for name in constants if name not in known]):
         return x_key
