@@ -100,6 +100,7 @@ class _Network:
                 peer.close()
                 continue
             EndingThread(self._answer, (peer,), name="lightning_h5-store", end=partial(_shut, peer)).start()
+        self._listener.close()
 
     def _answer(self, peer: socket.socket) -> None:
         """Answer a worker, once both sides have shown that they know the key; others keep only this thread."""

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from multiprocessing import AuthenticationError
 
 import pytest
@@ -15,6 +16,8 @@ def owner(monkeypatch):
     owner = _Network()
     yield owner
     owner._end()
+    while owner._listener.fileno() >= 0:  # closed by the thread that accepts
+        time.sleep(0.01)
 
 
 def test_silent_connections_keep_no_worker_waiting(owner):
