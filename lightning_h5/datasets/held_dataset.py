@@ -380,8 +380,9 @@ class HeldDataset(TableDataset):
 
     def _summary_of_rows(self) -> list[str]:
         shard, held = self._shard, self._held
-        if shard is None:
-            return ["not loaded"]  # to show a dataset does not settle its rank
+        if shard is None:  # to show a dataset does not settle its rank
+            n_rows = self.table.n_samples if self.indices is None else len(self.indices)
+            return [f"{n_rows:,} rows of all ranks", "not loaded"]
         return [
             f"rank {shard.rank} of {shard.world_size} holds {rows_of_all(shard.n_held, shard.n_rows)}",
             "not loaded" if held is None else f"{held.n_bytes / 2**20:,.1f} MiB",

@@ -44,10 +44,8 @@ def test_batches_and_shards_larger_than_dev_shm_are_right(path, tmp_path):
 
 
 @needs_mounts
-def test_a_full_dev_shm_is_no_end_of_the_process_and_the_next_epoch_goes(path, tmp_path):
-    _, text, is_ours = run(limited.train_with_no_shared_memory, tmp_path, path, ROWS)
-    assert is_ours, text
-    assert "the system has none left: No space left on device" in text
+def test_workers_need_no_room_in_dev_shm(path, tmp_path):
+    assert run(limited.train_with_no_shared_memory, tmp_path, path, ROWS) is None  # no error
 
 
 @pytest.mark.wide
