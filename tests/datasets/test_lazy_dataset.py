@@ -118,7 +118,7 @@ def test_a_key_missing_in_one_of_several_files_names_that_file(make_h5):
         ({"x": np.zeros(2, [("a", "i4"), ("b", "f4")])}, "'x' in .* is a table.*'x/a', 'x/b'"),
         ({"x": np.zeros(2, "longdouble")}, r"'x' in .* has the dtype .*float128"),
         (
-            {"x": Stored(np.array([[1], [2, 3]], object), dtype=h5py.vlen_dtype("i4"), written=0)},
+            {"x": Stored(np.array([["a"], ["b", "c"]], object), dtype=h5py.vlen_dtype(h5py.string_dtype()), written=0)},
             "has the dtype object",
         ),
         ({"x": np.zeros(2), "y": np.zeros(3)}, "'x' has 2 rows and 'y' has 3 in "),
