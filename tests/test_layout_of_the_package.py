@@ -27,6 +27,7 @@ LEAVES = {
     "sizes",
     "counters",
     "threads",
+    "natural_order",
     "_version",
 }
 MAY_IMPORT = {

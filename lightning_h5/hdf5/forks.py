@@ -13,7 +13,9 @@ import os
 import threading
 from time import monotonic, sleep
 
-from h5py._objects import phil
+import h5py._objects
+
+phil = h5py._objects.phil
 
 PATIENCE = 5.0
 """Seconds that a fork waits for imports: a program may run as long as the import of its own module."""

@@ -164,13 +164,11 @@ class _ObstoreStore:
         else:
             options["if_unmodified_since"] = datetime.fromtimestamp(status.st_mtime_ns / 1e9).astimezone()
         for left in reversed(range(MAX_RETRIES)):
-            answer = self._get(url, options, (start, stop), status)
             try:
-                return _bytes_of(answer, stop - start, url)
-            except H5FileError:
-                raise
-            except Exception:  # The library repeats requests, but does not continue all answers that broke off.
-                if not left:
+                return _bytes_of(self._get(url, options, (start, stop), status), stop - start, url)
+            except Exception as error:
+                # The library repeats requests, but does not continue all answers that broke off.
+                if not left or "body error" not in str(error):
                     raise
         raise AssertionError
 

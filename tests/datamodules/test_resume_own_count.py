@@ -1,6 +1,7 @@
 """Exact resume of loops in which a step of the Trainer is not one batch of our loader."""
 
 import h5py
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -10,10 +11,15 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_models import Recorder, SaveOnException, quiet_trainer
+from packaging.version import Version
 from torch.utils.data import DataLoader
 
 from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, LazyH5DataModule, RankCachedH5DataModule
 
+skips_otherwise = pytest.mark.xfail(
+    Version(lightning.__version__) < Version("2.5"),
+    reason="Lightning 2.4 trains on after a batch start that returned -1, or counts the epoch otherwise",
+)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor"),
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
@@ -127,6 +133,7 @@ class SkipsRest(Recorder):
         return -1 if batch_idx == 2 else None
 
 
+@skips_otherwise
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.wide)])
 def test_rows_that_on_train_batch_start_skipped_stay_skipped(tmp_path, file, kind, num_workers):
@@ -140,6 +147,7 @@ def test_rows_that_on_train_batch_start_skipped_stay_skipped(tmp_path, file, kin
     assert [len(rows) for rows in whole.train_rows.values()] == [2 * BATCH] * 3
 
 
+@skips_otherwise
 @pytest.mark.parametrize("stop", [0, 1, 3])
 def test_an_epoch_that_is_resumed_and_then_skipped_is_over(tmp_path, file, stop):
     whole, broken, resumed, last = SkipsRest(), SkipsRest(fail_at=(1, min(stop, 1))), SkipsRest(), SkipsRest()

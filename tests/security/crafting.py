@@ -429,9 +429,9 @@ def region_references(file, elsewhere):
 
 @crafted(refusal="x")
 def lists(file, elsewhere):
-    array = file.create_dataset("x", (ROWS,), h5py.vlen_dtype("i4"))
+    array = file.create_dataset("x", (ROWS,), h5py.vlen_dtype(h5py.string_dtype()))
     for row in range(ROWS):
-        array[row] = np.arange(row)
+        array[row] = np.array(["a"] * row, object)
 
 
 class Trap:

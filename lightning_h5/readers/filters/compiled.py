@@ -27,7 +27,7 @@ from ...types import IntArray
 from ..chunk_cache import scratch
 from .decoders import shuffled
 from .lzf import lzf_loop
-from .native import HEADER
+from .native import HEADER, LONGEST_BLOCK
 from .pipeline import SHUFFLE, Bytes, Checksum, Decoder, NativeDecoder, register_loop
 
 __all__ = ["SORTED", "ChunkLoop", "loop_of"]
@@ -209,7 +209,6 @@ SORTED = frozenset(size for size in _SORTS if size > 1)
 # number, into memory. They return whether the chunk fills the memory.
 
 FIRST = 2  # in a loop's functions, the first of a decoder
-LONGEST_BLOCK = 1 << 30  # LZ4's sizes are of 32 bits
 
 
 def _compiled_libdeflate() -> Callable[..., bool]:

@@ -18,9 +18,10 @@ from typing import Any
 from ...hdf5 import Filter
 from .pipeline import NativeDecoder, register
 
-__all__ = ["BITSHUFFLE", "GZIP", "HEADER", "LZ4", "LZF", "ZSTD", "bitshuffle_options", "blocks"]
+__all__ = ["BITSHUFFLE", "GZIP", "HEADER", "LONGEST_BLOCK", "LZ4", "LZF", "ZSTD", "bitshuffle_options", "blocks"]
 
 GZIP, LZF, LZ4, BITSHUFFLE, ZSTD = 1, 32000, 32004, 32008, 32015
+LONGEST_BLOCK = 1 << 30  # bytes: LZ4 has sizes of 32 bits
 HEADER = 12  # bytes before the blocks of LZ4 and bitshuffle: the decoded bytes, and those of a block
 
 _Call = tuple[int, int, int, int]
@@ -231,7 +232,7 @@ def blocks(
     declared, block = number(0, 8), number(8, 4)
     if declared != n_out:
         raise ValueError(_other_size(declared, n_out))
-    if block < 1 or block % multiple:
+    if block < 1 or block % multiple or block > LONGEST_BLOCK:
         raise ValueError(f"its header declares blocks of {block:,} bytes")
     at, whole = HEADER, n_out // multiple * multiple
     for start in range(0, whole, block):
