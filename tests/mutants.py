@@ -486,9 +486,9 @@ MUTANTS = [
     ),
     Mutant(
         "segments of ten come before those of two",
-        "datasets/segment_parts.py",
-        "return sorted(found, key=_as_numbers)",
-        "return sorted(found)",
+        "hdf5/patterns.py",
+        "for star in sorted(stars, key=natural_order):",
+        "for star in sorted(stars):",
         WINDOWS,
     ),
     Mutant(
