@@ -452,8 +452,8 @@ MUTANTS = [
     Mutant(
         "windows reach over the end of their segment",
         "datasets/windows.py",
-        "ends.append(lengths if self.pad else lengths - max(0, one.last))",
-        "ends.append(lengths)",
+        "steps.spans_of(segments) if self.pad else steps.spans_of(segments) - max(0, one.last) * steps.rate",
+        "steps.spans_of(segments)",
         WINDOWS,
     ),
     Mutant(
