@@ -459,7 +459,7 @@ MUTANTS = [
     Mutant(
         "padding is not zero",
         "datasets/table_dataset.py",
-        "column[torch.from_numpy(~found.is_valid.reshape(-1))] = 0",
+        "_clear(column, ~found.is_valid.reshape(-1))",
         "pass",
         WINDOWS,
     ),
