@@ -171,7 +171,7 @@ def is_between_batches(trainer: Any, batch_idx: int) -> bool:
 def set_batch_size_of_strategy(trainer: Any, batch_size: int) -> None:
     """Let DeepSpeed know the batch size, unless its configuration does.
 
-    Lightning's strategy would ask the batch sampler of the loader, and ours has none: its sampler yields batches.
+    Lightning's strategy would make a loader for it, before there are ranks.
     """
     strategy = getattr(trainer, "strategy", None)
     config = getattr(strategy, "config", None)

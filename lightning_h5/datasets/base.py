@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
@@ -25,7 +26,7 @@ from .buffers import Column
 from .fields import row_numbers
 from .sample_layout import SampleLayout, Transform
 from .transforms import HasTransforms
-from .user_functions import Samples, asked_for, fresh_draws, generators, note_rows, rows_text, seed_streams
+from .user_functions import Samples, asked_for, fresh_draws, generators, note_rows, own_streams, rows_text, seed_streams
 
 __all__ = ["MAX_ROWS", "RawBatch", "ReadCost", "RowDataset"]
 
@@ -290,7 +291,8 @@ class RowDataset(HasTransforms, Dataset[Any]):
                 seed_streams(token.draws)  # also for the `collate_fn` that follows
         raw = self.gather(token.rows, token.epoch)
         began = perf_counter()
-        batch = self.finish_token(raw, token)
+        with nullcontext() if is_worker or not self.has_transforms else own_streams(token.draws):
+            batch = self.finish_token(raw, token)
         self.counters.add(finish_seconds=perf_counter() - began)
         if is_worker:
             self.counters.set_kept(self.kept_bytes)
@@ -301,8 +303,13 @@ class RowDataset(HasTransforms, Dataset[Any]):
         return (self[row] for row in range(len(self)))
 
     @without_frames
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples in the order asked, read together; ``DataLoader(batch_size=...)`` calls this."""
+    def __getitems__(self, indices: Sequence[int] | BatchToken) -> Any:
+        """Return samples in the order asked, read together; ``DataLoader(batch_size=...)`` calls this.
+
+        For a token of a loader's batch sampler, return what the loader's ``collate_fn`` takes.
+        """
+        if isinstance(indices, BatchToken):
+            return self._read_token(indices)
         samples: list[Any] = self.finish(self.gather(row_numbers(indices, len(self))), samples=True)
         self.counters.add(direct_rows=len(samples), direct_batches=1)
         return samples
@@ -378,6 +385,11 @@ class RowDataset(HasTransforms, Dataset[Any]):
         if len(numbers) != 1:
             return rows_text(places, len(numbers))
         return f"{rows_text(places, 1)} (index {self.sample_layout.shown(int(numbers[0]))})"
+
+    def numbers_of(self, rows: IntArray) -> IntArray:
+        """Return the numbers that ``with_index`` gives for indices into the dataset."""
+        numbers: IntArray = self.sample_layout.shown(rows)
+        return numbers
 
     def files_of(self, rows: IntArray) -> list[str]:
         """Return the files that rows are read from, for messages."""

@@ -362,6 +362,11 @@ class HeldDataset(TableDataset):
         columns = self.samples.columns(held, numbers, asked, of_rank, self._buffers, all_cores=all_cores)
         return RawBatch(numbers, (*self.in_samples(asked, columns), *self.further_columns(asked)))
 
+    def numbers_of(self, rows: IntArray) -> IntArray:
+        """See ``RowDataset.numbers_of``: numbers among the rows of all ranks."""
+        held = rows % self.shard.n_held if self.weights is not None else rows
+        return self.rows[held]
+
     def files_of(self, rows: IntArray) -> list[str]:
         """See ``RowDataset.files_of``: none, since all rows are in memory."""
         return []

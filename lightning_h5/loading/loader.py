@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -29,6 +29,8 @@ from ..errors import MAX_LETTERS, H5Error
 from ..order import EpochPlan, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
 from ..types import BatchToken, cached_property
+from .accumulation import LoopRecord
+from .batch_sampler import RowsOfBatches, TokenBatchSampler
 from .pinning import PinnedBatches, pin
 from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
 from .workers import WorkerPool
@@ -100,6 +102,7 @@ class Iteration:
         self.progress: Progress
         self._failed: str | None = None
         self._is_over = False
+        self._record: LoopRecord | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -122,13 +125,10 @@ class Iteration:
             raise StopIteration
         is_first = self._batches is None
         try:
-            if self._batches is None:
-                self._batches, self._plan, self.progress = loader.start()
-                loader.running.add(self)
-            batch = self._next_of(self._batches)
+            batch = self._next_of(self._begin() if self._batches is None else self._batches)
         except StopIteration:
             self._batches, self._is_over = None, True
-            loader.running.discard(self)
+            self._leave()
             loader.passes.end(self.progress)
             raise
         except H5Error as error:
@@ -144,12 +144,32 @@ class Iteration:
         progress.n_given += 1
         if loader.passes.last is not progress:
             loader.passes.switch(progress)
+        if progress.n_given == self._plan.n_steps:
+            loader.passes.complete(progress)
+            if self._record is not None:
+                self._record.end_of_dataloader = True
         waited = perf_counter() - began
         loader.counters.add_batch(stop - start, waited)
         loader.waits.add(waited)
         if is_first:
             loader.counters.add(start_seconds=waited)
         return batch
+
+    def _begin(self) -> Batches:
+        loader = self._loader
+        batches, self._plan, self.progress = loader.start()
+        self._batches = batches
+        loader.running.add(self)
+        loader.show_rows_of(self._plan)
+        self._record = LoopRecord.begin()
+        if self._record is not None:
+            weakref.finalize(self, self._record.end).atexit = False
+        return batches
+
+    def _leave(self) -> None:
+        self._loader.running.discard(self)
+        if self._record is not None:
+            self._record.end()
 
     def _next_of(self, batches: Batches) -> Any:
         """Return the next batch; raise StopIteration after the last step of the plan, and never before it."""
@@ -166,7 +186,7 @@ class Iteration:
 
     def _fail(self, error: BaseException) -> None:
         batches, self._batches = self._batches, None
-        self._loader.running.discard(self)
+        self._leave()
         if error.args == (CLOSED,):
             self._failed = CLOSED
         else:
@@ -195,16 +215,20 @@ class H5DataLoader(DataLoader[Any]):
     batch, and ``state_dict`` raises if it cannot know that this one trains: another unfinished iterator of the same
     epoch exists at a different batch, or the last batch was yielded by an iterator that was deleted, and another
     unfinished one had come further. So save the position before you look at ``next(iter(loader))``, or after the loop
-    took its next batch. An iterator that begins after the end of an epoch counts as its next pass. Call
-    ``loader.sampler.set_epoch(epoch)`` before each pass, which keeps passes apart.
+    took its next batch.
+
+    A pass that yielded its last batch advances the epoch of a training loader, so that the next pass has another order
+    and other draws. After ``loader.set_epoch(epoch)`` the caller alone sets it, which also keeps passes apart, and a
+    Trainer always does. Ranks have to make the same passes, or to set the epoch.
 
     Args:
         dataset: what to read.
-        sampler: which rows, in which order, on which rank.
-        batch_size: None. Exists since Lightning remakes loaders with the arguments of torch's.
-        shuffle: None or False, for the same reason.
-        batch_sampler: None, for the same reason.
-        drop_last: False, for the same reason; the sampler decides.
+        sampler: which rows, in which order, on which rank; that of ``batch_sampler`` if it is None.
+        batch_size: ignored, as are ``shuffle`` and ``drop_last``: the sampler decides. They exist since Lightning makes
+            loaders again with the arguments of torch's.
+        shuffle: see ``batch_size``.
+        batch_sampler: of a loader that Lightning makes again.
+        drop_last: see ``batch_size``.
         num_workers: worker processes. With 0 a thread of this process reads ahead, without a copy; rows in memory are
             read ahead once the consumer is away longer than copying them takes.
         collate_fn: runs on what the dataset returns for a token; None leaves it as it is.
@@ -230,10 +254,10 @@ class H5DataLoader(DataLoader[Any]):
         self,
         dataset: RowDataset,
         *,
-        sampler: PlanSampler,
-        batch_size: None = None,
+        sampler: PlanSampler | None = None,
+        batch_size: int | None = None,
         shuffle: bool | None = None,
-        batch_sampler: None = None,
+        batch_sampler: Any = None,
         drop_last: bool = False,
         num_workers: int = 0,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -246,10 +270,13 @@ class H5DataLoader(DataLoader[Any]):
         generator: Any = None,
     ) -> None:
         self._depth = prefetch_factor
+        self._batch_sampler = (
+            TokenBatchSampler(cast("PlanSampler", sampler)) if batch_sampler is None else batch_sampler
+        )
         super().__init__(
             dataset,
             batch_size=None,
-            sampler=sampler,
+            sampler=self._batch_sampler.sampler,
             num_workers=num_workers,
             collate_fn=collate_fn or _as_it_is,
             pin_memory=pin_memory,
@@ -264,7 +291,7 @@ class H5DataLoader(DataLoader[Any]):
         dataset.pin_batches(self._pins and not num_workers)
         self._n_assigned = dataset.n_assigned
         self._iterator: Any = None  # persistent workers; Lightning sets torch's name to None after a stage
-        self.passes = Passes(sampler)
+        self.passes = Passes(self.sampler)
         self.waits = WaitTimes()
         self._reading: weakref.WeakSet[ReadAhead | InMemoryIterator] = weakref.WeakSet()
         self.running: weakref.WeakSet[Iteration] = weakref.WeakSet()  # started, and neither ended nor failed
@@ -278,6 +305,40 @@ class H5DataLoader(DataLoader[Any]):
     def kept_bytes(self) -> int:
         """Bytes of rows that this process and its workers keep in memory, at last count."""
         return self.dataset.kept_bytes + int(self.counters.total()["kept_bytes"])
+
+    # What torch's constructor sets is ignored: its loader takes each token for a sample.
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch on one rank."""
+        return self.sampler.batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: object) -> None: ...
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the ragged end of an epoch is dropped."""
+        return self.sampler.drop_last
+
+    @drop_last.setter
+    def drop_last(self, value: object) -> None: ...
+
+    @property
+    def batch_sampler(self) -> Any:
+        """Yields what the dataset takes for each batch, for other libraries: Accelerate reads it, Lightning remakes it.
+
+        In prediction it is Lightning's wrapper of one, from which a ``BasePredictionWriter`` gets ``batch_indices``.
+        """
+        return self._batch_sampler
+
+    @batch_sampler.setter
+    def batch_sampler(self, value: object) -> None: ...
+
+    def show_rows_of(self, plan: EpochPlan) -> None:
+        """Let Lightning know which rows the batches of a prediction hold."""
+        if not isinstance(self._batch_sampler, TokenBatchSampler):
+            self._batch_sampler.seen_batch_indices = RowsOfBatches(self.dataset, plan)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own private class here
         return Iteration(self)

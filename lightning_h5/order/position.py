@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import H5ResumeError, H5ValueError, listing
+from ..errors import H5ResumeError, H5ValueError
 from .plan import OrderParameters, Segment, SourceOrder
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ class Progress:
         n_loaded: positions that were loaded before it began.
         step_rows: rows of a step on all ranks.
         n_given: batches that it has yielded.
-        is_over: whether it came to its end.
+        is_complete: whether it has yielded its last batch.
+        is_over: whether it was asked for another one after that.
     """
 
     began: Position
@@ -238,6 +239,7 @@ class Progress:
     n_loaded: int
     step_rows: int
     n_given: int = 0
+    is_complete: bool = False
     is_over: bool = False
 
     @property
@@ -253,13 +255,13 @@ class Passes:
         sampler: the loader's.
 
     Attributes:
-        last: the iteration that yielded the last batch.
+        last: the iteration that yielded the last batch, or came to its end after that.
     """
 
     def __init__(self, sampler: PlanSampler) -> None:
         self._sampler = sampler
         self.last: Progress | None = None
-        self._furthest: Progress | None = None  # furthest of the earlier iterations of this epoch
+        self._furthest: Progress | None = None  # furthest of the earlier iterations of its epoch
         self._loaded_epoch: int | None = None  # until an iteration begins
         self._n_loaded = 0
 
@@ -289,40 +291,59 @@ class Passes:
         if furthest is None or furthest.began.epoch != before.began.epoch or furthest.n_rows < before.n_rows:
             self._furthest = before
 
-    def end(self, one: Progress) -> None:
-        """End an iteration: the next one of the same epoch is a whole one again."""
-        one.is_over = True
-        if self._furthest is one or (self._furthest is not None and self._furthest.n_rows < one.n_rows):
-            self._furthest = None  # the next iteration is another pass
+    def complete(self, one: Progress) -> None:
+        """Note that an iteration has yielded its last batch, after which some loops never ask for its end.
+
+        The next iteration is over the next epoch, or over all of the same one if ``set_epoch`` was called.
+        """
+        if one.is_complete:
+            return
+        one.is_complete = True
         if one.n_loaded == self._n_loaded and self._sampler.epoch_source is None:
             self._sampler.restore(None)
+            self._sampler.complete(one.began.epoch)
+
+    def end(self, one: Progress) -> None:
+        """End an iteration: the next one is another pass."""
+        self.complete(one)
+        one.is_over = True
+        if self._furthest is one or (self._furthest is not None and self._furthest.n_rows < one.n_rows):
+            self._furthest = None
+        if one.n_loaded == self._n_loaded:
+            self.last = one
 
     def position(self, running: Iterable[Progress]) -> Position:
         """Return the position of the iteration which yielded the last batch.
+
+        ``set_epoch`` tells passes apart: then others of another epoch do not train. Where passes are counted, they may.
 
         Args:
             running: iterations that began, and neither ended nor failed.
 
         Raises:
-            H5ResumeError: others of the epoch are at other batches, so that it is not known which of them trains.
+            H5ResumeError: others are at other batches, so that it is not known which of them trains.
         """
-        epoch, last, furthest = self._sampler.epoch, self.last, self._furthest
-        here = [one for one in running if one.n_given and (one.began.epoch, one.n_loaded) == (epoch, self._n_loaded)]
-        if last is None or last.began.epoch != epoch:
+        epoch, counts, last, furthest = self._sampler.epoch, self._sampler.counts_passes, self.last, self._furthest
+        here = [one for one in running if one.n_given and one.n_loaded == self._n_loaded]
+        if not counts:
+            here = [one for one in here if one.began.epoch == epoch]
+        if last is None or (last.began.epoch != epoch and not counts):
             last = here[0] if here else None
         if last is None:  # no iteration of this epoch was started here
             return self._sampler.position(epoch)
         others = [one for one in here if (one.began, one.n_given) != (last.began, last.n_given)]
-        if last not in here and furthest and furthest.began.epoch == epoch and furthest.n_rows > last.n_rows:
-            others.append(furthest)
+        if last not in here and furthest and furthest.began.epoch == last.began.epoch:
+            others += [furthest] if furthest.n_rows > last.n_rows else []
         if others:
+            places = sorted({(one.began.epoch, one.n_given) for one in (last, *others)})
             raise H5ResumeError(
-                "the loader's position was requested, but several of its iterations are at different batches of epoch "
-                f"{epoch}: they have yielded {listing(sorted({one.n_given for one in (last, *others)}))}. It is "
-                "unknown which of them trains. Delete the other iterators, let the training loop take its next batch "
-                "first, call loader.sampler.set_epoch(epoch) before each epoch, or look at batches through a loader "
-                "of its own."
+                "the loader's position was requested, but several of its iterations are at different batches: they "
+                f"have yielded {', '.join(f'{n} of epoch {at}' for at, n in places)}. It is unknown which of them "
+                "trains. Delete the other iterators, let the training loop take its next batch first, call "
+                "loader.sampler.set_epoch(epoch) before each epoch, or look at batches through a loader of its own."
             )
+        if counts and last.is_over:
+            return self._sampler.position(epoch)
         return last.began.after(self._sampler, last.n_given)
 
     def load(self, position: Position) -> None:

@@ -92,6 +92,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self._restored: Position | None = None
         self._resumed_epoch: int | None = None
         self._epoch_offset = 0  # for callers that count epochs from the start of the process
+        self._is_epoch_set = False
 
     @property
     def n_rows(self) -> int:
@@ -147,7 +148,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return self.__dict__ | {"_epoch_source": None}  # no trainer in another process
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, if no trainer keeps it.
+        """Set the epoch of the next iteration, if no trainer keeps it. From then on, complete passes do not advance it.
 
         Fabric calls this with the number of iterations since the process began. So if a position was loaded, and the
         first call after it names an earlier epoch, that call means the loaded epoch, and later ones those after.
@@ -156,6 +157,17 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
             self._epoch_offset = max(0, self._resumed_epoch - epoch)
             self._resumed_epoch = None
         self.epoch = self._epoch_offset + epoch
+        self._is_epoch_set = True
+
+    @property
+    def counts_passes(self) -> bool:
+        """Whether a complete pass advances the epoch: it was never set, and no trainer keeps it."""
+        return not (self._is_epoch_set or self.evaluation or self.epoch_source)
+
+    def complete(self, epoch: int) -> None:
+        """Note that a pass over an epoch is complete: the next one is over the next epoch, if passes are counted."""
+        if self.counts_passes:
+            self.epoch, self._resumed_epoch = epoch + 1, None
 
     def resume_epoch(self, epoch: int) -> None:
         """Make the next iteration one of this epoch, which an earlier process left in its middle."""
@@ -349,7 +361,8 @@ class EpochShuffleSampler(DistributedSampler[Any]):
     """Yields indices of a dataset that holds one rank's rows, in another order for each epoch and rank.
 
     For ``DataLoader(dataset, sampler=...)``; the data modules of this package have their own sampler. By type it is a
-    ``DistributedSampler``, so that Lightning does not shard the rank's rows again, and calls ``set_epoch``.
+    ``DistributedSampler``, so that Lightning does not shard the rank's rows again, and calls ``set_epoch``. In a loop
+    that never calls it, an iteration to the end advances the epoch.
 
     Args:
         data_len: rows of this rank, ``len(dataset)``.
@@ -377,6 +390,7 @@ class EpochShuffleSampler(DistributedSampler[Any]):
             num_samples = equal_rows(data_len) if shuffle else data_len
         self.num_samples = num_samples
         self.epoch = 0
+        self._is_epoch_set = False
 
     # The rank is resolved on demand: a sampler may be created before the process group.
 
@@ -398,17 +412,19 @@ class EpochShuffleSampler(DistributedSampler[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
-        self.epoch = epoch
+        """Set the epoch of the next iteration. From then on, iterations do not advance it."""
+        self.epoch, self._is_epoch_set = epoch, True
 
     def __iter__(self) -> Iterator[int]:
-        n_absent = self.data_len - self.num_samples
+        epoch, n_absent = self.epoch, self.data_len - self.num_samples
         rows = np.arange(self.data_len)
         if n_absent:
-            rows = np.sort(np.roll(rows, -self.epoch * n_absent)[n_absent:])
+            rows = np.sort(np.roll(rows, -epoch * n_absent)[n_absent:])
         if self.shuffle:
-            rows = rows[permutation(len(rows), self.seed, self.epoch, EPOCH_SHUFFLE, 1 + self.rank)(0, len(rows))]
-        return iter(rows.tolist())
+            rows = rows[permutation(len(rows), self.seed, epoch, EPOCH_SHUFFLE, 1 + self.rank)(0, len(rows))]
+        yield from rows.tolist()
+        if not self._is_epoch_set:
+            self.epoch = epoch + 1
 
     def __len__(self) -> int:
         return self.num_samples

@@ -6,6 +6,7 @@ from itertools import islice
 import h5py
 import numpy as np
 import pytest
+import torch
 from factories import Stored
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -37,9 +38,13 @@ def path(make_h5):
     return make_h5({"x": np.arange(ROWS * 32, dtype="f4").reshape(ROWS, 32), "y": np.arange(ROWS)})
 
 
-def loader_of(path, batch_size=BATCH, **settings):
+def loader_of(path, batch_size=BATCH, *, epoch=0, **settings):
+    """A loader whose epoch is set; if it is None, complete passes advance it."""
     dataset = H5LazyDataset(path, "x", "y")
-    return with_settings(create_optimized_dataloader(dataset, batch_size), settings)
+    loader = with_settings(create_optimized_dataloader(dataset, batch_size), settings)
+    if epoch is not None:
+        loader.set_epoch(epoch)
+    return loader
 
 
 def with_settings(loader, settings):
@@ -168,10 +173,9 @@ def test_loops_that_count_batches_go_on_from_a_position(path, settings):
     loader.load_state_dict(first.state_dict())
     counted = iter(loader)
     assert rows_of(islice(counted, 3)) == expected[4 * BATCH :]  # never asked for its end
-    assert rows_of(loader) == expected[4 * BATCH :]
     assert loader.state_dict()["segments"] == [[BATCH, 1, 7]]
-    assert list(counted) == []
     assert rows_of(loader) == expected  # the loaded epoch is over
+    assert list(counted) == []
     first.close(), loader.close()
 
 
@@ -182,7 +186,9 @@ def test_a_position_is_refused_while_iterations_are_at_different_batches(path):
     for _ in range(3):
         next(older)
     next(younger)
-    with pytest.raises(H5ResumeError, match=r"epoch 0: they have yielded 1, 3\. .*Delete the other iterators"):
+    with pytest.raises(
+        H5ResumeError, match=r"they have yielded 1 of epoch 0, 3 of epoch 0\. .*Delete the other iterators"
+    ):
         loader.state_dict()
     next(younger), next(younger)
     state = loader.state_dict()  # both are at the same batch
@@ -205,7 +211,7 @@ def test_a_look_at_a_batch_that_moves_the_position_back_is_refused(path, setting
             next(kept[-1])
             if not is_kept:
                 kept.clear()
-            with pytest.raises(H5ResumeError, match=r"they have yielded 1, 7\."):
+            with pytest.raises(H5ResumeError, match=r"they have yielded 1 of epoch 0, 7 of epoch 0\."):
                 loader.state_dict()
     kept.clear()
     loader.sampler.set_epoch(1)  # each epoch has a position of its own
@@ -323,6 +329,78 @@ def test_the_epochs_of_a_fit_share_their_workers(path, tmp_path, limits):
     assert found.workers == [found.workers[0]] * 3
 
 
+# Passes that are counted -------------------------------------------------------------------------------------
+
+
+def epochs_of(path, n):
+    loaders = [loader_of(path, epoch=epoch) for epoch in range(n)]
+    return [rows_of(loader) for loader in loaders]
+
+
+@SETTINGS
+@pytest.mark.parametrize("counts_batches", [False, True])
+def test_a_loop_that_never_sets_the_epoch_has_another_order_in_each(path, settings, counts_batches):
+    loader, expected = loader_of(path, epoch=None, **settings), epochs_of(path, 3)
+    for rows in expected:
+        next(iter(loader))  # no pass
+        assert rows_of(islice(iter(loader), len(loader)) if counts_batches else loader) == rows
+    loader.set_epoch(1)
+    assert rows_of(loader) == rows_of(loader) == expected[1]
+    loader.close()
+
+
+def test_draws_differ_in_each_pass_of_a_loop_that_never_sets_the_epoch(path):
+    dataset = H5LazyDataset(path, "x", transform=lambda x, rng: torch.tensor(rng.normal()))
+    loader = create_optimized_dataloader(dataset, BATCH)
+    drawn = [{draw for batch in loader for draw in batch.tolist()} for _ in range(2)]
+    assert not drawn[0] & drawn[1]
+
+
+def test_passes_of_evaluation_are_alike(path):
+    dataset = H5LazyDataset(path, "y", transform=lambda y, rng: y + rng.normal())
+    loader = create_optimized_dataloader(dataset, BATCH, is_training=False)
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in loader]
+
+
+def test_iterators_that_are_left_or_nested_leave_the_order_of_the_loop_alone(path):
+    expected = epochs_of(path, 3)
+    loader = loader_of(path, epoch=None)
+    kept = iter(loader)
+    next(kept)
+    for epoch in range(3):
+        seen = []
+        for batch in loader:
+            seen += rows_of([batch])
+            if len(seen) < 20:
+                assert sorted(rows_of(loader)) == list(range(ROWS))
+        assert seen == expected[epoch]
+    assert rows_of(kept) == expected[0][BATCH:]
+
+
+@pytest.mark.parametrize("n", [3, 7])
+def test_a_loop_that_never_sets_the_epoch_goes_on_from_its_position(path, n):
+    expected = epochs_of(path, 3)
+    loader = loader_of(path, epoch=None)
+    rows_of(loader)
+    between = loader.state_dict()
+    batches = iter(loader)
+    assert rows_of(islice(batches, n)) == expected[1][: n * BATCH]
+    for state, rest in [(between, expected[1]), (loader.state_dict(), expected[1][n * BATCH :])]:
+        again = loader_of(path, epoch=None)
+        again.load_state_dict(state)
+        assert [rows_of(again), rows_of(again)] == [rest, expected[2]]
+
+
+def test_a_position_is_refused_while_loops_over_counted_passes_are_nested(path):
+    loader = loader_of(path, epoch=None)
+    for step, _ in enumerate(loader):
+        assert loader.state_dict()["segments"] == [[BATCH, 1, step + 1]]
+        if step == 1:
+            rows_of(loader)
+            with pytest.raises(H5ResumeError, match=r"they have yielded 2 of epoch 0, 7 of epoch 0\."):
+                loader.state_dict()
+
+
 # Any order of events -----------------------------------------------------------------------------------------
 
 
@@ -387,8 +465,8 @@ class Watched:
                 assert sorted(np.concatenate(self.expected).tolist()) == list(range(n_rows))
         if self.n == len(self.expected):
             assert next(self.batches, None) is None
-            self.has_ended = True
-            return False
+            is_news, self.has_ended = not self.has_ended, True
+            return is_news
         batch = next(self.batches)
         x, y = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
         rows = self.expected[self.n]
@@ -404,6 +482,7 @@ def check_any_events(rng, files, num_workers):
     with h5py.File(files["contiguous"]) as file:
         truth = file["x"][:]
     running, last = [], None
+    sets_epoch = bool(rng.integers(2))  # otherwise complete passes advance it
     for _ in range(int(rng.integers(6, 40))):
         event = rng.choice(["begin", "next", "leave", "epoch", "state"], p=[0.2, 0.6, 0.08, 0.04, 0.08])
         if event == "begin" and len(running) < 3:
@@ -415,7 +494,7 @@ def check_any_events(rng, files, num_workers):
         elif event == "leave" and running:
             del running[rng.integers(len(running))]
             one = None
-        elif event == "epoch":
+        elif event == "epoch" and sets_epoch:
             loader.sampler.set_epoch(int(rng.integers(3)))
         elif event == "state":
             check_state(loader, running, last)
@@ -427,18 +506,19 @@ def check_any_events(rng, files, num_workers):
 
 
 def check_state(loader, running, last):
-    epoch = loader.sampler.epoch
-    begun = {one.n for one in running if one.n and one.epoch == epoch and not one.has_ended}
-    if last is not None and last.epoch == epoch:
-        begun.add(last.n)
+    epoch, counts = loader.sampler.epoch, loader.sampler.counts_passes
+    begun = {(one.epoch, one.n) for one in running if one.n and not one.has_ended and (counts or one.epoch == epoch)}
+    if last is not None and (counts or last.epoch == epoch):
+        begun.add((last.epoch, last.n))
     try:
         state = loader.state_dict()
     except H5ResumeError:
         assert len(begun) > 1
         return
     assert len(begun) <= 1
-    assert sum(n for _, _, n in state["segments"]) == sum(begun)
-    assert state["epoch"] == epoch
+    if not begun or (counts and last.has_ended):
+        begun = {(epoch, 0)}
+    assert {(state["epoch"], sum(n for _, _, n in state["segments"]))} == begun
 
 
 @pytest.mark.wide

@@ -262,7 +262,10 @@ def test_a_state_taken_at_the_end_of_the_rest_says_that_the_epoch_is_done(datase
     again = loader_of(dataset)
     again.load_state_dict(state_after(loader_of(dataset), 3))
     rows_of(again)
-    assert again.state_dict()["segments"] == [[8, 1, 7]]
+    assert [again.state_dict()[name] for name in ("epoch", "segments")] == [1, []]
+    again.set_epoch(0)
+    rows_of(again)
+    assert [again.state_dict()[name] for name in ("epoch", "segments")] == [0, [[8, 1, 7]]]
 
 
 def test_it_pickles_in_the_middle_of_an_iteration(dataset):

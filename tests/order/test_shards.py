@@ -311,10 +311,14 @@ def test_the_order_of_epoch_shuffle_never_changes():
     assert epoch_shuffled(12, 2, seed=9) == [5, 9, 8, 10, 7, 4, 1, 2, 3, 0, 11, 6]
 
 
-def test_epoch_shuffle_needs_no_set_epoch_and_is_a_distributed_sampler_by_type():
+def test_epoch_shuffle_counts_complete_iterations_until_an_epoch_is_set():
     one = EpochShuffleSampler(data_len=7, seed=1, shuffle=True)
     assert isinstance(one, DistributedSampler)
-    assert list(one) == list(one) == epoch_shuffled(7, 0, seed=1)
+    assert [list(one) for _ in range(3)] == [epoch_shuffled(7, epoch, seed=1) for epoch in range(3)]
+    next(iter(one))
+    assert one.epoch == 3
+    one.set_epoch(5)
+    assert list(one) == list(one) == epoch_shuffled(7, 5, seed=1)
     assert len(one) == 7
 
 

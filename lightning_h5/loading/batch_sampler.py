@@ -1,0 +1,69 @@
+"""What a loader's ``batch_sampler`` is to other libraries, which look for one as torch's loaders have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..datasets import RowDataset
+from ..order import EpochPlan, PlanSampler
+from ..types import BatchToken
+
+__all__ = ["RowsOfBatches", "TokenBatchSampler"]
+
+
+class TokenBatchSampler:
+    """Yields what a loader's dataset takes for each batch: the tokens of the loader's sampler.
+
+    ``accelerate.skip_first_batches`` makes a plain ``DataLoader`` of a loader's dataset and its batch sampler, less the
+    first batches. Lightning makes a loader again with another batch sampler of the same type.
+
+    Args:
+        sampler: the loader's.
+        batch_size: ignored, as is ``drop_last``: Lightning passes what it read from the attributes.
+        drop_last: see ``batch_size``.
+    """
+
+    def __init__(self, sampler: PlanSampler, batch_size: int | None = None, drop_last: bool | None = None) -> None:
+        self.sampler = sampler
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch on one rank."""
+        return self.sampler.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the ragged end of an epoch is dropped."""
+        return self.sampler.drop_last
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[BatchToken]:
+        epoch = self.sampler.starting_epoch()
+        yield from self.sampler.tokens(epoch)
+        self.sampler.complete(epoch)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank."""
+        return len(self.sampler)
+
+
+class RowsOfBatches(Sequence[list[int]]):
+    """The rows of each batch of an iteration, by numbers as ``with_index`` gives them; they are found on demand.
+
+    Args:
+        dataset: the loader's.
+        plan: what the iteration follows.
+    """
+
+    def __init__(self, dataset: RowDataset, plan: EpochPlan) -> None:
+        self._dataset, self._plan = dataset, plan
+
+    def __getitem__(self, batch: int) -> list[int]:  # type: ignore[override]  # no slices
+        rows: list[int] = self._dataset.numbers_of(self._plan.rows(range(len(self))[batch])).tolist()
+        return rows
+
+    def __len__(self) -> int:
+        return self._plan.n_steps
