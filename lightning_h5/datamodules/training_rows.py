@@ -264,8 +264,8 @@ def segments_without_steps(dataset: RowDataset) -> Iterator[str]:
         sampling = each.table.sampling if isinstance(each, TableDataset) else None
         if isinstance(sampling, WholeSegments) and (n := sampling.n_left_out):
             yield (
-                f"{n:,} segment{'s' * (n != 1)} without steps in at least one field, which have no sample, in "
-                "evaluation either. Count them in metrics yourself, if they matter."
+                f"{n:,} segment{' has' if n == 1 else 's have'} no steps in at least one field, and so no sample, in "
+                "evaluation either. If they matter, let your metrics count them."
             )
 
 

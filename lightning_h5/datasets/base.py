@@ -358,7 +358,8 @@ class RowDataset(HasTransforms, Dataset[Any]):
     def _draws(self, draws: Draws | None) -> Draws:
         if draws is not None:
             return draws
-        return fresh_draws() if self.sample_layout.asks or self._batch_asks_for else Draws(0, 0, 0)
+        asks = self.sample_layout.asks or (self._batch_transform is not None and self._batch_asks_for)
+        return fresh_draws() if asks else Draws(0, 0, 0)
 
     def finish_token(self, raw: RawBatch, token: BatchToken) -> Any:
         """Return the batch, or the samples, of a loader's token; the second half of it."""
@@ -367,12 +368,13 @@ class RowDataset(HasTransforms, Dataset[Any]):
 
     def _transformed(self, batch: Any, numbers: IntArray, draws: Draws) -> Any:
         """Return a batch after ``batch_transform``; an error of it names the rows."""
-        if self.batch_transform is None:
+        transform = self._batch_transform
+        if transform is None:
             return batch
         try:
-            return self.batch_transform(batch, **generators(self._batch_asks_for, draws))
+            return transform(batch, **generators(self._batch_asks_for, draws))
         except Exception as error:
-            note_rows(error, "batch_transform", self.batch_transform, lambda: self.describe(numbers))
+            note_rows(error, "batch_transform", transform, lambda: self.describe(numbers))
             raise
 
     def describe(self, numbers: IntArray) -> str:
@@ -398,12 +400,12 @@ class RowDataset(HasTransforms, Dataset[Any]):
     @property
     def has_transforms(self) -> bool:
         """Whether a user's code makes samples or batches, and may draw random numbers."""
-        return self.sample_layout.has_transforms or self.batch_transform is not None
+        return self.sample_layout.has_transforms or self._batch_transform is not None
 
     @property
     def is_passthrough(self) -> bool:
         """Whether a batch is the tuple of its columns, as they were read."""
-        return self.sample_layout.is_as_read and self.batch_transform is None
+        return self.sample_layout.is_as_read and self._batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:
         absent = {*self._of_process, "_batch_asks_for"}

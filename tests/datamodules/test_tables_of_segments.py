@@ -412,7 +412,7 @@ MODULES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.* without steps in at least one field")
+@pytest.mark.filterwarnings("ignore:.* no steps in at least one field")
 @pytest.mark.parametrize("module", MODULES)
 @given(
     of_files=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=4),

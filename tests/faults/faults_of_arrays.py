@@ -234,7 +234,6 @@ ROUGH = np.where(values_of() == 3, np.nan, np.where(values_of() == 4, -np.inf, v
 
 kind("an_array_without_a_shape", REFUSED, made(data=h5py.Empty("i4")))
 kind("a_scalar", REFUSED, made(data=3))
-kind("lists_of_different_lengths", REFUSED, made((ROWS,), dtype=h5py.vlen_dtype("i4")))
 kind("references", REFUSED, _with_references)
 kind("opaque_times", REFUSED, made(data=TIMES.astype(h5py.opaque_dtype(TIMES.dtype))))
 kind("opaque_bytes", REFUSED, made(data=np.zeros(ROWS, "V5")), slow=True)

@@ -47,7 +47,7 @@ def test_a_glob_gives_its_files_sorted(folder):
     assert from_here(expand_paths("**/z.h5")) == (os.path.join("deep", "er", "z.h5"),)
 
 
-@given(st.lists(st.text("ab_-./09", min_size=1), unique=True), st.integers(1, 9))
+@given(st.lists(st.text("ab_-/09", min_size=1), unique=True), st.integers(1, 9))
 def test_names_are_sorted_as_text_but_numbers_in_them_by_value(names, width):
     padded = {re.sub("[0-9]+", lambda number: f"{int(number[0]):020}", name): name for name in names}
     expected = [padded[name] for name in sorted(padded)]
@@ -55,6 +55,17 @@ def test_names_are_sorted_as_text_but_numbers_in_them_by_value(names, width):
     assert [name for name in found if name in expected] == expected  # of equal numbers one is in the mapping
     numbers = [f"m_{'9' * 5000}.h5", *(f"m_{at:0{width}}.h5" for at in range(1200, 0, -7))]
     assert sorted(numbers, key=natural_order) == numbers[::-1]
+
+
+@given(st.lists(st.integers(0, 9999), unique=True), st.integers(1, 4))
+def test_decimals_in_names_are_sorted_by_value(numbers, places):
+    values = sorted({round(number / 10_000, places) for number in numbers})
+    names = [f"tcool_{value}.hdf5" for value in values if "e" not in f"{value}"]
+    assert sorted(names[::-1], key=natural_order) == names
+    padded = [f"t{value * 40:.4f}/x" for value in values]
+    assert sorted(padded[::-1], key=natural_order) == padded
+    versions = ["v1.9", "v1.10", "v2.0.1", "v2.0.10", "v10.1"]
+    assert sorted(versions[::-1], key=natural_order) == versions
 
 
 def test_a_list_keeps_its_order_and_may_hold_globs_and_directories(folder):
