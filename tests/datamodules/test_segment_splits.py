@@ -260,7 +260,7 @@ def test_segments_without_steps_are_counted_in_evaluation(tmp_path, rule, sample
     fields = {"load_fields": [key]} if kind is CombinedHDF5DataModule else {"x_key": {key: key}}
     paths = {"test_paths" if kind is CombinedHDF5DataModule else "test_path": path}
     module = kind(**paths, **fields, sample=sample, segments=segments or None, collate_fn="list", batch_size=9)
-    says = pytest.warns(UserWarning, match="2 segments without steps") if sample == "segment" else nullcontext()
+    says = pytest.warns(UserWarning, match="2 segments have no steps") if sample == "segment" else nullcontext()
     with caplog.at_level("INFO"), says:
         module.setup("test")
     assert len(module.datasets["test"]) == (3 if sample == "segment" else 9)
