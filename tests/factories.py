@@ -114,6 +114,7 @@ def known_filters():
             "bitshuffle lz4": plugin.Bitshuffle(),
             "bitshuffle lz4, 16": plugin.Bitshuffle(nelems=16),
             "bitshuffle zstd": plugin.Bitshuffle(cname="zstd"),
+            "bzip2": plugin.BZip2(),
         }
         known |= {name: (o["compression"], o["compression_opts"]) for name, o in map(_as_options, made.items())}
     return known
@@ -128,7 +129,7 @@ COMES_WITH_THE_PACKAGE = ("shuffle", "fletcher32", "gzip", "gzip 9", "lzf")
 
 def is_decodable(name):
     """Whether this installation has a decoder for a filter, apart from the HDF5 library."""
-    if name in COMES_WITH_THE_PACKAGE:
+    if name in COMES_WITH_THE_PACKAGE or name == "bzip2":
         return True
     return find_spec("blosc2" if name.startswith("blosc2") else "imagecodecs") is not None
 

@@ -3,7 +3,7 @@
 from . import forks as forks
 from .alike import AlikeArrays
 from .array_view import ArrayView
-from .checks import INTEGRITY, check_no_overlap, overlaps
+from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, Widen, codec_of
 from .contents import (
@@ -18,7 +18,7 @@ from .contents import (
     shape_of,
     target_of,
 )
-from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
+from .describe import attribute_layout, column_layout, describe_array, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
@@ -41,7 +41,7 @@ from .keys import (
     without_slashes,
     words_in,
 )
-from .layout import ArrayLayout, Decoding, Filter, path_of
+from .layout import ArrayLayout, Decoding, Filter, filters_of, path_of
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
@@ -97,6 +97,7 @@ __all__ = [
     "Widen",
     "attribute_layout",
     "bytes_of",
+    "check_decoding_memory",
     "check_no_overlap",
     "close_when_collected",
     "codec_of",
@@ -127,6 +128,7 @@ __all__ = [
     "is_list",
     "is_matlab_text",
     "is_on_disk",
+    "is_out_of_proportion",
     "is_references",
     "keys_in",
     "kind_of",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTEGRITY",
+    "check_decoding_memory",
     "check_in_file",
     "check_integrity",
     "check_library",
@@ -35,6 +36,7 @@ __all__ = [
     "check_sizes",
     "check_source",
     "ensure_filters",
+    "is_out_of_proportion",
     "may_run_code",
     "overlaps",
 ]
@@ -57,7 +59,9 @@ made to exhaust memory."""
 
 MAX_SIMPLE = 64  # chunks
 
-SHUFFLE, FLETCHER32, BLOSC2 = 2, 3, 32026  # HDF5 filter numbers
+SHUFFLE, FLETCHER32, SZIP, NBIT, SCALE_OFFSET, BZIP2, BLOSC2 = 2, 3, 4, 5, 6, 307, 32026  # HDF5 filter numbers
+SAME_SIZE = {SHUFFLE, FLETCHER32, NBIT, SCALE_OFFSET}  # what they decode to has a size that no chunk states
+N_VALUES, VALUE_BYTES = 2, 4  # places of numbers in the options of N-bit and scale-offset
 
 
 # Before a link is followed ----------------------------------------------------------------------------------------
@@ -231,6 +235,49 @@ def check_library(array: Any, path: str, key: str, why: str) -> None:
     """
     if may_run_code(array.id):
         raise H5ValueError(_refusal(key, path, why))
+
+
+def is_out_of_proportion(filters: Sequence[Filter]) -> bool:
+    """Return whether the HDF5 library may decode a chunk to a million times its stored bytes.
+
+    It does if there are two compressors, since it does not compare what they decode to with the chunk's size, and for
+    bzip2. The size that szip states can be checked, unless another filter was applied after it.
+    """
+    ids = [step.id for step in filters]
+    is_hidden = SZIP in ids and bool(set(ids[ids.index(SZIP) + 1 :]) - {FLETCHER32})
+    return sum(number not in SAME_SIZE for number in ids) > 1 or BZIP2 in ids or is_hidden
+
+
+def check_decoding_memory(filters: Sequence[Filter], chunk_bytes: int, path: str, key: str, files: FileOptions) -> None:
+    """Check that the HDF5 library decodes the chunks of an array in proportion to their stored bytes.
+
+    Args:
+        filters: of an array that only the library can read.
+        chunk_bytes: bytes of a chunk.
+        path: the file.
+        key: the name that was asked for.
+        files: which sizes are accepted all the same.
+
+    Raises:
+        H5ValueError: it may not.
+        H5CorruptError: a filter's options state more than the bytes of a chunk.
+    """
+    if files.trusted:
+        return
+    if is_out_of_proportion(filters):
+        raise H5ValueError(
+            f"{key!r} in {path!r} is compressed with {listing(step.label for step in filters)}, and only the HDF5 "
+            "library can read it. A crafted chunk could take a million times its stored bytes of memory there. "
+            "Rewrite the array with one compressor, or pass files=FileOptions(trusted=True) if you trust the file."
+        )
+    for step in filters:
+        if step.id in (NBIT, SCALE_OFFSET) and len(step.options) > VALUE_BYTES:
+            n_bytes = step.options[N_VALUES] * step.options[VALUE_BYTES]
+            if n_bytes > chunk_bytes:
+                raise H5CorruptError(
+                    f"the filter {step.label!r} of {key!r} in {path!r} states chunks of {n_bytes:,} bytes, and they "
+                    f"have {chunk_bytes:,}. The file is damaged; copy it again."
+                )
 
 
 def may_run_code(array_id: Any) -> bool:

@@ -28,7 +28,7 @@ from .digests import read_digests, with_digests
 from .dtypes import kind_of, native
 from .encoded import is_bytes, is_image
 from .identity import ChangeGuard, pread_of
-from .layout import ArrayLayout, Filter, Storage
+from .layout import ArrayLayout, Filter, Storage, filters_of
 from .links import ArrayHandle, find_array
 from .open import is_in_other_file, translate_h5py_errors
 from .packing import packing_of
@@ -41,7 +41,6 @@ __all__ = [
     "check_described",
     "column_layout",
     "describe_array",
-    "filters_of",
     "layout_of",
     "scalar_layout",
     "table_of",
@@ -410,16 +409,6 @@ def _fill(array: Any) -> bytes:
         return np.asarray(array.fillvalue, dtype=array.dtype).tobytes()
     except RuntimeError:
         return bytes(array.dtype.itemsize)
-
-
-def filters_of(array: Any) -> tuple[Filter, ...]:
-    """Return the filter pipeline of an open array, in the order of writing."""
-    plist = array.id.get_create_plist()
-    filters = []
-    for at in range(plist.get_nfilters()):
-        number, _flags, options, name = plist.get_filter(at)
-        filters.append(Filter(number, name.decode(errors="replace"), tuple(options)))
-    return tuple(filters)
 
 
 def _without(key: str, members: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ __all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_bytes", "i
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG"
 JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers before width and height
+JPEG_ALONE = {0, 1, *range(0xD0, 0xDA)}  # markers without a segment
 PNG_CHANNELS = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}  # by the type of color; a palette becomes up to four
 MAX_PIXEL_BYTES = 256 << 20
 MAX_PIXEL_RATIO = 100
@@ -155,15 +156,16 @@ def _declared(data: bytes) -> tuple[int, int, int]:
         width, height, depth, color = struct.unpack_from(">IIBB", data, 16)
         return width, height, PNG_CHANNELS.get(color, 4) * (2 if depth == 16 else 1)
     at, size = 2, (0, 0, 0)
-    while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] != JPEG_SCAN[1]:
-        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
-        if marker == 0xFF:  # fills
+    while (at := data.find(b"\xff", at)) >= 0:  # decoders skip bytes between segments
+        while data[at : at + 1] == b"\xff":  # and fills before a marker
             at += 1
-            continue
+        marker, length = int.from_bytes(data[at : at + 1]), int.from_bytes(data[at + 1 : at + 3])
+        if marker == JPEG_SCAN[1] or at + 9 > len(data):
+            break
         if marker in JPEG_FRAMES:
-            height, width, channels = struct.unpack_from(">HHB", data, at + 5)
+            height, width, channels = struct.unpack_from(">HHB", data, at + 4)
             size = max(size, (width, height, channels), key=math.prod)
-        at += 2 + length
+        at += 1 if marker in JPEG_ALONE else 1 + length
     return size
 
 

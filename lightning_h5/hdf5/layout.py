@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .codecs import Codec
     from .digests import ArrayDigests
 
-__all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "path_of"]
+__all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "filters_of", "path_of"]
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
@@ -54,6 +54,16 @@ class Filter:
     def label(self) -> str:
         """A short name; files store long names, or none."""
         return _KNOWN.get(self.id) or self.name or "a filter"
+
+
+def filters_of(array: Any) -> tuple[Filter, ...]:
+    """Return the filter pipeline of an open array, in the order of writing."""
+    plist = array.id.get_create_plist()
+    filters = []
+    for at in range(plist.get_nfilters()):
+        number, _flags, options, name = plist.get_filter(at)
+        filters.append(Filter(number, name.decode(errors="replace"), tuple(options)))
+    return tuple(filters)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,11 @@ import numpy as np
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
-from .checks import check_in_file, check_library, check_sizes, check_source
+from .checks import check_decoding_memory, check_in_file, check_library, check_sizes, check_source
 from .contents import has_arrays, list_arrays, list_data, old_categories, resolve_path
 from .dtypes import numpy_dtype
 from .identity import ChangeGuard
+from .layout import filters_of
 from .open import is_in_other_file, open_h5, translate_h5py_errors
 from .structures import SPARSE_PARTS, is_empty_matlab
 
@@ -156,6 +157,8 @@ class _Sources:
             if not array.is_virtual:
                 check_library(array, other.filename, name, f"{self._key!r} is a virtual array over it")
                 check_sizes(other, array, name, self._files)
+                chunk_bytes = math.prod(array.chunks or ()) * array.id.get_type().get_size()
+                check_decoding_memory(filters_of(array), chunk_bytes, other.filename, name, self._files)
 
     def _add_file(self, path: str) -> None:
         self.paths[os.path.abspath(path)] = None

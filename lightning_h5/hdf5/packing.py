@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5ValueError, shown
+from ..errors import H5ValueError, listing, shown
 
 __all__ = ["ATTRIBUTES", "MARKERS", "Packing", "file_format", "has_packing_outside", "packing_of"]
 
@@ -77,6 +77,7 @@ Policy = Literal["decode", "refuse", "keep", "guard"]
 """What becomes of packed numbers if the user names neither a decoder nor the stored dtype."""
 
 MAX_VALUES = 64
+MAX_SLICES = 1 << 20  # of an image of MINC2
 """Values of an attribute that are read; there is one, or a few that stand for missing values."""
 
 EXACT_IN_FLOAT64 = 1 << 53
@@ -463,6 +464,8 @@ def _packing_of_minc(array: Any, element: np.dtype[Any]) -> Packing | None:
     parent = _child(array, above or "/")
     if element.kind == "f" or parent is None or not has_packing_outside(parent.id, name.encode(errors="replace")):
         return None
+    if any(parent[one].size > MAX_SLICES or parent[one].dtype.kind not in "iuf" for one in MINC):
+        raise ValueError(f"{listing(MINC)} have more than {MAX_SLICES:,} values, or values that are no numbers")
     low, high = ((parent[one].shape, np.unique(parent[one][...])) for one in MINC)
     limits = np.iinfo(element)
     given = _values(_declared(array, VALID).get(VALID[0]))

@@ -113,8 +113,9 @@ def _shape(group: Any) -> tuple[int, int] | None:
     """Return rows and columns, as the file counts them."""
     for name in ("shape", "h5sparse_shape"):
         found = group.attrs.get(name)
-        if found is None and name == "shape" and has_arrays(group, name) and group[name].shape == (2,):
-            found = group[name][...]
+        if found is None and name == "shape" and has_arrays(group, name):
+            array = group[name]
+            found = array[...] if array.shape == (2,) and array.dtype.kind in "iu" else None
         if found is not None and np.shape(found) == (2,):
             n_rows, n_columns = (int(n) for n in found)
             if not 0 <= min(n_rows, n_columns) <= max(n_rows, n_columns) <= MOST:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError
+from ..errors import H5CorruptError, H5MemoryError
 from ..hdf5 import ArrayLayout, size_of
+from ..sizes import bytes_text
 from ..types import IntArray
 from .block_map import RowGrid
 from .block_sources import TASK_BYTES
@@ -135,9 +136,24 @@ class ChunkLoader:
         )
 
     def decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
-        """Read and decode chunks to places in memory; fill those that were never written."""
-        if self._load_at_once(chunks, out, firsts):
-            return
+        """Read and decode chunks to places in memory; fill those that were never written.
+
+        Raises:
+            H5CorruptError: one does not decode.
+            H5MemoryError: there is not enough memory.
+        """
+        try:
+            if not self._load_at_once(chunks, out, firsts):
+                self._decode_again(chunks, out, firsts)
+        except MemoryError as error:
+            raise H5MemoryError(
+                f"there is not enough memory to decode {self._name(chunks[0])} of {self._layout.key!r} in "
+                f"{self._layout.path!r}: a chunk has {bytes_text(self._chunk_bytes, digits=2)}. Pass a smaller "
+                "batch_size, a smaller cache_bytes, or a smaller num_workers."
+            ) from error
+
+    def _decode_again(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
+        """Decode chunks; once more if their mirror was damaged."""
         try:
             self._decode(chunks, out, firsts)
         except H5CorruptError:

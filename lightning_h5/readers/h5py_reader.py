@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError, H5FileError
-from ..hdf5 import ArrayLayout, OpenOptions, is_list, kind_of, process_pool
+from ..errors import H5CorruptError, H5FileError, H5MemoryError
+from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_list, kind_of, process_pool
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader
 from .block_sources import BlockSource, ReaderSource
@@ -59,6 +59,9 @@ class H5pyReader(LayoutReader):
                 self._lists = _ListHeaps.of(layout, layout.references)
             if self._lists is None:
                 self._heaps = _TextHeaps(layout, layout.references)
+        if self._lists is None and not (self._heaps is not None and self._heaps.decodes_first):
+            check_decoding_memory(layout.filters, layout.chunk_bytes, layout.path, layout.key, options.files)
+        self._szip = _SzipSizes(layout) if any(step.id == SZIP for step in layout.filters) else None
         self._stored_row_bytes = layout.n_stored_bytes / max(1, layout.n_rows)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
@@ -69,6 +72,8 @@ class H5pyReader(LayoutReader):
             return
         if self._heaps is not None:
             self._heaps.check(rows)
+        if self._szip is not None:
+            self._szip.check(rows)
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
         max_rows = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
@@ -87,7 +92,12 @@ class H5pyReader(LayoutReader):
         members = self.layout.members
         try:
             piece = (array.fields(members[0]) if members else array)[low:high]
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, MemoryError) as error:
+            if isinstance(error, MemoryError) or "memory allocation failed" in str(error):
+                raise H5MemoryError(
+                    f"there is not enough memory to decode rows {low} to {high - 1} of {self.layout.key!r} in "
+                    f"{self.layout.path!r} ({error}). Pass a smaller batch_size or a smaller num_workers."
+                ) from error
             # The errno is in HDF5's text; that of h5py belongs to the last failing call.
             if getattr(error, "errno", None) == errno.EIO or f"errno = {errno.EIO}," in str(error):
                 raise H5FileError(
@@ -145,6 +155,7 @@ def spans(ordered: IntArray, rows_per_chunk: int, max_rows: int) -> Iterator[tup
 # object of size zero: the HDF5 library loops over it forever while holding its lock. So each heap is checked before the
 # library reads it.
 
+SZIP, SZIP_SIZE = 4, 4  # number of the filter; bytes before a chunk's stream, with its decoded size
 HEAP_HEADER = struct.Struct("<4sB3xQ")  # signature, version, bytes
 HEAP_OBJECT = struct.Struct("<HHIQ")  # number, users, nothing, bytes
 
@@ -178,6 +189,11 @@ class _TextHeaps:
         self._heaps: set[int] = {0, UNDEFINED}  # of empty text
         self._lock = threading.Lock()
 
+    @property
+    def decodes_first(self) -> bool:
+        """Whether each chunk is decoded here, to its own size, before the library reads it."""
+        return self._source is not None
+
     def check(self, rows: IntArray) -> None:
         """Check the heaps of rows.
 
@@ -205,6 +221,42 @@ class _TextHeaps:
                         f"read: {why}. The file is damaged there; copy it again."
                     )
         self._heaps |= heaps
+
+
+class _SzipSizes:
+    """Checks once each decoded size that a chunk states: the library allocates as much.
+
+    Args:
+        layout: an array that was compressed with szip.
+    """
+
+    def __init__(self, layout: ArrayLayout) -> None:
+        self._layout = layout
+        self._at = next(at for at, step in enumerate(layout.filters) if step.id == SZIP)
+        self._checked: set[int] = set()
+
+    def check(self, rows: IntArray) -> None:
+        """Check the chunks of rows.
+
+        Raises:
+            H5CorruptError: one states more than a chunk has.
+        """
+        layout, table = self._layout, self._layout.table
+        if table is None:
+            return
+        for block in sorted(set((rows // layout.rows_per_chunk).tolist()) - self._checked):
+            with process_pool().reading(layout.path, layout.guard) as pread:
+                for chunk in range(block * table.per_row, (block + 1) * table.per_row):
+                    if table.offsets[chunk] < 0 or int(table.masks[chunk]) >> self._at & 1:
+                        continue
+                    head = pread(min(SZIP_SIZE, int(table.sizes[chunk])), int(table.offsets[chunk]))
+                    if (stated := int.from_bytes(head, "little")) > layout.chunk_bytes:
+                        raise H5CorruptError(
+                            f"chunk {chunk} of {layout.key!r} in {layout.path!r} states that it decodes to {stated:,} "
+                            f"bytes, and a chunk has {layout.chunk_bytes:,}. The file is damaged there; copy it again, "
+                            "or write it again without these rows."
+                        )
+            self._checked.add(block)
 
 
 class _ListHeaps:

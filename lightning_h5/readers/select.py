@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, Unpack, kind_of
+from ..hdf5 import (
+    ArrayLayout,
+    OpenOptions,
+    RowCodec,
+    Unpack,
+    check_decoding_memory,
+    is_out_of_proportion,
+    kind_of,
+)
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .begun_reads import Changes
@@ -73,7 +81,7 @@ def open_reader(
         reader = DecodedReader(layout, stored, counters)
         if layout.n_bytes >= MIN_COMPILED and not held_bytes:
             reader.compile()
-    elif in_blocks and is_pooled(layout, options) and fallback_reason(layout) is None:
+    elif (in_blocks or is_out_of_proportion(layout.filters)) and _is_decoded_here(layout, options):
         reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)
     elif not layout.is_contiguous:
         reader = H5pyReader(layout, options, counters)
@@ -85,9 +93,14 @@ def open_reader(
         reader = _checked(reader, layout, options)
     if not held_bytes:
         return reader
-    is_decoded = layout.view is None and is_pooled(layout, options) and fallback_reason(layout) is None
+    is_decoded = layout.view is None and _is_decoded_here(layout, options)
     read_all = partial(_read_all, layout, options, counters) if is_decoded else None
     return InMemoryReader(reader, held_bytes, read_all)
+
+
+def _is_decoded_here(layout: ArrayLayout, options: OpenOptions) -> bool:
+    """Return whether whole blocks of an array are decoded without the HDF5 library."""
+    return is_pooled(layout, options) and fallback_reason(layout) is None
 
 
 def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | None) -> npt.NDArray[Any]:
@@ -271,6 +284,7 @@ def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) 
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
     if array.table is not None and fallback_reason(array) is None and not has_digests_of_rows and not options.swmr:
         return kind(layout, options, counters, ChunkLoader(array, counters), None)
+    check_decoding_memory(array.filters, array.chunk_bytes, array.path, array.key, options.files)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
     reader = _checked(H5pyReader(array, options, counters), array, options) if takes_rows else None

@@ -1,5 +1,6 @@
 """Every decoder of every filter, the slower ones too; and what happens where there is none."""
 
+import bz2
 import ctypes
 import sys
 import tracemalloc
@@ -13,10 +14,10 @@ import pytest
 from factories import Stored, assert_same_rows, is_decodable, known_filters, random_values
 from pools import OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
-from lightning_h5 import FileOptions, H5CorruptError
+from lightning_h5 import FileOptions, H5CorruptError, H5MemoryError, H5ValueError
 from lightning_h5.counters import Counters
-from lightning_h5.hdf5 import Filter, OpenOptions
-from lightning_h5.readers import ContiguousReader, MappedReader, fallback_reason, is_pooled, open_reader
+from lightning_h5.hdf5 import Filter, OpenOptions, describe_array
+from lightning_h5.readers import ContiguousReader, MappedReader, fallback_reason, is_pooled, open_reader, open_source
 from lightning_h5.readers.filters import native as native_decoders
 from lightning_h5.readers.filters.pipeline import NativeDecoder, decoder_of
 
@@ -165,38 +166,114 @@ def test_zlib_alone_decodes_no_more_than_a_chunk_has(without):
     tracemalloc.stop()
 
 
+BOMBS = {
+    "gzip": lambda n: zlib.compress(bytes(n)),
+    "bzip2": lambda n: bz2.compress(bytes(n)),
+    "lzf": lambda n: b"\0\0" + b"\xe0\xff\0" * (n // 264),  # a zero, then repeats of 264 bytes
+    "zstd": lambda n: pytest.importorskip("imagecodecs").zstd_encode(bytes(n)),
+    "blosc": lambda n: pytest.importorskip("imagecodecs").blosc_encode(bytes(n)),
+    "lz4": lambda n: n.to_bytes(8, "big") + (1 << 20).to_bytes(4, "big"),
+    "bitshuffle lz4": lambda n: n.to_bytes(8, "big") + (8192).to_bytes(4, "big"),
+}
+
+
 @pytest.mark.parametrize(
-    "filters", [("gzip", "gzip"), ("shuffle", "lzf", "fletcher32", "gzip"), ("gzip", "gzip", "gzip")]
+    "filters",
+    [
+        ("gzip", "gzip"),
+        ("shuffle", "lzf", "fletcher32", "gzip"),
+        ("gzip", "gzip", "gzip"),
+        ("gzip", "shuffle"),
+        ("gzip", "shuffle", "bzip2"),
+        *(("gzip", name) for name in BOMBS if name != "gzip"),
+        ("lz4", "fletcher32", "bitshuffle", "blosc", "fletcher32"),
+    ],
+    ids=" + ".join,
 )
-def test_gzip_of_what_was_compressed_before_is_undone_within_bounds(make_h5, tmp_path, filters):
+def test_what_was_compressed_before_is_decoded_here_within_bounds(make_h5, filters):
+    if not all(name in known_filters() and is_decodable(name) for name in filters):
+        pytest.skip("it cannot be written here")
     values = np.resize(np.arange(9), (20, 30))
     path = make_h5(x=Stored(values, "chunked", (6, 30), filters=filters))
     layout = look(path)
     assert fallback_reason(layout) is None
     assert_same_rows(open_pool(layout).read(np.arange(20)), values)
+    assert_same_rows(open_reader(layout, OPTIONS).read(np.arange(20)), values)
+    if filters[-1] not in BOMBS:
+        return
     with h5py.File(path, "r+") as file:
-        inner = zlib.compressobj()
-        bomb = inner.compress(zlib.compress(bytes(1440))) + b"".join(inner.compress(bytes(1 << 20)) for _ in range(40))
-        file["x"].id.write_direct_chunk((6, 0), bomb + inner.flush(), 0)
+        file["x"].id.write_direct_chunk((6, 0), BOMBS[filters[-1]](40 << 20), 0)
     tracemalloc.start()
-    with pytest.raises(H5CorruptError, match="does not decode"):
-        open_pool(look(path)).read(np.arange(20))
+    for reader in (open_pool(look(path)), open_reader(look(path), OPTIONS)):
+        with pytest.raises(H5CorruptError, match="does not decode"):
+            reader.read(np.arange(20))
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
 
 
-def test_an_array_that_was_compressed_twice_is_left_to_the_library(make_h5):
-    values = np.resize(np.arange(9), (20, 30))
-    layout = look(make_h5(x=Stored(values, "chunked", (6, 30), filters=("gzip", "lzf"))))
-    assert fallback_reason(layout) == "it was compressed twice"
-    assert_same_rows(open_pool(layout).read(np.arange(20)), values)
+@pytest.mark.parametrize("filters", [("scaleoffset", "lzf", "gzip"), ("lzf", "szip"), ("szip", "shuffle"), ("bzip2",)])
+def test_what_only_the_library_decodes_without_bounds_is_refused_unless_trusted(make_h5, monkeypatch, filters):
+    """Neither its rows nor a part of them: the library would allocate whatever a chunk decodes to."""
+    numbers = {name: number for name, (number, _) in known_filters().items()} | {"szip": 4, "scaleoffset": 6}
+    monkeypatch.setattr("lightning_h5.readers.select.why_not_decodable", lambda layout: "as with a live writer")
+    layout = look(make_h5(x=Stored(np.zeros((20, 30)), "chunked", (6, 30), filters=("gzip",))))
+    layout = replace(layout, filters=tuple(Filter(numbers.get(name, 307), name, ()) for name in filters))
+    for array in (layout, layout.seen((0,), {1: 3})):
+        with pytest.raises(H5ValueError, match="trusted=True"):
+            open_source(array, OpenOptions(), 1, Counters())
+        open_source(array, OpenOptions(files=FileOptions(trusted=True)), 1, Counters())
 
 
-def test_an_array_that_was_shuffled_after_it_was_compressed_is_left_to_the_library(make_h5):
-    values = np.resize(np.arange(11, dtype="i4"), (40, 50))
-    layout = look(make_h5(x=Stored(values, "chunked", (5, 50), filters=("gzip", "shuffle"))))
-    assert fallback_reason(layout) == "it was shuffled after it was compressed"
-    assert_same_rows(open_pool(layout).read(np.arange(40)), values)
+def test_a_virtual_array_over_what_was_compressed_twice_is_refused_unless_trusted(make_h5):
+    path = make_h5(a=Stored(np.arange(40).reshape(20, 2), "chunked", (6, 2), filters=("gzip", "gzip")))
+    with h5py.File(path, "r+") as file:
+        layout = h5py.VirtualLayout((20, 2), "i8")
+        layout[...] = h5py.VirtualSource(file["a"])
+        file.create_virtual_dataset("x", layout)
+    with pytest.raises(H5ValueError, match=r"'/a' in .* is compressed with 'deflate', 'deflate'.*trusted=True"):
+        look(path)
+    trusted = FileOptions(trusted=True)
+    with h5py.File(path) as file:
+        layout = describe_array(file, path, "x", trusted)
+    found = open_reader(layout, OpenOptions(files=trusted)).read(np.arange(20))
+    assert_same_rows(found, np.arange(40).reshape(20, 2))
+
+
+@pytest.mark.parametrize("name", ["nbit", "scaleoffset"])
+def test_options_of_a_filter_that_state_larger_chunks_are_damage(make_h5, name):
+    layout = look(make_h5(x=Stored(np.zeros((20, 30), "i4"), "chunked", (6, 30), {"scaleoffset": 0})))
+    right = layout.filters[0].options
+    assert right[2] * right[4] == layout.chunk_bytes, "they are the options with which the library allocates"
+    number = {"nbit": 5, "scaleoffset": 6}[name]
+    open_source(replace(layout, filters=(Filter(number, name, right),)), OpenOptions(), 1, Counters())
+    crafted = (*right[:2], 1 << 30, *right[3:])
+    with pytest.raises(H5CorruptError, match="states chunks of"):
+        open_source(replace(layout, filters=(Filter(number, name, crafted),)), OpenOptions(), 1, Counters())
+
+
+def test_szip_that_states_more_than_a_chunk_is_not_given_to_the_library(make_h5):
+    values = np.resize(np.arange(9, dtype="i4"), (20, 30))
+    path = make_h5(x=Stored(values, "chunked", (6, 30), {"compression": "szip"}))
+    with h5py.File(path, "r+") as file:
+        mask, chunk = file["x"].id.read_direct_chunk((6, 0))
+        assert not mask, "the filter was applied"
+        file["x"].id.write_direct_chunk((6, 0), (1 << 31).to_bytes(4, "little") + chunk[4:], 0)
+    reader = open_reader(look(path), OPTIONS)
+    assert_same_rows(reader.read(np.arange(6)), values[:6])
+    with pytest.raises(H5CorruptError, match="states that it decodes to 2,147,483,648 bytes"):
+        reader.read(np.arange(6, 12))
+
+
+def test_a_lack_of_memory_in_the_library_is_no_damage(make_h5, monkeypatch):
+    layout = look(make_h5(x=Stored(np.zeros((20, 30), "i4"), "chunked", (6, 30), {"scaleoffset": 0})))
+    for error in (OSError("memory allocation failed for scaleoffset decompression"), MemoryError()):
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(h5py.Dataset, "__getitem__", fail)
+        with pytest.raises(H5MemoryError, match="not enough memory to decode rows 0 to 3"):
+            open_reader(layout, OPTIONS).read(np.arange(4))
 
 
 @pytest.mark.parametrize("options", [{"scaleoffset": 0}, {"compression": "szip"}], ids=str)

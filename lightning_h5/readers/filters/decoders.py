@@ -8,6 +8,7 @@ zlib 250, isal 340, libdeflate 450; of shuffled signals 620, 1,040 and 1,530; un
 
 from __future__ import annotations
 
+import bz2
 import importlib
 import zlib
 from collections.abc import Callable
@@ -17,13 +18,26 @@ import numpy as np
 import numpy.typing as npt
 
 from ...hdf5 import Filter
+from ..base import address
 from .blosc2 import check_frame, check_memory
-from .native import BITSHUFFLE, GZIP, HEADER, LZ4, LZF, ZSTD, bitshuffle_options, blocks
-from .pipeline import FLETCHER32, SHUFFLE, Bytes, Checksum, Decoder, ensure_same_size, register
+from .native import BITSHUFFLE, GZIP, HEADER, LZ4, LZF, ZSTD, bitshuffle_options, blocks, lzf_function
+from .pipeline import (
+    FLETCHER32,
+    SHUFFLE,
+    BoundedDecoder,
+    Bytes,
+    Checksum,
+    Decoder,
+    decoder_of,
+    ensure_same_size,
+    register,
+    register_bounded,
+)
 
 __all__ = ["fletcher32", "shuffled"]
 
-BLOSC, BLOSC2 = 32001, 32026
+BZIP2, BLOSC, BLOSC2 = 307, 32001, 32026
+MAX_LZF = 2**32 - 1  # bytes
 
 # Decoders of the same filter are registered fastest first. Those of `native.py` come before these.
 
@@ -56,11 +70,7 @@ register(GZIP)(_with_imagecodecs("deflate"))
 @register(GZIP)
 def _with_zlib(step: Filter, itemsize: int) -> Decoder:
     def decode(data: Bytes, out: Bytes) -> None:
-        stream = zlib.decompressobj()
-        decoded = stream.decompress(data.data, len(out) + 1)  # bounded, even if it would decode to more
-        if not stream.eof and len(decoded) <= len(out):
-            raise ValueError("it is not a complete zlib stream")
-        _fill(out, decoded)
+        _fill(out, _stream(zlib.decompressobj(), data, len(out)))
 
     return decode
 
@@ -79,6 +89,14 @@ def _with_blosc(step: Filter, itemsize: int) -> Decoder:
         if len(sizes) != 3 or sizes[0] != len(out) or sizes[2] > len(data):
             raise ValueError(f"it has {len(data):,} bytes, and its header declares another size")
         inner(data, out)
+
+    return decode
+
+
+@register(BZIP2)
+def _with_bz2(step: Filter, itemsize: int) -> Decoder:
+    def decode(data: Bytes, out: Bytes) -> None:
+        _fill(out, _stream(bz2.BZ2Decompressor(), data, len(out)))
 
     return decode
 
@@ -161,6 +179,81 @@ def _with_numpy(step: Filter, itemsize: int) -> Decoder:
 def shuffled(step: Filter, itemsize: int) -> int:
     """Return the bytes of the numbers that the filter ``shuffle`` was applied to."""
     return step.options[0] if step.options else itemsize
+
+
+# Decoders of data of unknown size: streams are cut, and formats that state the size are asked for it.
+
+
+@register_bounded(GZIP)
+def _bounded_gzip(step: Filter, itemsize: int) -> BoundedDecoder:
+    return lambda data, most: np.frombuffer(_stream(zlib.decompressobj(), data, most), np.uint8)
+
+
+@register_bounded(BZIP2)
+def _bounded_bzip2(step: Filter, itemsize: int) -> BoundedDecoder:
+    return lambda data, most: np.frombuffer(_stream(bz2.BZ2Decompressor(), data, most), np.uint8)
+
+
+def _stream(stream: Any, data: Bytes, most: int) -> Any:
+    """Return what a decompressor of the standard library makes of a whole stream, at most a number of bytes."""
+    decoded = stream.decompress(data.data, most + 1)
+    if len(decoded) > most or not stream.eof:
+        raise ValueError(f"it decodes to more than {most:,} bytes, or has no end")
+    return decoded
+
+
+@register_bounded(ZSTD)
+def _bounded_zstd(step: Filter, itemsize: int) -> BoundedDecoder:
+    function = importlib.import_module("imagecodecs").zstd_decode
+
+    def decode(data: Bytes, most: int) -> Bytes:
+        decoded: Bytes = function(data, out=np.empty(most, np.uint8))
+        return decoded
+
+    return decode
+
+
+@register_bounded(LZF)
+def _bounded_lzf(step: Filter, itemsize: int) -> BoundedDecoder:
+    function = lzf_function()
+
+    def decode(data: Bytes, most: int) -> Bytes:
+        out = np.empty(min(most, MAX_LZF), np.uint8)
+        if not (n_bytes := function(address(data), len(data), address(out), len(out))):
+            raise ValueError(f"it is not LZF, or decodes to more than {most:,} bytes")
+        return out[:n_bytes]
+
+    return decode
+
+
+def _by_stated_size(size_of: Callable[[Bytes], int]) -> Callable[[Filter, int], BoundedDecoder]:
+    def make(step: Filter, itemsize: int) -> BoundedDecoder:
+        function = decoder_of(step, itemsize)
+        if function is None or isinstance(function, Checksum):
+            raise ValueError(f"there is no decoder of {step.label!r}")
+
+        def decode(data: Bytes, most: int) -> Bytes:
+            if (n_bytes := size_of(data)) > most:
+                raise ValueError(f"it states that it decodes to {n_bytes:,} bytes, more than {most:,}")
+            out = np.empty(n_bytes, np.uint8)
+            function(data, out)
+            return out
+
+        return decode
+
+    return make
+
+
+register_bounded(SHUFFLE)(_by_stated_size(len))
+register_bounded(LZ4)(_by_stated_size(lambda data: int.from_bytes(data[:8].tobytes(), "big")))
+register_bounded(BLOSC)(_by_stated_size(lambda data: int.from_bytes(data[4:8].tobytes(), "little")))
+
+
+@register_bounded(BITSHUFFLE)
+def _bounded_bitshuffle(step: Filter, itemsize: int) -> BoundedDecoder:
+    is_compressed = bool(bitshuffle_options(step)[2])
+    size_of = (lambda data: int.from_bytes(data[:8].tobytes(), "big")) if is_compressed else len
+    return _by_stated_size(size_of)(step, itemsize)
 
 
 def _decode_blocks(data: Bytes, out: Bytes, function: Any, multiple: int = 1) -> None:

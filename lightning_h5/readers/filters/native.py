@@ -18,7 +18,18 @@ from typing import Any
 from ...hdf5 import Filter
 from .pipeline import NativeDecoder, register
 
-__all__ = ["BITSHUFFLE", "GZIP", "HEADER", "LONGEST_BLOCK", "LZ4", "LZF", "ZSTD", "bitshuffle_options", "blocks"]
+__all__ = [
+    "BITSHUFFLE",
+    "GZIP",
+    "HEADER",
+    "LONGEST_BLOCK",
+    "LZ4",
+    "LZF",
+    "ZSTD",
+    "bitshuffle_options",
+    "blocks",
+    "lzf_function",
+]
 
 GZIP, LZF, LZ4, BITSHUFFLE, ZSTD = 1, 32000, 32004, 32008, 32015
 LONGEST_BLOCK = 1 << 30  # bytes: LZ4 has sizes of 32 bits
@@ -82,9 +93,20 @@ def _with_liblzf(package: str, module: str) -> Callable[[Filter, int], NativeDec
 
 
 @cache
-def _liblzf(path: str) -> NativeDecoder:
+def lzf_function(path: str | None = None) -> Callable[..., int]:
+    """Return LZF's C function, of stored and decoded addresses and sizes. It returns the decoded bytes, 0 if it fails.
+
+    Args:
+        path: the shared library that has it; None for h5py's.
+    """
+    path = importlib.import_module("h5py.h5z").__file__ if path is None else path
     arguments = [_POINTER, ctypes.c_uint, _POINTER, ctypes.c_uint]
-    function, _ = _function(ctypes.CDLL(path), "lzf_decompress", arguments, ctypes.c_uint)
+    return _function(ctypes.CDLL(path), "lzf_decompress", arguments, ctypes.c_uint)[0]
+
+
+@cache
+def _liblzf(path: str) -> NativeDecoder:
+    function = lzf_function(path)
 
     def each(nothing: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
         for at, call in enumerate(calls):

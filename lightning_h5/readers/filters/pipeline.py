@@ -5,7 +5,6 @@ Decoders are registered for HDF5's number of a filter, compiled loops for whole 
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from ..base import address
 __all__ = [
     "FLETCHER32",
     "SHUFFLE",
+    "BoundedDecoder",
     "Bytes",
     "Checksum",
     "ChunkLoop",
@@ -32,17 +32,21 @@ __all__ = [
     "decoder_of",
     "ensure_same_size",
     "register",
+    "register_bounded",
     "register_loop",
     "why_not_decodable",
 ]
 
-GZIP, SHUFFLE, FLETCHER32 = 1, 2, 3
+SHUFFLE, FLETCHER32 = 2, 3
 
 SLACK = 64 << 10  # bytes by which data that does not compress may grow, besides an eighth
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Decoder: TypeAlias = Callable[[Bytes, Bytes], None]
 """Decodes the first array into the second, all of it; raises any exception if that fails."""
+
+BoundedDecoder: TypeAlias = Callable[[Bytes, int], Bytes]
+"""Decodes an array to at most a number of bytes; raises any exception if that fails, or if there are more."""
 
 _Call: TypeAlias = tuple[int, int, int, int]
 
@@ -144,6 +148,7 @@ _M = TypeVar("_M", bound=Maker)
 LoopMaker: TypeAlias = Callable[[Sequence[Filter], Sequence["Decoder | Checksum"], int], ChunkLoop | None]
 
 _makers: dict[int, list[Maker]] = defaultdict(list)
+_bounded_makers: dict[int, list[Maker]] = defaultdict(list)
 _loop_makers: list[LoopMaker] = []
 
 
@@ -153,9 +158,17 @@ def register(number: int) -> Callable[[_M], _M]:
     Args:
         number: HDF5's number of the filter.
     """
+    return _added_to(_makers[number])
 
+
+def register_bounded(number: int) -> Callable[[_M], _M]:
+    """Register a maker of a ``BoundedDecoder``, for data of unknown size (see ``register``)."""
+    return _added_to(_bounded_makers[number])
+
+
+def _added_to(makers: list[Maker]) -> Callable[[_M], _M]:
     def add(maker: _M) -> _M:
-        _makers[number].append(maker)
+        makers.append(maker)
         return maker
 
     return add
@@ -170,10 +183,21 @@ def register_loop(maker: LoopMaker) -> LoopMaker:
 @cache
 def decoder_of(step: Filter, itemsize: int) -> Decoder | Checksum | None:
     """Return the decoder of a filter; None if no library for it is installed, or none supports the options."""
-    for maker in _makers[step.id]:
+    found: Decoder | Checksum | None = _first_made(_makers[step.id], step, itemsize)
+    return found
+
+
+@cache
+def bounded_decoder_of(step: Filter, itemsize: int) -> BoundedDecoder | None:
+    """Return the decoder of a filter for data of unknown size; None as in ``decoder_of``."""
+    found: BoundedDecoder | None = _first_made(_bounded_makers[step.id], step, itemsize)
+    return found
+
+
+def _first_made(makers: list[Maker], step: Filter, itemsize: int) -> Any:
+    for maker in makers:
         with suppress(ImportError, AttributeError, OSError, LookupError, ValueError):
-            found: Decoder | Checksum = maker(step, itemsize)
-            return found
+            return maker(step, itemsize)
     return None
 
 
@@ -192,10 +216,11 @@ class Pipeline:
     """
 
     def __init__(self, layout: ArrayLayout) -> None:
-        itemsize = layout.stored.itemsize
-        twice = _compressed_before(layout.filters)
-        self._steps: list[Decoder | Checksum | _Inflate | None] = [
-            _Inflate(layout.chunk_bytes) if number in twice else decoder_of(step, itemsize)
+        itemsize, compressed = layout.stored.itemsize, _compressed_before(layout.filters)
+        self._steps: list[Decoder | Checksum | _OfUnknownSize | None] = [
+            _OfUnknownSize(bounded_decoder_of(step, itemsize), layout.chunk_bytes)
+            if number in compressed
+            else decoder_of(step, itemsize)
             for number, step in enumerate(layout.filters)
         ]
         self._all = self._applied(0)
@@ -208,7 +233,7 @@ class Pipeline:
 
         The first call compiles it: call it before processes fork, and not while threads read.
         """
-        if any(isinstance(step, _Inflate) for step in self._all):
+        if any(isinstance(step, _OfUnknownSize) for step in self._all):
             return None
         made = (make(self._filters, self._all, self._itemsize) for make in _loop_makers)
         return next((loop for loop in made if loop is not None), None)
@@ -267,7 +292,7 @@ class Pipeline:
         for n_left, step in zip(reversed(range(len(steps))), steps, strict=True):
             if isinstance(step, Checksum):
                 data, checksums = step.strip(data), checksums - step.n_bytes
-            elif isinstance(step, _Inflate):
+            elif isinstance(step, _OfUnknownSize):
                 data = step(data)
             elif not n_left:
                 step(data, out)
@@ -286,29 +311,31 @@ class Pipeline:
         return [step for step in applied if step is not None]
 
 
-def _compressed_before(filters: Sequence[Filter]) -> set[int]:
-    """Return the numbers of filters that compress what another one has compressed."""
-    compressors = [number for number, step in enumerate(filters) if step.id not in (FLETCHER32, SHUFFLE)]
-    return set(compressors[1:])
+def _compressors(filters: Sequence[Filter]) -> list[int]:
+    return [number for number, step in enumerate(filters) if step.id not in (FLETCHER32, SHUFFLE)]
 
 
-class _Inflate:
-    """Undoes gzip of data of unknown size, since it was compressed before.
+def _compressed_before(filters: Sequence[Filter]) -> list[int]:
+    """Return the numbers of filters, other than checksums, that were applied to compressed data."""
+    first = min(_compressors(filters), default=len(filters))
+    return [number for number, step in enumerate(filters) if number > first and step.id != FLETCHER32]
+
+
+class _OfUnknownSize:
+    """Undoes a filter of data whose size is unknown, since it was compressed before.
 
     Args:
+        decode: decodes it.
         n_bytes: of the chunk. A compressor hardly enlarges it; more is a chunk that was made to exhaust memory.
     """
 
-    def __init__(self, n_bytes: int) -> None:
-        self._most = n_bytes + n_bytes // 8 + SLACK
+    def __init__(self, decode: BoundedDecoder | None, n_bytes: int) -> None:
+        assert decode is not None, "see why_not_decodable"
+        self._decode, self._most = decode, n_bytes + n_bytes // 8 + SLACK
 
     def __call__(self, data: Bytes) -> Bytes:
         """Return the decoded bytes."""
-        inflate = zlib.decompressobj()
-        decoded = inflate.decompress(data.data, self._most)
-        if not inflate.eof:
-            raise ValueError("its inner stream is longer than a compressor makes it of a chunk, or has no end")
-        return np.frombuffer(decoded, np.uint8)
+        return self._decode(data, self._most)
 
 
 def why_not_decodable(layout: ArrayLayout) -> str | None:
@@ -317,18 +344,14 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
     Args:
         layout: a chunked array with a chunk table.
     """
-    compressors = [f for f in layout.filters if f.id not in (FLETCHER32, SHUFFLE)]
-    for found in compressors:
+    itemsize, compressed = layout.stored.itemsize, _compressed_before(layout.filters)
+    for number, found in enumerate(layout.filters):
         if not _makers[found.id]:
             return f"there is no decoder for its filter {found.label!r} but the HDF5 library's"
-        if decoder_of(found, layout.stored.itemsize) is None:
+        decoder = bounded_decoder_of if number in compressed else decoder_of
+        if decoder(found, itemsize) is None:
             return (
                 f"no decoder that is installed takes its filter {found.label!r} with its options; "
                 "`pip install --upgrade 'lightning-h5[filters]'` brings more"
             )
-    if any(step.id != GZIP for step in compressors[1:]):
-        return "it was compressed twice"
-    ids = [f.id for f in layout.filters]
-    if compressors and SHUFFLE in ids[ids.index(compressors[0].id) :]:
-        return "it was shuffled after it was compressed"  # the compressed size is unknown
     return None
