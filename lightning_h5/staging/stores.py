@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
@@ -26,6 +27,7 @@ BY_OBSTORE = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", 
 TIMEOUT, CONNECT_TIMEOUT = "10m", "10s"  # of a request, whose bytes may come slowly; and until it can be sent
 RETRY_TIMEOUT = 60  # seconds in which a request is tried again
 MAX_RETRIES = 5
+MAX_LISTED = 1 << 22  # objects of a list, each of which takes some 500 bytes
 RECENT = 1000  # requests whose times are kept, for the rate in an error
 TIMES = ("mtime", "LastModified", "last_modified", "updated", "last_commit", "created")  # names in fsspec's libraries
 NO_CONTAINER = {"http", "https"}
@@ -93,10 +95,16 @@ class Stores:
         """Return the URLs of all objects whose names begin as a URL does, in order, and their states.
 
         Raises:
-            H5FileError: the store cannot be listed.
+            H5FileError: the store cannot be listed, or lists too many.
         """
         try:
-            return dict(sorted(self._store(url, options).list(url)))
+            there = dict(islice(self._store(url, options).list(url), MAX_LISTED + 1))
+            if len(there) > MAX_LISTED:
+                raise H5FileError(
+                    f"the store lists more than {MAX_LISTED:,} objects for {shown_url(url)!r}. Pass a URL with fewer "
+                    "objects below it, or a list with the URL of each file."
+                )
+            return dict(sorted(there.items()))
         except Exception as error:
             raise self._error(url, options, error, what="listed") from None
 

@@ -5,6 +5,7 @@ import struct
 import tracemalloc
 import zlib
 from contextlib import contextmanager
+from itertools import count
 
 import h5py
 import numpy as np
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from lightning_h5 import H5CorruptError, H5Error, H5FileError, H5MemoryError, H5ValueError, LazyH5DataModule
 from lightning_h5.hdf5 import MetadataIndex
 from lightning_h5.hdf5.encoded import Image
-from lightning_h5.staging.stores import _bytes_of
+from lightning_h5.staging import ObjectStatus
+from lightning_h5.staging.stores import Stores, _bytes_of
 
 
 @contextmanager
@@ -91,6 +93,18 @@ def test_the_body_of_an_answer_is_taken_as_far_as_it_was_asked_for():
     for pieces in (endless(), [b"abc", b"d"], [b"abcd"]):
         with pytest.raises(H5FileError, match="the server sends more"):
             _bytes_of(Answer(pieces), 3, "s3://b/k")
+
+
+def test_a_list_of_objects_without_an_end_is_refused(monkeypatch):
+    class Endless:
+        def list(self, url):
+            return ((f"{url}{n}.h5", ObjectStatus(1, "a", 0)) for n in count())
+
+    stores = Stores()
+    monkeypatch.setattr(stores, "_store", lambda url, options: Endless())
+    monkeypatch.setattr("lightning_h5.staging.stores.MAX_LISTED", 100)
+    with pytest.raises(H5FileError, match="lists more than 100 objects for 's3://b/k/'"):
+        stores.list("s3://b/k/", None)
 
 
 # Values -------------------------------------------------------------------------------------------------------------
