@@ -1,23 +1,23 @@
-"""The one process of a rank that talks to object stores. Others, such as its workers, ask it through a local socket.
+"""The one process of a rank that talks to object stores. Others, such as its workers, ask it through sockets.
 
 The connections of obstore hang in a forked process. One process also keeps what is in flight within bounds, and
 credentials in one place.
+
+A worker inherits the *door*, one end of a pair of sockets without a name, and passes its connections through it. No
+other process can connect, and no file is left behind if a process is killed.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
 
 from ..cores import local_ranks
 from ..errors import H5Error, H5FileError
@@ -29,98 +29,137 @@ __all__ = ["IN_FLIGHT", "Address", "ask_store", "network_address", "use_network"
 IN_FLIGHT = 64
 """Requests to stores at a time, of all ranks of a machine together."""
 
-BACKLOG = 128  # connections that wait to be accepted
-PAUSE = 0.1  # seconds after a connection could not be accepted: this process may have no descriptor left
-PEER = struct.Struct("iII")  # process, user and group at the other end of a socket
+PAUSE = 0.1  # seconds after a connection failed: this process, or the other, may have no descriptor or thread left
+TRIES = 100
+CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux
 
-Address = tuple[str, bytes]
-"""Name of the socket, and the key that both sides know."""
+Address: TypeAlias = socket.socket
+"""The door. A process that is forked has it, and one that is spawned receives it as an argument."""
 
 
 class _Network:
-    """The stores of this process, or the connections to the process that has them."""
+    """The stores of this process, or the connections to the process that has them.
 
-    def __init__(self, address: Address | None = None) -> None:
+    Args:
+        door: of the process that has the stores; None if this process has them.
+    """
+
+    def __init__(self, door: Address | None = None) -> None:
         self.pid = os.getpid()
-        self.is_owner = address is None
-        self.address = address or (f"\0lightning_h5-{self.pid}-{secrets.token_hex(8)}", secrets.token_bytes(16))
+        self.is_owner = door is None
         self._idle: deque[Connection] = deque()
-        if self.is_owner:
-            self._stores = Stores()
-            self._turns = threading.BoundedSemaphore(max(4, IN_FLIGHT // local_ranks()))
-            self._is_over = False
-            self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(self.address[0])
-            self._listener.listen(BACKLOG)
-            EndingThread(self._accept, name="lightning_h5-stores", end=self._end).start()
+        if door is not None:
+            self.door = door
+            return
+        self._stores = Stores()
+        self._turns = threading.BoundedSemaphore(max(4, IN_FLIGHT // local_ranks()))
+        self._is_over = False
+        self._workers: set[Connection] = set()
+        self._inside, self.door = socket.socketpair(type=socket.SOCK_DGRAM)
+        EndingThread(self._accept, name="lightning_h5-stores", end=self._end).start()
 
     def ask(self, what: str, *args: Any) -> Any:
         """Return what a method of ``Stores`` does."""
         if self.is_owner:
             with self._turns:
                 return getattr(self._stores, what)(*args)
-        try:
-            connection = self._connection()
-            connection.send((what, args))
-            is_done, found = connection.recv()
-        except (EOFError, OSError) as error:
-            raise H5FileError(
-                f"{args[0]!r} cannot be read: the process that reads object stores for this one has ended. See "
-                "its error, then resume."
-            ) from error
-        self._idle.append(connection)
+        is_done, found = self._ask_owner(what, args)
         if not is_done:
             raise found
         return memoryview(found) if isinstance(found, bytes) else found
 
-    def stop_listening(self) -> None:
-        """Close a forked child's copy of the socket: connections to it would wait forever."""
-        with suppress(OSError):
-            self._listener.close()
+    def _ask_owner(self, what: str, args: tuple[Any, ...]) -> Any:
+        for n_left in reversed(range(TRIES)):
+            try:
+                connection = self._connection()
+            except ConnectionError as error:
+                raise H5FileError(
+                    f"{args[0]!r} cannot be read: the process that reads object stores for this one has ended. See "
+                    "its error, then resume."
+                ) from error
+            try:
+                connection.send((what, args))
+                answer = connection.recv()
+            except (EOFError, OSError) as error:
+                connection.close()
+                if not n_left:
+                    raise H5FileError(
+                        f"{args[0]!r} cannot be read: the process that reads object stores for this one accepts no "
+                        "connection. It may have too few descriptors or threads; raise `ulimit -n` and `ulimit -u`, or "
+                        "use fewer workers."
+                    ) from error
+                time.sleep(PAUSE)
+                continue
+            self._idle.append(connection)
+            return answer
+        raise AssertionError
 
     def _connection(self) -> Connection:
+        """Return a connection that is idle, or a new one.
+
+        Raises:
+            ConnectionError: the process that has the stores has ended.
+        """
         with suppress(IndexError):
             return self._idle.pop()
-        return Client(self.address[0], "AF_UNIX", authkey=self.address[1])
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            socket.send_fds(self.door, [b"+"], [theirs.fileno()])
+            return Connection(ours.detach())
+
+    def close_inherited(self) -> None:
+        """Close a forked child's copies: connections to them would wait forever once this process has ended."""
+        self._inside.close()
+        for connection in self._workers:
+            connection.close()
 
     def _end(self) -> None:
         self._is_over = True
-        _shut(self._listener)
+        self.door.close()
+        with suppress(OSError):
+            self._inside.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        """Accept connections; any user of the machine can connect to the socket."""
-        while not self._is_over:
-            try:
-                peer, _ = self._listener.accept()
-                user = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[1]
-            except OSError:
-                time.sleep(PAUSE)
-                continue
-            if user != os.geteuid():
-                peer.close()
-                continue
-            EndingThread(self._answer, (peer,), name="lightning_h5-store", end=partial(_shut, peer)).start()
-        self._listener.close()
+        """Answer each connection that comes through the door in a thread."""
+        with self._inside:
+            while not self._is_over:
+                try:
+                    _, descriptors, _, _ = socket.recv_fds(self._inside, 1, 1, CLOSE_ON_EXEC)
+                except OSError:
+                    descriptors = []
+                if not descriptors:
+                    time.sleep(0 if self._is_over else PAUSE)
+                for connection in map(Connection, descriptors):
+                    try:
+                        self._workers.add(connection)
+                        end = partial(_shut, connection)
+                        EndingThread(self._answer, (connection,), name="lightning_h5-store", end=end).start()
+                    except RuntimeError:  # the limit of threads
+                        self._let_go(connection)
 
-    def _answer(self, peer: socket.socket) -> None:
-        """Answer a worker, once both sides have shown that they know the key; others keep only this thread."""
-        connection = Connection(os.dup(peer.fileno()))
-        with peer, connection, suppress(EOFError, OSError, AuthenticationError):
-            deliver_challenge(connection, self.address[1])
-            answer_challenge(connection, self.address[1])
+    def _answer(self, connection: Connection) -> None:
+        try:
             while True:
                 what, args = connection.recv()
                 try:
                     found = self.ask(what, *args)
                     answer = True, bytes(found) if isinstance(found, memoryview) else found
-                except H5Error as error:
+                except (H5Error, MemoryError) as error:
                     answer = False, error
                 connection.send(answer)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._let_go(connection)
+
+    def _let_go(self, connection: Connection) -> None:
+        self._workers.discard(connection)
+        connection.close()
 
 
-def _shut(peer: socket.socket) -> None:
-    """Wake the thread that waits at a socket."""
-    with suppress(OSError):
+def _shut(connection: Connection) -> None:
+    """Wake the thread that waits at a connection."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as peer:
         peer.shutdown(socket.SHUT_RDWR)
 
 
@@ -136,7 +175,7 @@ def _of_process() -> _Network:
             _network = _Network()
         elif _network.pid != os.getpid():  # forked: the threads of the parent are not here
             _inherited.append(_network)
-            _network = _Network(_network.address)
+            _network = _Network(_network.door)
         return _network
 
 
@@ -144,7 +183,7 @@ def _after_fork() -> None:
     global _lock  # another thread of the parent may have held it
     _lock = threading.Lock()
     if _network is not None and _network.is_owner:
-        _network.stop_listening()
+        _network.close_inherited()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -165,7 +204,7 @@ def ask_store(what: str, *args: Any) -> Any:
 
 def network_address() -> Address | None:
     """Return how other processes ask this one; None if no store was used."""
-    return None if _network is None else _of_process().address
+    return None if _network is None else _of_process().door
 
 
 def use_network(address: Address | None) -> None:

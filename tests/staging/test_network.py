@@ -1,13 +1,15 @@
-"""The process that talks to stores answers its workers, whoever else connects to its socket."""
+"""The process that talks to stores answers its workers, and no other process can connect to it."""
 
 import os
 import socket
-import time
-from multiprocessing import AuthenticationError
+import threading
+from contextlib import suppress
 
 import pytest
 
+from lightning_h5 import H5FileError
 from lightning_h5.staging.network import _Network
+from lightning_h5.threads import EndingThread
 
 
 @pytest.fixture
@@ -15,31 +17,112 @@ def owner(monkeypatch):
     monkeypatch.setattr("lightning_h5.staging.stores.Stores.head", lambda self, url, options: (url, options))
     owner = _Network()
     yield owner
+    end(owner)
+
+
+def end(owner):
     owner._end()
-    while owner._listener.fileno() >= 0:  # closed by the thread that accepts
-        time.sleep(0.01)
+    for thread in threading.enumerate():
+        if thread.name.startswith("lightning_h5-store"):
+            thread.end()
+            thread.join(20)
+
+
+def ask(worker):
+    return worker.ask("head", "s3://b/k", None)
 
 
 def test_silent_connections_keep_no_worker_waiting(owner):
-    silent = [socket.socket(socket.AF_UNIX) for _ in range(5)]
-    for connection in silent:
-        connection.connect(owner.address[0])
-    worker = _Network(owner.address)
-    assert worker.ask("head", "s3://b/k", None) == ("s3://b/k", None)
+    worker = _Network(owner.door)
+    silent = [worker._connection() for _ in range(5)]
+    assert ask(worker) == ("s3://b/k", None)
     for connection in silent:
         connection.close()
 
 
-def test_another_program_without_the_key_gets_no_answer(owner):
-    name, _ = owner.address
-    with pytest.raises(AuthenticationError):
-        _Network((name, b"another key")).ask("head", "s3://b/k", None)
-    assert _Network(owner.address).ask("head", "s3://b/k", None)
+def test_no_process_can_connect_that_was_not_given_the_socket(owner):
+    """Names of sockets are for all users of the machine, also where files or processes are hidden from them."""
+    worker = _Network(owner.door)
+    assert ask(worker)
+    links = [os.readlink(f"/proc/self/fd/{fd.fileno()}") for fd in (owner.door, owner._inside, *owner._workers)]
+    assert len(links) == 3
+    with open("/proc/net/unix") as file:
+        inodes = {line.split()[6]: line.split()[7:] for line in file.readlines()[1:]}
+    assert all(inodes[link.removeprefix("socket:[").rstrip("]")] == [] for link in links), "they have no name"
 
 
-def test_connections_of_other_users_are_closed_at_once(owner, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with socket.socket(socket.AF_UNIX) as other:
-        other.settimeout(20)
-        other.connect(owner.address[0])
-        assert other.recv(1) == b""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_finds_nothing_to_connect_to(owner):
+    child = os.fork()
+    if child == 0:
+        try:
+            for fd in (owner.door, owner._inside):
+                fd.close()
+            os.setuid(65534)
+            code = 0
+            for fd in range(3, 256):
+                with suppress(OSError):
+                    os.open(f"/proc/{owner.pid}/fd/{fd}", os.O_RDWR)
+                    code = 1
+            os._exit(code)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ask(_Network(owner.door))
+
+
+def test_a_worker_that_gets_no_thread_tries_again(owner, monkeypatch):
+    """And so does one whose connection is lost since the other process has no descriptor left."""
+    failing = iter([True, True])
+    start = EndingThread.start
+
+    def limited(self):
+        if next(failing, False):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(EndingThread, "start", limited)
+    assert ask(_Network(owner.door)) == ("s3://b/k", None)
+    assert next(failing, None) is None
+
+
+def test_an_owner_that_never_accepts_is_an_error_that_says_what_it_may_lack(owner, monkeypatch):
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(EndingThread, "start", refused)
+    monkeypatch.setattr("lightning_h5.staging.network.TRIES", 2)
+    with pytest.raises(H5FileError, match="too few descriptors or threads"):
+        ask(_Network(owner.door))
+
+
+def test_an_owner_that_has_ended_is_an_error_at_once(owner):
+    with owner.door.dup() as door:
+        worker = _Network(door)
+        assert ask(worker)
+        end(owner)
+        with pytest.raises(H5FileError, match=r"has ended\. See its error"):
+            ask(worker)
+
+
+def test_a_forked_process_keeps_no_connection_of_its_parent_open(owner, monkeypatch):
+    """Or a worker would wait for its answer as long as another one lives."""
+    monkeypatch.setattr("lightning_h5.staging.network._network", owner)
+    worker = _Network(owner.door)
+    assert ask(worker)
+    inodes = {os.fstat(fd.fileno()).st_ino for fd in (owner._inside, *owner._workers)}
+    read, write = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            kept = 0
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                with suppress(OSError):
+                    kept += os.fstat(fd).st_ino in inodes
+            write.send(bytes([len(inodes), kept]))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert list(read.recv(2)) == [2, 0]
+    read.close()
+    write.close()
