@@ -116,17 +116,17 @@ class ReaderSource:
 
     Args:
         reader: reads the array.
-        rows_per_block: rows of a block.
+        rows_per_block: rows of a block, unless the array is a view, which has blocks of its own.
     """
 
     n_parts = 1
 
     def __init__(self, reader: LayoutReader, rows_per_block: int) -> None:
         self._reader = reader
-        self.n_rows, self.rows_per_block = len(reader), rows_per_block
         self.grid = RowGrid.of(reader.layout, rows_per_block)
+        self.n_rows, self.rows_per_block = len(reader), self.grid.across * self.grid.along
         self.picks_rows = reader.layout.is_contiguous
-        self.parts_together = max(1, TASK_BYTES // max(1, rows_per_block * reader.layout.row_bytes))
+        self.parts_together = max(1, TASK_BYTES // max(1, self.rows_per_block * reader.layout.row_bytes))
 
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""

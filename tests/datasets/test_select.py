@@ -179,3 +179,16 @@ def test_statistics_of_a_selection_are_those_of_its_rows(files):
     x = np.arange(300.0).reshape(100, 3)[10:20, [0, 2]]
     (found,) = report.arrays
     np.testing.assert_allclose([np.ravel(found.mean)[0], np.ravel(found.std)[0]], [x.mean(), x.std()])
+
+
+def test_a_part_of_long_rows_is_read_from_files_with_and_without_chunks(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 20, 1000)).astype("f4")
+    paths = [str(tmp_path / "plain.h5"), str(tmp_path / "chunks.h5")]
+    for path, storage in zip(paths, ({}, {"chunks": (8, 20, 1000), "compression": "lzf"}), strict=True):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=x, **storage)
+    select = {"x": {1: {"stop": 12}}}
+    dataset = H5LazyDataset(paths, "x", select=select)
+    assert (dataset.read_batch([39, 5, 79]).numpy() == x[[39, 5, 39], :12]).all()
+    (stats,) = compute_stats(paths[:1], "x", select=select).arrays
+    np.testing.assert_allclose(stats.mean, x[:, :12].mean(dtype="f8"), rtol=1e-9)
