@@ -18,9 +18,10 @@ Paths: TypeAlias = Sequence[PathLike] | PathLike
 """One file, a glob, a directory, or a list of these. The list comes first, as jsonargparse tries types in
 order and makes one path of a list's text otherwise."""
 
-Keys: TypeAlias = str | Sequence[str] | Mapping[str, str | Sequence[str] | Mapping[str, Any]]
-"""One array, several (a tuple in the sample), or names for several (a dict in the sample). In a mapping, a
-list of members of one table is one field, and ``{"path": ..., "key": ...}`` an array of another file."""
+Keys: TypeAlias = str | Sequence[str] | Mapping[str, str | int | Sequence[str] | Mapping[str, Any]]
+"""One array, several (a tuple in the sample), or names for several (a dict in the sample). In a mapping, a list of
+arrays of one shape, or of members of one table, is one field, as ``{"stack": [...], "axis": 0}`` is, and
+``{"path": ..., "key": ...}`` is an array of another file."""
 
 DTypeLike: TypeAlias = Any
 """A dtype's name, a NumPy dtype or a torch dtype. ``Any``, since torch is not imported here and

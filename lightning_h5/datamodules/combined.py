@@ -55,7 +55,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         test_paths: files to test on.
         predict_paths: files to predict on.
         load_fields: arrays to load; their names are the sample's keys. None loads all that share axis 0.
-        field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``.
+        field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. A list of
+            arrays of one shape is one field, with the arrays on a new last axis.
         where: conditions on any one-dimensional arrays, by name: a value, a list of values, or a range
             ``{"min": 3, "max": 5}``; from Python also functions (see ``CombinedHDF5Dataset``).
         label: keep rows that have this class at any step of ``target`` (see ``CombinedHDF5Dataset``).

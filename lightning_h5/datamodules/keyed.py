@@ -28,12 +28,12 @@ from ..datasets import (
 from ..errors import H5ValueError
 from ..hdf5 import (
     OpenOptions,
+    arrays_in,
     field_names,
     fill_split,
     guess_keys_in,
     keys_in,
     kind_of,
-    own_keys_in,
     torch_dtype,
     with_constants,
 )
@@ -201,13 +201,14 @@ class KeyedH5DataModule(BaseH5DataModule):
         files = self._catalog.files(training, "train_path")
         if self._split.may_fill(split):
             return Source(files, "train", is_cut=True)
-        keys = own_keys_in(self.x_key, self.y_key)
+        keys = arrays_in(self.x_key, self.y_key, of_others=False)
         filled = [str(fill_split(key, split)) for key in keys]
         return Source(files, split) if filled != keys and self._has(files[0], filled) else None
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
-        fields = [str(fill_split(key, split)) for key in keys_in(self.x_key, self.y_key) for split in SPLITS]
+        keys = dict.fromkeys([*keys_in(self.x_key, self.y_key), *arrays_in(self.x_key, self.y_key)])
+        fields = [str(fill_split(key, split)) for key in keys for split in SPLITS]
         lists = [] if self._split.column else [self._split.list_of(split) for split in SPLITS]
         columns = [*self._split.columns, *self._weights.keys]
         fields += [key for key in lists if key is not None]
@@ -226,7 +227,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         return stats
 
     def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
-        own = own_keys_in(x_key, self.y_key) or keys_in(x_key)
+        own = arrays_in(x_key, self.y_key, of_others=False) or arrays_in(x_key)
         n_rows = count_rows(files, own[0], self._options.files, catalog=self._catalog)
         groups, labels = (
             None if key is None else self._column(files, key, n_rows, argument)
@@ -253,7 +254,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         """One value of each row of the training files."""
         own = key.replace("{split}", "train")
         opened, catalog = self._options.files, self._catalog
-        first = keys_in(self.x_key)[0].replace("{split}", "train") if opened.swmr else None
+        first = arrays_in(self.x_key)[0].replace("{split}", "train") if opened.swmr else None
         return column_of(files, own, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
 
     @property
@@ -301,8 +302,8 @@ class KeyedH5DataModule(BaseH5DataModule):
             rank_zero_info(f"Inferred x_key={self.x_key!r}, y_key={self.y_key!r} from {source.files[0]!r}.")
         x_key = fill_split(cast("Keys", self.x_key), source.group)
         y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
-        own = own_keys_in(y_key)
-        is_elsewhere = any(map(self._catalog.joins.is_column, own)) or own != keys_in(y_key)
+        own = arrays_in(y_key, of_others=False)
+        is_elsewhere = any(map(self._catalog.joins.is_column, own)) or own != arrays_in(y_key)
         if split == "predict" and (is_elsewhere or not self._has(source.files[0], y_key)):
             rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
             y_key = None
@@ -314,7 +315,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         return bool(matrices_in(self._catalog, files, keys, opened)) or are_cells(self._catalog, files, keys, opened)
 
     def _has(self, path: str, keys: Keys | None) -> bool:
-        return self._catalog.has(path, keys_in(keys), OpenOptions(files=self._options.files))
+        return self._catalog.has(path, arrays_in(keys), OpenOptions(files=self._options.files))
 
 
 def _asks_for_integers(text: str) -> bool:

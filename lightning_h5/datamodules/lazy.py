@@ -48,8 +48,9 @@ class LazyH5DataModule(KeyedH5DataModule):
         test_path: files to test on.
         predict_path: files to predict on; they need not have a target.
         x_key: the input array, a list of arrays (x is a tuple), or a mapping from names to arrays (x is a dict).
-            ``{split}`` in it stands for train, val, test or predict. A name may end in a member of a table. If None,
-            inferred when exactly one array qualifies; otherwise an error lists the arrays.
+            ``{split}`` in it stands for train, val, test or predict. A name may end in a member of a table. In a
+            mapping, a list of arrays of one shape is one field, with the arrays on a new last axis. If None, inferred
+            when exactly one array qualifies; otherwise an error lists the arrays.
         y_key: the target, in the same forms. None yields inputs alone.
         x_dtype: dtype of the input by name, such as "float16", or a mapping from fields to names. None keeps the
             file's. Packed integers (``scale_factor``, ``_FillValue`` and the like) of other files than netCDF are an

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
     ChangeGuard,
+    GroupError,
     OpenOptions,
     column_layout,
     expand_paths,
@@ -27,7 +29,7 @@ from ..progress_bar import with_bar
 from ..types import Paths
 from .cells import values_of_cells
 from .column_values import Categories, check_same, column_of_codes
-from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable, refuse_images
+from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable, refuse_images, with_stacks
 from .file_contents import FileContents, collector_paused, opened
 from .joins import Joins, with_others
 from .part_layouts import ListedParts
@@ -123,10 +125,19 @@ class Catalog:
         which = (tuple(paths), tuple(asked), options, sample, n_files, skip, self.joins.sources(asked))
         if which not in self._tables:
             try:
-                self._tables[which] = self._table(paths, asked, options, sample, skip, advice, n_files)
+                self._tables[which] = self._table_or_stacks(paths, asked, options, sample, skip, advice, n_files)
             except H5Error as error:  # the message is complete; frames and causes inside this package add nothing
                 raise error.with_traceback(None) from None
         return self._tables[which]
+
+    def _table_or_stacks(self, paths: Sequence[str], asked: Sequence[Asked], *rest: Any) -> RowTable:
+        """Return what ``_table`` does; a list of names that is not of members of a table is one of arrays."""
+        try:
+            return self._table(paths, asked, *rest)
+        except GroupError as error:
+            if (stacks := with_stacks(asked, error)) is None:
+                raise
+        return self._table_or_stacks(paths, stacks, *rest)
 
     def _table(
         self,
@@ -142,7 +153,8 @@ class Catalog:
         others = {at: joins.of_others(self, one, paths, options) for at, one in numbered if one.paths is not None}
         columns = {at for at, one in numbered if joins.is_column(one.key) and at not in others}
         own = [one for at, one in numbered if at not in columns and at not in others]
-        keys, compatibility, join = [one.key for one in own], Compatibility(asked), self.joins.join_keys(columns)
+        keys, compatibility = [key for one in own for key in one.keys], Compatibility(asked)
+        join = self.joins.join_keys(columns)
         shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
         bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
         used, guards, layouts, lacks = [], [], [], list[npt.NDArray[np.bool_]]()
@@ -151,15 +163,16 @@ class Catalog:
                 paths, lambda path: self.describe(path, [*keys, *join], options), skip, advice, bar
             ):
                 described = tuple(self._with_values(array, options) for array in described)
-                found = tuple(one.decoded(array) for one, array in zip(own, described, strict=False))
+                each = iter(described)
+                found = tuple(one.decoded(one.joined(list(islice(each, len(one.keys))))) for one in own)
                 if columns:
-                    joined = described[len(own) :]
+                    joined = described[len(keys) :]
                     first = sum(map(len, lacks))
                     here = [one for at, one in enumerate(asked) if at not in others]
                     found, is_lacking = self.joins.with_columns(self, here, path, guard, found, options, joined, first)
                     lacks.append(is_lacking)
                 if others:
-                    guard, found = with_others(guard, found, {at: each[path] for at, each in others.items()})
+                    guard, found = with_others(guard, found, {at: of[path] for at, of in others.items()})
                 compatibility.check(found)
                 used.append(path)
                 guards.append(guard)

@@ -26,10 +26,10 @@ from .discovery import (
     checked_names,
     files_to_read,
     keys_of,
-    members_of,
     names_to_load,
     paths_of,
     skip_into,
+    stacks_of,
     table_of,
 )
 from .fields import Decode, Fields, checked_rows, codecs_of, without_lacking
@@ -83,8 +83,9 @@ class CombinedHDF5Dataset(CachingDataset):
         where: conditions on any one-dimensional arrays, by name: a value, a list of values, a range
             ``{"min": 3, "max": 5}`` (bounds included, either may be left out), or a function from the column to a mask.
             Or one function from the columns of a file, by name, to a mask.
-        field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. What the axes of a
-            target are can be given here too: ``{"target": {"key": "y", "layout": "NCT"}}``.
+        field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. A list of
+            arrays of one shape is one field. What the axes of a target are can be given here too:
+            ``{"target": {"key": "y", "layout": "NCT"}}``.
         valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
@@ -301,19 +302,21 @@ class CombinedHDF5Dataset(CachingDataset):
         wanted = list(dict.fromkeys([*names, *columns, *of_label]))
         if unknown := [name for name in self._named_dtypes if name not in wanted]:
             raise H5ValueError(f"dtype names {listing(unknown)}; the fields are {listing(wanted)}. Use their names.")
-        codecs = codecs_of(decode, names, [self._key(name) for name in names], members_of(field_map, names))
+        stacks = stacks_of(field_map, wanted)
+        codecs = codecs_of(decode, names, [self._key(name) for name in names], stacks[: len(names)])
         codecs += [None] * (len(wanted) - len(names))
         asked = [
-            Asked(
-                key=self._key(name),
+            Asked.of(
+                self._key(name),
+                codec,
+                each,
                 dtype=self._named_dtypes.get(name),
                 argument=f"dtype={{{name!r}: {{}}}}",
                 # Columns that only filters read are decoded for them.
                 takes_packed=self.takes_packed or name not in (*names, *of_label),
-                codec=codec,
                 paths=paths,
             )
-            for name, codec, paths in zip(wanted, codecs, paths_of(field_map, wanted), strict=True)
+            for name, codec, each, paths in zip(wanted, codecs, stacks, paths_of(field_map, wanted), strict=True)
         ]
         found: dict[int, SparseField] = {}
         if choice is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,9 +14,13 @@ from ..hdf5 import (
     ArrayLayout,
     Codec,
     Conventions,
+    GroupError,
     Image,
+    MoveLast,
     Ragged,
     RowCodec,
+    Stack,
+    StackedKeys,
     Unpack,
     check_no_overlap,
     holds_regions,
@@ -24,6 +28,7 @@ from ..hdf5 import (
     is_list,
     is_references,
     kind_of,
+    stack_arrays,
     torch_dtype,
 )
 from ..types import Paths
@@ -42,6 +47,7 @@ __all__ = [
     "refuse_images",
     "refuse_other_files",
     "shape_of_images",
+    "with_stacks",
 ]
 
 
@@ -72,6 +78,8 @@ class Asked:
         takes_packed: accept packed integers as they are stored: they are decoded later, or no value is used.
         only_counted: whether nothing but its number of rows is used, so that a row may be anything.
         codec: decodes rows; None if values are as stored.
+        stacks: what is stacked, if these are several arrays, or members of a table; ``key`` is then its name.
+        is_stack: whether it is arrays; of a table its members are decoded together.
         paths: other files that have the array; None for those of the data.
         taken: of rows along axis 0, what is taken of further axes, as stored: pairs of an axis, and an index, indices
             or a slice.
@@ -84,11 +92,33 @@ class Asked:
     takes_packed: bool = False
     only_counted: bool = False
     codec: Codec | None = None
+    stacks: StackedKeys | None = None
+    is_stack: bool = False
     paths: Paths | None = None
     taken: tuple[tuple[int, int | Span | tuple[int, ...]], ...] = ()
 
+    @classmethod
+    def of(cls, key: str, codec: Codec | None, stacks: StackedKeys | None, **more: Any) -> Asked:
+        """Return what is asked for; several arrays that are in no one group can be no members of a table."""
+        return cls(key=key, codec=codec, stacks=stacks, is_stack=stacks is not None and stacks.group is None, **more)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The arrays that are looked for in files."""
+        return self.stacks.names if self.is_stack and self.stacks is not None else (self.key,)
+
+    def joined(self, arrays: Sequence[ArrayLayout]) -> ArrayLayout:
+        """Return the array that is made of those of ``keys``."""
+        return stack_arrays(arrays, self.key) if self.is_stack else arrays[0]
+
     def decoded(self, array: ArrayLayout) -> ArrayLayout:
         """Return the array with rows as they are decoded: packed numbers of netCDF files unless asked otherwise."""
+        if array.stacked:
+            codec = self.codec.of_each if isinstance(self.codec, Stack) else self.codec
+            each = replace(self, codec=codec, stacks=None, is_stack=False)
+            array = stack_arrays([each.decoded(one) for one in array.stacked], self.key)
+            axis = None if self.stacks is None else self.stacks.axis
+            return array if axis is None else array.decoded(MoveLast(axis))
         array = self._cut(array) if self.taken else array
         packing = array.packing
         if isinstance(self.codec, Conventions):
@@ -133,6 +163,20 @@ class Asked:
         return array.packing.only_misses and _holds(self.dtype, array.dtype)
 
 
+def with_stacks(asked: Sequence[Asked], error: GroupError) -> list[Asked] | None:
+    """Return what is looked for if a name turned out to be a group, of which arrays are stacked.
+
+    Args:
+        asked: what was looked for: a list of names may be of members of a table.
+        error: what the search raised.
+
+    Returns:
+        None if the group was not named so.
+    """
+    found = [replace(one, is_stack=True) if one.stacks is not None and one.key == error.key else one for one in asked]
+    return None if found == list(asked) else found
+
+
 class Compatibility:
     """Checks the arrays of one file after the other; those that are built as others before them cost next to nothing.
 
@@ -161,7 +205,8 @@ class Compatibility:
                 if not one.only_counted:
                     _check_kind(layout, text_ok=one.text_ok)
                 if not one.takes_packed:
-                    _check_packing(layout, one)
+                    for each in layout.stored_arrays:
+                        _check_packing(each, one)
         if self._of_one_row:
             _check_rows(layouts)
         check_no_overlap([one for one in layouts if one.path == layouts[0].path])  # others are of another file
@@ -232,16 +277,13 @@ def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
     packing = layout.packing
     if packing is None or packing.policy in ("keep", "guard") or asked.takes_stored(layout):
         return
+    field = layout.key if asked.stacks is None else asked.key
     raw = "" if asked.argument is None else asked.argument.replace("{}", repr(str(layout.dtype)))
     transform = "target_transform" if raw.startswith(("y_dtype", "dtype_y")) else "transform"
     raise H5ValueError(
         f"{layout.key!r} in {layout.path!r} holds packed integers ({layout.dtype} with {packing}), whose values are "
         f"decoded so: {packing.formula}. "
-        + (
-            f"Pass decode={{{layout.key!r}: 'cf'}} to decode them"
-            if packing.unclear is None
-            else packing.how(layout.key)
-        )
+        + (f"Pass decode={{{field!r}: 'cf'}} to decode them" if packing.unclear is None else packing.how(field))
         + (f", or {raw} to load them as they are stored, and decode them in a {transform}." if raw else ".")
     )
 
@@ -256,8 +298,9 @@ def _holds(wanted: torch.dtype | None, stored: np.dtype[Any]) -> bool:
 
 def _check_packed_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], asked: Sequence[Asked]) -> None:
     for a, b, one in zip(expected, found, asked, strict=True):
-        if not (one.takes_packed or are_packed_alike(a, b)):
-            raise different_packing(a, b)
+        for left, right in zip(a.stored_arrays, b.stored_arrays, strict=False):
+            if not (one.takes_packed or are_packed_alike(left, right)):
+                raise different_packing(left, right)
 
 
 def are_packed_alike(a: ArrayLayout, b: ArrayLayout) -> bool:

@@ -14,12 +14,13 @@ import numpy as np
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     OpenOptions,
+    StackedKeys,
     expand_paths,
     kind_of,
     list_data,
     numpy_dtype,
     shape_of,
-    stacked_members,
+    stacked_keys,
     translate_h5py_errors,
     without_slashes,
 )
@@ -38,10 +39,10 @@ __all__ = [
     "expand_those_there",
     "files_to_read",
     "keys_of",
-    "members_of",
     "names_to_load",
     "paths_of",
     "skip_into",
+    "stacks_of",
     "table_of",
 ]
 
@@ -303,10 +304,10 @@ def expand_those_there(
     return list(expand_paths(there, name, staging))
 
 
-def members_of(field_map: FieldMap | None, names: Sequence[str]) -> list[tuple[str, ...] | None]:
-    """Return for each name the members of a table that it stacks; None for an array."""
+def stacks_of(field_map: FieldMap | None, names: Sequence[str]) -> list[StackedKeys | None]:
+    """Return for each name what it stacks; None for a single array."""
     given = field_map or {}
-    return [stacked_members(given.get(name), f"field_map[{name!r}]")[1] for name in names]
+    return [stacked_keys(given.get(name), f"field_map[{name!r}]") for name in names]
 
 
 def paths_of(field_map: FieldMap | None, names: Sequence[str]) -> list[Any]:
@@ -325,8 +326,9 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
     layout = None
     stacked = []
     for name, asked in (field_map or {}).items():
-        given, members = stacked_members(asked, f"field_map[{name!r}]")
-        stacked += [] if members is None else [given]
+        stacks = stacked_keys(asked, f"field_map[{name!r}]")
+        given = asked if stacks is None else stacks.key
+        stacked += [] if stacks is None else [given]
         entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
         if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout", "path"}:
             raise H5ValueError(

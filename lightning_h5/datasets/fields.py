@@ -19,6 +19,7 @@ from ..hdf5 import (
     Codec,
     FieldNames,
     Stack,
+    StackedKeys,
     codec_of,
     field_names,
     kind_of,
@@ -123,7 +124,7 @@ class Fields:
                 array.row_shape,
                 one.dtype or torch_dtype_of(array.dtype),
                 self.affines.get(number),
-                guard=array.refuse_missing if array.packing is not None and array.packing.policy == "guard" else None,
+                guard=array.refuse_missing if array.is_guarded else None,
             )
             if kind_of(array.dtype) == "number"
             else FieldPlan(array.dtype, array.row_shape, None, is_encoded=is_encoded(array), element=one.dtype)
@@ -209,7 +210,7 @@ class Fields:
             decode,
             [name for one in both for name in one.names],
             [key for one in both for key in one.keys],
-            [members for one in both for members in one.members or (None,) * len(one.keys)],
+            [stacks for one in both for stacks in one.stacks or (None,) * len(one.keys)],
         )
         asked = _asked(x, x_dtype, "x_dtype", codecs, text_ok=x.kind != "single")
         if y is not None:
@@ -235,7 +236,7 @@ def codecs_of(
     decode: Decode | None,
     names: Sequence[str],
     keys: Sequence[str],
-    members: Sequence[tuple[str, ...] | None] = (),
+    stacks: Sequence[StackedKeys | None] = (),
 ) -> list[Codec | None]:
     """Return what decodes the rows of each field; None for those that come as they are stored.
 
@@ -243,10 +244,10 @@ def codecs_of(
         decode: what the user gave.
         names: of the fields.
         keys: their arrays.
-        members: of each, those of a table that are stacked; empty if there are none.
+        stacks: of each, what is stacked; empty if there is none.
 
     Raises:
-        H5ValueError: there is no such codec, or no such field; or members are stacked and decoded.
+        H5ValueError: there is no such codec, or no such field; or columns of a side table are stacked and decoded.
     """
     given = decode or {}
     if not isinstance(given, Mapping):
@@ -256,10 +257,11 @@ def codecs_of(
         raise H5ValueError(f"decode names {listing(unused)}; the fields are {listing(names)}. Name some of these.")
     found = [value_of_field(given, name, key, None) for name, key in zip(names, keys, strict=True)]
     codecs = [None if one is None else codec_of(one, name) for one, name in zip(found, names, strict=True)]
-    for at, stacked in enumerate(members):
-        if stacked is not None and codecs[at] is not None:
-            raise H5ValueError(f"decode names {names[at]!r}, which stacks members of a table. Leave it out of decode.")
-        codecs[at] = codecs[at] if stacked is None else Stack(stacked)
+    for at, stacked in enumerate(stacks):
+        if stacked is not None and stacked.are_columns and codecs[at] is not None:
+            raise H5ValueError(f"decode names {names[at]!r}, which stacks columns of a table. Leave it out of decode.")
+        if stacked is not None and stacked.group is not None:  # it may be a table
+            codecs[at] = Stack(stacked.members, stacked.axis, codecs[at])
     return codecs
 
 
@@ -273,18 +275,24 @@ def _asked(
             f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
         )
     return [
-        Asked(
-            key=key,
+        Asked.of(
+            key,
+            codec,
+            stacks,
             text_ok=text_ok,
             dtype=torch_dtype(given, argument)
             if by_name is None
             else torch_dtype(by_name.get(name), f"{argument}[{name!r}]"),
             argument=f"{argument}={{}}" if names.kind == "single" else f"{argument}={{{name!r}: {{}}}}",
-            codec=codec,
             paths=hashable(paths),
         )
-        for key, name, codec, paths in zip(
-            names.keys, names.names, codecs, names.paths or (None,) * len(names.keys), strict=False
+        for key, name, codec, stacks, paths in zip(
+            names.keys,
+            names.names,
+            codecs,
+            names.stacks or (None,) * len(names.keys),
+            names.paths or (None,) * len(names.keys),
+            strict=False,
         )
     ]
 

@@ -38,7 +38,8 @@ class H5LazyDataset(FileDataset):
             files are one dataset; their rows follow each other, sorted by name for a glob or a directory.
         x_key: the input array, such as ``"train/images"``. A list of names gives a tuple, a mapping from names
             in the sample to names in the file gives a dict. A name may end in a member of a table
-            (``"obs/label"``).
+            (``"obs/label"``). In a mapping, a list of arrays of one shape is one field, with the arrays on a new last
+            axis; ``{"stack": [...], "axis": 0}`` has it at another place in a row.
         y_key: the target, in the same forms. None yields inputs alone.
         x_dtype: dtype of the input: a name, a NumPy or a torch dtype, or a mapping from a field's name to one.
             None keeps the file's. Text is left alone. Packed integers (``scale_factor``, ``_FillValue`` and the like)

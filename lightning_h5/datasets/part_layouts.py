@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..hdf5 import (
     identity_text,
     meaning_of,
     path_of,
+    stack_arrays,
 )
 from ..readers import ChunkLoader, FieldLayouts, fallback_reason
 from ..types import IntArray, cached_property
@@ -160,6 +161,8 @@ class StoredParts:
         files: number of each part's file.
         paths: the files.
         guards: of the files.
+        stacks: for a column of several arrays that are stacked, the columns of all of them.
+        stacked_as: what such a column is called.
     """
 
     table: LayoutTable
@@ -168,9 +171,28 @@ class StoredParts:
     files: npt.NDArray[np.int32]
     paths: tuple[str, ...]
     guards: tuple[ChangeGuard, ...]
+    stacks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    stacked_as: Mapping[int, str] = field(default_factory=dict)
 
     def one(self, part: int, column: int) -> ArrayLayout:
         """Return an array of a part."""
+        if column in self.stacks:
+            arrays = [self._single(part, at) for at in self.stacks[column]]
+            return stack_arrays(arrays, self.stacked_as[column])
+        return self._single(part, column)
+
+    def columns_of(self, column: int) -> tuple[int, ...]:
+        """Return the columns that a column is made of."""
+        return self.stacks.get(column, (column,))
+
+    def check_stacks(self) -> None:
+        """Raise an ``H5ValueError`` if arrays that are stacked have different numbers of rows."""
+        for column, columns in self.stacks.items():
+            n_rows = self.table.n_rows[:, columns]
+            if (differs := (n_rows != n_rows[:, :1]).any(axis=1)).any():
+                self.one(int(differs.argmax()), column)  # raises
+
+    def _single(self, part: int, column: int) -> ArrayLayout:
         file = int(self.files[part])
         key = self.names.key(column, self.stars[part])
         return self.table.layout(part, column, self.paths[file], key, self.guards[file])
@@ -187,9 +209,10 @@ class StoredParts:
         """
         table = self.table
         alone = np.zeros(len(self.files), dtype=np.int64)  # parts with arrays that are like no other
-        for number, part in enumerate(sorted({part for part, at in table.others if at < n_arrays})):
+        alike = [at for column in range(n_arrays) for at in self.columns_of(column)]
+        for number, part in enumerate(sorted({part for part, at in table.others if at in alike})):
             alone[part] = number + 1
-        columns = [alone, *table.numbers[:, :n_arrays].T, *table.n_rows[:, fixed].T]
+        columns = [alone, *table.numbers[:, alike].T, *table.n_rows[:, fixed].T]
         columns += [] if further is None else [np.asarray(further)]
         each = np.stack(columns, axis=1)
         _, firsts, kinds = np.unique(each, axis=0, return_index=True, return_inverse=True)
@@ -254,11 +277,12 @@ class DescribedParts(PartLayouts):
     def check_places(self) -> None:
         """Raise an ``H5CorruptError`` if arrays of a part share bytes, or have chunks beyond the end of the file."""
         stored = self.stored
-        different = {stored.names.keys[column]: column for column in self.columns}
+        each = [at for column in self.columns for at in stored.columns_of(column)]
+        different = {stored.names.keys[column]: column for column in each}
         n_bytes = np.array([guard.n_bytes for guard in stored.guards])[stored.files]
         for part in stored.table.suspicious(sorted(different.values()), n_bytes).tolist():
             check_no_overlap(self[part])
-            for array in self[part]:
+            for array in [array for one in self[part] for array in one.stored_arrays]:
                 if array.table is not None and array.view is None and fallback_reason(array) is None:
                     ChunkLoader(array, Counters())  # compares the places of chunks with the size of the file
 

@@ -47,8 +47,13 @@ class SegmentBuilder:
         self._value_keys = [*segments.cut_keys, *columns]
         self._catalog, self._options, self._segments = catalog, options, segments
         self.fields = list(fields)  # how arrays are seen; once they are known
-        joins, keys = catalog.joins, [*(field.asked.key for field in fields), *self._value_keys]
+        joins, keys = catalog.joins, [*(field.asked.keys[0] for field in fields), *self._value_keys]
         self._columns = {at: key for at, key in enumerate(keys) if joins.is_column(key)}  # of a side table
+        self._stacks = dict[int, tuple[int, ...]]()  # fields of several arrays, by the numbers of these
+        for at, field in enumerate(fields):
+            if field.asked.is_stack:
+                self._stacks[at] = (at, *range(len(keys), len(keys) + len(field.asked.keys) - 1))
+                keys += field.asked.keys[1:]
         own = [key for at, key in enumerate(keys) if at not in self._columns]
         drops = segments.missing == "drop"
         own += joins.join_keys(self._columns, attributes=True)
@@ -310,7 +315,10 @@ class SegmentBuilder:
         stars = PackedText.joined([found.stars for found in self._found])
         files = np.repeat(np.arange(len(self._found), dtype=np.int32), [len(found.stars) for found in self._found])
         own = StoredParts(table, names, stars, files, tuple(self._paths), tuple(self._guards))
-        return self._with_columns(own) if self._columns else own
+        stored = self._with_columns(own) if self._columns else own
+        stored = replace(stored, stacks=self._stacks, stacked_as={at: self.fields[at].asked.key for at in self._stacks})
+        stored.check_stacks()
+        return stored
 
     def _with_columns(self, own: StoredParts) -> StoredParts:
         """Return the arrays of all parts with columns of a side table among them."""

@@ -301,6 +301,11 @@ def fields_of(
             lacking.append(name)
         is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
         patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None
+        if patch is not None and one.stacks is not None and one.stacks.axis is not None:
+            raise H5ValueError(
+                f"{name!r} stacks arrays along axis {one.stacks.axis}, and patches have the new axis last. Leave the "
+                "axis of the stack out."
+            )
         of_axes = {int(k): v for k, v in taken.items()}
         rate = value_of_field(given.segments.steps_per or {}, name, one.key, 1)
         fields.append(SegmentField(name, one, axis, step_axis, of_axes, is_single, patch, rate=rate))

@@ -18,6 +18,7 @@ from ..hdf5 import (
     ArrayColumns,
     ArrayLayout,
     ChangeGuard,
+    GroupError,
     OpenOptions,
     ScalarError,
     Target,
@@ -227,6 +228,9 @@ def parts_in(
         except ScalarError:
             scalar = scalar_layout(file, path, key, guard)
             found = scalar, None
+        except GroupError as error:
+            error.key = names.keys[number]
+            raise
         assert found is not None, "it was asked for"
         if names.cells:
             found = of_cells.checked(found[0], names.keys[number], part), found[1]

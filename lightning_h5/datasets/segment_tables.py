@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ..errors import H5ValueError
-from ..hdf5 import OpenOptions
+from ..hdf5 import GroupError, OpenOptions
 from ..types import Paths
 from .catalog import Catalog
 from .cells import are_cells
 from .collate import Collate
-from .compatibility import WITHOUT_THEM, Asked, Skip, each_readable, refuse_other_files
+from .compatibility import WITHOUT_THEM, Asked, Skip, each_readable, refuse_other_files, with_stacks
 from .fields import Fields
 from .file_contents import collector_paused
 from .normalize import Normalize, normalized
@@ -20,7 +20,7 @@ from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .segment_builder import SegmentBuilder
 from .segment_choice import SegmentChoice, samples_that_pass, samples_with_lines, values_of_segments
-from .segment_fields import SampleOptions, fields_of, selected
+from .segment_fields import SampleOptions, SegmentField, fields_of, selected
 from .segments import Sampling
 from .sparse_tables import matrices_in, sparse_table, with_matrices
 from .windows import Windows, check_lengths, samples_of
@@ -66,20 +66,25 @@ def segment_table(
             "file is written. Wait until it is closed."
         )
 
-    def build() -> SegmentBuilder:
+    def build(fields: Sequence[SegmentField]) -> SegmentBuilder:
         volumes = None if given.patch is None else VolumeTable(fields, given.patch)
         builder = SegmentBuilder(catalog, options, fields, given.segments, choice.all_columns, volumes)
-        with collector_paused():
-            for path, (guard, found) in each_readable(paths, builder.look, skip, advice):
-                builder.add(path, guard, found)
+        try:
+            with collector_paused():
+                for path, (guard, found) in each_readable(paths, builder.look, skip, advice):
+                    builder.add(path, guard, found)
+        except GroupError as error:  # a list of names that is not of members of a table is one of arrays
+            if (stacks := with_stacks([field.asked for field in fields], error)) is None:
+                raise
+            return build([replace(field, asked=one) for field, one in zip(fields, stacks, strict=True)])
         return builder
 
     fields = fields_of(asked, names, given, singles, catalog.joins.is_column)
     if choice.columns or choice.criteria or skip is not None:
-        return _chosen(build(), given, choice)
+        return _chosen(build(fields), given, choice)
     joined = catalog.joins.sources(asked)
     which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles), joined)
-    made = catalog.once(which, lambda: _chosen(build(), given, SegmentChoice()))
+    made = catalog.once(which, lambda: _chosen(build(fields), given, SegmentChoice()))
     subset = choice.subset
     return made if subset is None or made.sampling is None else replace(made, sampling=subset.of(made.sampling))
 

@@ -5,7 +5,7 @@ from .alike import AlikeArrays
 from .array_view import ArrayView
 from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
-from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, Widen, codec_of
+from .codecs import Codec, Conventions, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of
 from .contents import (
     OLD_CATEGORIES,
     Entry,
@@ -27,6 +27,8 @@ from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, mea
 from .keys import (
     GROUP_WORDS,
     FieldNames,
+    StackedKeys,
+    arrays_in,
     field_names,
     fill_split,
     guess_keys,
@@ -35,15 +37,14 @@ from .keys import (
     is_attribute_key,
     keys_in,
     names_rows,
-    own_keys_in,
-    stacked_members,
+    stacked_keys,
     with_constants,
     without_slashes,
     words_in,
 )
-from .layout import ArrayLayout, Decoding, Filter, filters_of, path_of
+from .layout import ArrayLayout, Decoding, Filter, filters_of, path_of, stack_arrays
 from .layout_table import ArrayColumns, LayoutTable
-from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
+from .links import ArrayHandle, GroupError, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
 from .open_files import OpenOptions
@@ -79,11 +80,13 @@ __all__ = [
     "FieldNames",
     "Filter",
     "Function",
+    "GroupError",
     "HandlePool",
     "Image",
     "LayoutTable",
     "MatrixRows",
     "MetadataIndex",
+    "MoveLast",
     "OpenOptions",
     "Packing",
     "Ragged",
@@ -92,9 +95,11 @@ __all__ = [
     "ScalarError",
     "SparseGroup",
     "Stack",
+    "StackedKeys",
     "Target",
     "Unpack",
     "Widen",
+    "arrays_in",
     "attribute_layout",
     "bytes_of",
     "check_decoding_memory",
@@ -146,7 +151,6 @@ __all__ = [
     "open_recorded",
     "opened",
     "overlaps",
-    "own_keys_in",
     "path_of",
     "pread_of",
     "process_pool",
@@ -158,7 +162,8 @@ __all__ = [
     "shape_of",
     "size_of",
     "sparse_group",
-    "stacked_members",
+    "stack_arrays",
+    "stacked_keys",
     "stat_of",
     "target_of",
     "torch_dtype",

@@ -71,6 +71,12 @@ class ArrayView:
         """Number of blocks along each of ``row_axes``."""
         return tuple(-(-self.shape[axis] // step) for axis, step in zip(self.row_axes, self.block, strict=True))
 
+    def is_chunked(self, chunks: tuple[int, ...] | None) -> bool:
+        """Return whether what is read together are chunks of this shape."""
+        if chunks is None or self.cell is not None:
+            return self.cell == chunks
+        return self.block == tuple(chunks[axis] for axis in self.row_axes)
+
     @cached_property
     def runs(self) -> Runs | None:
         """Where rows lie if each is a few long pieces of an array without chunks; None otherwise."""

@@ -337,7 +337,7 @@ def overlaps(layouts: Sequence[ArrayLayout]) -> Iterator[tuple[ArrayLayout, Arra
     Yields:
         For each piece that begins before another one ends, the two arrays (or one array twice), and a message.
     """
-    arrays = list({layout.name: layout for layout in layouts}.values())
+    arrays = list({one.name: one for layout in layouts for one in layout.stored_arrays}.values())
     if _are_few_and_apart(arrays):
         return
     each = [layout.pieces() for layout in arrays]

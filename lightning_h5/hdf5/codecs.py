@@ -20,7 +20,19 @@ from .packing import Packing
 if TYPE_CHECKING:
     from .layout import ArrayLayout
 
-__all__ = ["Bits", "Codec", "Conventions", "MatrixRows", "RealParts", "Recode", "Stack", "Unpack", "Widen", "codec_of"]
+__all__ = [
+    "Bits",
+    "Codec",
+    "Conventions",
+    "MatrixRows",
+    "MoveLast",
+    "RealParts",
+    "Recode",
+    "Stack",
+    "Unpack",
+    "Widen",
+    "codec_of",
+]
 
 FIRST = np.zeros(1, np.int64)
 
@@ -170,13 +182,17 @@ class Widen(PlainCodec):
 
 @dataclass(frozen=True)
 class Stack(PlainCodec):
-    """Members of a table as numbers on a new last axis, in float32: the rows of the table are decoded once for all.
+    """Members of a table as numbers on a new axis, in float32: the rows of the table are decoded once for all.
 
     Args:
         members: their names, in the order of the axis.
+        axis: place of the new axis in a row; None for the last one.
+        of_each: decodes each array, if these are arrays of a group instead; None if values are as stored.
     """
 
     members: tuple[str, ...]
+    axis: int | None = None
+    of_each: Codec | None = None
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """See ``Codec.decoded``."""
@@ -184,7 +200,13 @@ class Stack(PlainCodec):
         if names is None or array.members:
             raise H5ValueError(
                 f"{[f'{array.key}/{name}' for name in self.members]} were named as one field, and {array.key!r} in "
-                f"{array.path!r} is no table, but an array of {array.dtype}. Give each array a name of its own."
+                f"{array.path!r} is neither a table nor a group, but an array of {array.dtype}. Name members of a "
+                "table, or arrays."
+            )
+        if self.of_each is not None:
+            raise H5ValueError(
+                f"{[f'{array.key}/{name}' for name in self.members]} are members of a table, and decode is for arrays. "
+                "Leave the field out of decode."
             )
         if absent := [name for name in self.members if name not in names]:
             raise H5KeyError(
@@ -196,13 +218,54 @@ class Stack(PlainCodec):
                 f"{listing(wrong)} of {array.key!r} in {array.path!r} are {array.dtype[wrong[0]]}, and single real "
                 "numbers are stacked. Leave them out, or give them a name of their own."
             )
-        return np.dtype(np.float32), (*array.row_shape, len(self.members))
+        return np.dtype(np.float32), with_axis(array, array.row_shape, len(self.members), self.axis)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
         with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
+            stacked = out if self.axis is None else np.moveaxis(out, 1 + self.axis, -1)
             for at, member in enumerate(self.members):
-                out[..., at] = rows[member]
+                stacked[..., at] = rows[member]
+
+
+@dataclass(frozen=True)
+class MoveLast(PlainCodec):
+    """Numbers with the last axis of a row at another place.
+
+    Args:
+        axis: its place.
+    """
+
+    axis: int
+
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """See ``Codec.decoded``."""
+        return array.dtype, with_axis(array, array.row_shape[:-1], array.row_shape[-1], self.axis)
+
+    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """See ``Codec.decode``."""
+        out[...] = np.moveaxis(rows, -1, 1 + self.axis)
+
+
+def with_axis(array: ArrayLayout, row_shape: tuple[int, ...], n: int, axis: int | None) -> tuple[int, ...]:
+    """Return the shape of a row with a new axis.
+
+    Args:
+        array: for messages.
+        row_shape: the shape without it.
+        n: its length.
+        axis: its place; None for the last one.
+
+    Raises:
+        H5ValueError: a row has fewer axes.
+    """
+    axis = len(row_shape) if axis is None else axis
+    if axis > len(row_shape):
+        raise H5ValueError(
+            f"rows of {array.key!r} in {array.path!r} are stacked along the new axis {axis}, and a row has the shape "
+            f"{row_shape}. Pass an axis from 0 to {len(row_shape)}, or leave it out for the last one."
+        )
+    return *row_shape[:axis], n, *row_shape[axis:]
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,11 @@ def file_identity(
             digest.update(repr((a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str)).encode())
         return digest.hexdigest()[:32]
     if schemas is None:
-        schemas = (identity_text(a, a.key, a.name, a.n_rows, a.offset, a.n_stored_bytes, a.table) for a in layouts)
+        schemas = (
+            identity_text(a, a.key, a.name, a.n_rows, a.offset, a.n_stored_bytes, a.table)
+            for layout in layouts
+            for a in layout.stored_arrays
+        )
     for schema in schemas:
         digest.update(schema)
     for each in (path, *others):
@@ -216,6 +220,8 @@ def meaning_of(array: ArrayLayout) -> str:
     Values of attributes, and attributes by which numbers are decoded; empty if numbers are values as stored.
     """
     text = "" if array.value is None else repr((array.key, array.value.tolist()))
+    for each in array.stacked:
+        text += repr((each.key, each.members, each.row_shape, each.dtype.str)) + meaning_of(each)
     if array.packing is not None:
         text += array.packing.identity
     if array.decoding is not None:

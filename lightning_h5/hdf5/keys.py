@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import H5KeyError, H5ValueError
@@ -17,6 +17,8 @@ from .structures import matrices_among
 __all__ = [
     "GROUP_WORDS",
     "FieldNames",
+    "StackedKeys",
+    "arrays_in",
     "field_names",
     "fill_split",
     "guess_keys",
@@ -25,8 +27,7 @@ __all__ = [
     "is_attribute_key",
     "keys_in",
     "names_rows",
-    "own_keys_in",
-    "stacked_members",
+    "stacked_keys",
     "without_slashes",
     "words_in",
 ]
@@ -49,6 +50,47 @@ INDEX_WORDS = {"id", "idx", "index"}
 
 
 @dataclass(frozen=True)
+class StackedKeys:
+    """Several arrays, or members of one table, that are stacked into one field.
+
+    Attributes:
+        names: their names in the file, in the order of the new axis.
+        axis: place of the new axis in a row; None for the last one.
+    """
+
+    names: tuple[str, ...]
+    axis: int | None = None
+
+    @property
+    def group(self) -> str | None:
+        """The group, or the table, that all of them are in; None if they are in several, or at the top of the file."""
+        groups = {name.rpartition("/")[0] for name in self.names}
+        if len(groups) > 1 and self.are_columns:
+            return "table"  # the name of a column may have a slash
+        return next(iter(groups)) or None if len(groups) == 1 else None
+
+    @property
+    def are_columns(self) -> bool:
+        """Whether all of them are columns of a side table."""
+        return all(name.startswith("table/") for name in self.names)
+
+    @property
+    def key(self) -> str:
+        """What the field is called in messages, and matched by: the name of the group, or all names."""
+        return self.group or ", ".join(self.names)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names inside ``group``."""
+        assert self.group is not None, "they are in several groups"
+        return tuple(name[len(self.group) + 1 :] for name in self.names)
+
+    def filled(self, split: str) -> StackedKeys:
+        """Return the names with a split's name in place of ``{split}``."""
+        return replace(self, names=tuple(name.replace("{split}", split) for name in self.names))
+
+
+@dataclass(frozen=True)
 class FieldNames:
     """The fields of one part of a sample (its x or its y).
 
@@ -56,14 +98,14 @@ class FieldNames:
         kind: a single array, a tuple, or a dict.
         keys: the arrays, in order.
         names: their names in the dict, or their keys.
-        members: for each the members of a table that are stacked, whose key is then the table's; None for an array.
+        stacks: for each the arrays, or members of a table, that are stacked; None for a single array. Empty if all are.
         paths: for each the other files that have it; None for the data's own. Empty if all are.
     """
 
     kind: Literal["single", "tuple", "dict"]
     keys: tuple[str, ...]
     names: tuple[str, ...]
-    members: tuple[tuple[str, ...] | None, ...] = ()
+    stacks: tuple[StackedKeys | None, ...] = ()
     paths: tuple[Any, ...] = ()
 
 
@@ -77,15 +119,19 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
     if isinstance(asked, Mapping) and set(asked) == {"path", "key"}:
         key, path = in_other_file(asked, argument)
         return FieldNames("single", (key,), (key,), (), (path,))
-    members: list[tuple[str, ...] | None] = []
+    if isinstance(asked, Mapping) and "stack" in asked and not set(asked) - {"stack", "axis"}:
+        stacked = stacked_keys(asked, argument)
+        assert stacked is not None, "it is a mapping with a stack"
+        return FieldNames("single", (stacked.key,), (stacked.key,), (stacked,))
+    stacks: list[StackedKeys | None] = []
     paths: list[Any] = []
     if isinstance(asked, Mapping):
         given = []
         for name, value in asked.items():
-            own, path = in_other_file(value, f"{argument}[{name!r}]")
-            key, stacked = stacked_members(own, f"{argument}[{name!r}]")
-            given.append(key)
-            members.append(stacked)
+            stacked = stacked_keys(value, f"{argument}[{name!r}]")
+            own, path = (stacked.key, None) if stacked else in_other_file(value, f"{argument}[{name!r}]")
+            given.append(own)
+            stacks.append(stacked)
             paths.append(path)
     else:
         given = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else []
@@ -98,7 +144,7 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
         return FieldNames("single", (keys,), (keys,))
     if isinstance(keys, Mapping):
         of_others = tuple(paths) if any(path is not None for path in paths) else ()
-        return FieldNames("dict", tuple(given), tuple(keys), tuple(members) if any(members) else (), of_others)
+        return FieldNames("dict", tuple(given), tuple(keys), tuple(stacks) if any(stacks) else (), of_others)
     return FieldNames("tuple", tuple(given), tuple(given))
 
 
@@ -122,31 +168,40 @@ def in_other_file(given: Any, argument: str) -> tuple[Any, Any]:
     return given["key"], given["path"]
 
 
-def stacked_members(given: Any, argument: str) -> tuple[Any, tuple[str, ...] | None]:
-    """Return the table and the members that a list of keys names; other values as they are, and None.
+def stacked_keys(given: Any, argument: str) -> StackedKeys | None:
+    """Return the arrays that a list of keys, or ``{"stack": [...]}``, stacks; None for other values.
 
     Args:
-        given: a key, or a list of keys such as ``["tracks/d0", "tracks/z0"]``.
+        given: a key, a list of keys such as ``["signals/C3", "signals/F4"]``, or a mapping with such a list.
         argument: what it was given as, for errors.
 
     Raises:
-        H5ValueError: the keys are not of members of one table.
+        H5ValueError: a key is no text or comes twice, the list is empty, or the axis is no axis.
     """
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        return given, None
-    names = [one.strip("/") for one in given if isinstance(one, str)]
-    parts = [name.rpartition("/") for name in names]
-    if len({table for table, _, _ in parts}) > 1 and all(name.startswith("table/") for name in names):
-        parts = [name.partition("/") for name in names]  # columns of a side table, whose names may have a slash
-    tables = {table for table, _, _ in parts}
-    if len(parts) < len(given) or len(tables) != 1 or "" in tables:
+    asked, axis = given, None
+    if isinstance(given, Mapping) and "stack" in given:
+        if unknown := set(given) - {"stack", "axis"}:
+            raise H5ValueError(
+                f"{argument}={dict(given)!r} has the key {min(map(str, unknown))!r}. Pass {{'stack': names of arrays}} "
+                "and, as 'axis', the place of the new axis in a row."
+            )
+        asked, axis = given["stack"], given.get("axis", -1)
+        if type(axis) is not int or axis < -1:
+            raise H5ValueError(
+                f"{argument}={dict(given)!r} was given. Pass as axis the place of the new axis in a row, from 0 on, or "
+                "-1 for the last one."
+            )
+    if (isinstance(asked, str) or not isinstance(asked, Sequence)) and asked is given:
+        return None
+    listed = [asked] if isinstance(asked, str) else asked if isinstance(asked, Sequence) else []
+    names = tuple(without_slashes(one) for one in listed if isinstance(one, str))
+    if not names or len(names) < len(listed) or "" in names:
         raise H5ValueError(
-            f"{argument}={list(given)!r} is a list, which stacks members of one table, such as ['tracks/d0', "
-            "'tracks/z0']. Name members of one table, or give each array a name of its own."
+            f"{argument}={given!r} does not name arrays to stack. Pass names such as ['signals/C3', 'signals/F4']."
         )
-    if len({member for _, _, member in parts}) < len(parts):
-        raise H5ValueError(f"{argument}={list(given)!r} names a member twice. Name each once.")
-    return tables.pop(), tuple(member for _, _, member in parts)
+    if len(set(names)) < len(names):
+        raise H5ValueError(f"{argument}={given!r} names an array twice. Name each once.")
+    return StackedKeys(names, None if axis == -1 else axis)
 
 
 def fill_split(keys: Keys, split: str) -> Keys:
@@ -162,10 +217,10 @@ def _filled(key: Any, split: str) -> Any:
     if isinstance(key, str):
         return key.replace("{split}", split)
     if isinstance(key, Mapping):
-        return {
-            name: value.replace("{split}", split) if isinstance(value, str) else value for name, value in key.items()
-        }
-    return [one.replace("{split}", split) for one in key]
+        return {name: _filled(value, split) for name, value in key.items()}
+    if not isinstance(key, list | tuple):
+        return key  # a path
+    return [_filled(one, split) for one in key]
 
 
 def with_constants(x_key: Keys, y_key: Keys | None, constants: Sequence[str]) -> Keys:
@@ -192,12 +247,19 @@ def keys_in(*keys: Keys | None) -> list[str]:
     return names
 
 
-def own_keys_in(*keys: Keys | None) -> list[str]:
-    """Return the array names in several key arguments that are not of other files."""
+def arrays_in(*keys: Keys | None, of_others: bool = True) -> list[str]:
+    """Return the names of the arrays in several key arguments, each of the stacked ones among them.
+
+    Args:
+        keys: the arguments.
+        of_others: include arrays of other files.
+    """
     names: list[str] = []
     for fields in (field_names(key, "key") for key in keys if key is not None):
-        others = fields.paths or (None,) * len(fields.keys)
-        names += [key for key, path in zip(fields.keys, others, strict=True) if path is None]
+        stacks, paths = (each or (None,) * len(fields.keys) for each in (fields.stacks, fields.paths))
+        for key, stacked, path in zip(fields.keys, stacks, paths, strict=True):
+            if path is None or of_others:
+                names += [key] if stacked is None else stacked.names
     return names
 
 

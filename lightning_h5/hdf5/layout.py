@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5ValueError
+from ..errors import H5ValueError, listing
 from ..types import IntArray, cached_property
 from .array_view import ArrayView, Runs, taken_of
 from .chunk_index import ChunkTable
-from .dtypes import native
+from .dtypes import dtype_text, kind_of, native
 from .identity import ChangeGuard
 from .packing import Packing
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .codecs import Codec
     from .digests import ArrayDigests
 
-__all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "filters_of", "path_of"]
+__all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "filters_of", "path_of", "stack_arrays"]
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
@@ -103,6 +103,8 @@ class ArrayLayout:
         is_scalar: whether this is a scalar that holds bytes (an opaque value, or a list), which has one row. Opaque
             values are described as ``uint8``.
         decoding: what decodes rows; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
+        stacked: the arrays that are stacked on a new last axis of a row; empty for a single array. ``axes``, ``chunks``
+            and ``view`` are those of the first array, and the new axis counts as one of an array-valued element.
         guard: change guard of the file that was described; no other file is read.
     """
 
@@ -133,6 +135,7 @@ class ArrayLayout:
     view: ArrayView | None = None
     is_scalar: bool = False
     decoding: Decoding | None = None
+    stacked: tuple[ArrayLayout, ...] = ()
     guard: ChangeGuard = field(compare=False, repr=False)
 
     @property
@@ -140,6 +143,8 @@ class ArrayLayout:
         """Where the array's bytes begin in the file, which no other array shares; None if it has none there."""
         if self.value is not None:
             return None
+        if self.stacked:
+            return self.stacked[0].first_byte
         as_stored = self if self.references is None else self.references
         if as_stored.table is None:
             return as_stored.offset
@@ -150,6 +155,8 @@ class ArrayLayout:
         """Return the array with another change guard."""
         if self.decoding is not None:
             return self.decoding.array.guarded(guard).decoded(self.decoding.codec)
+        if self.stacked:
+            return stack_arrays([one.guarded(guard) for one in self.stacked], self.key)
         references = None if self.references is None else self.references.with_changes(guard=guard)
         categories = None if self.categories is None else self.categories.guarded(guard)
         return self.with_changes(references=references, categories=categories, guard=guard)
@@ -237,6 +244,8 @@ class ArrayLayout:
             return self
         if self.decoding is not None:
             return self.decoding.array.seen(row_axes, taken, period=period).decoded(self.decoding.codec)
+        if self.stacked:
+            return stack_arrays([one.seen(row_axes, taken, period=period) for one in self.stacked], self.key)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
         picked = tuple(self._taken((taken or {}).get(axis, slice(None)), axis, shape) for axis in others)
@@ -285,6 +294,8 @@ class ArrayLayout:
         """
         if self.decoding is not None:
             return self.decoding.array.in_cells(cell, n_values).decoded(self.decoding.codec)
+        if self.stacked:
+            return stack_arrays([one.in_cells(cell, n_values) for one in self.stacked], self.key)
         grid = [-(-size // step) for size, step in zip((self.n_rows, *self.axes), cell, strict=True)]
         return self.with_changes(
             n_rows=math.prod(grid),
@@ -302,13 +313,31 @@ class ArrayLayout:
         dtype, row_shape = codec.decoded(self)
         return self.with_changes(dtype=dtype, row_shape=row_shape, packing=None, decoding=Decoding(self, codec))
 
+    @property
+    def stored_arrays(self) -> tuple[ArrayLayout, ...]:
+        """The arrays of the file that this one is made of: itself, or those that are stacked."""
+        if self.decoding is not None and self.decoding.array.stacked:
+            return self.decoding.array.stacked
+        return self.stacked or (self,)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether ``refuse_missing`` has something to look for."""
+        is_own = self.packing is not None and self.packing.policy == "guard"
+        return is_own or any(one.is_guarded for one in self.stacked)
+
     def refuse_missing(self, values: npt.NDArray[Any]) -> None:
         """Raise an ``H5ValueError`` if integers that stay integers have missing values (see ``Packing.policy``)."""
+        for at, one in enumerate(self.stacked):
+            if one.is_guarded:
+                one.refuse_missing(values[..., at].astype(one.dtype))
         if self.packing is not None and self.packing.policy == "guard":
             self.packing.guard(values, self.key)
 
     def pieces(self) -> IntArray:
         """Return offset and size in the file of each piece of the array, shape ``(n, 2)``."""
+        if self.stacked:
+            return np.concatenate([one.pieces() for one in self.stacked])
         if self.table is not None:
             written = self.table.offsets >= 0
             return np.stack([self.table.offsets[written], self.table.sizes[written]], axis=1)
@@ -345,6 +374,8 @@ class ArrayLayout:
     @property
     def rows_per_chunk(self) -> int:
         """Rows that share a chunk; 1 without chunks."""
+        if self.stacked:
+            return max(one.rows_per_chunk for one in self.stacked)
         if self.view is not None:
             return math.prod(self.view.block)
         return self.chunks[0] if self.chunks else 1
@@ -357,6 +388,8 @@ class ArrayLayout:
     @property
     def chunk_span_bytes(self) -> int:
         """Decoded bytes of all chunks that contain a part of one row; 0 without chunks."""
+        if self.stacked:
+            return sum(one.chunk_span_bytes for one in self.stacked)
         if not self.chunks:
             return 0
         if self.view is not None and self.view.cell is not None:
@@ -370,6 +403,8 @@ class ArrayLayout:
     @cached_property
     def is_contiguous(self) -> bool:
         """Whether each row lies in one unfiltered piece, or a few, so that random access is as cheap as sequential."""
+        if self.stacked:
+            return all(one.is_contiguous for one in self.stacked)
         if self.view is not None:
             return self.runs is not None
         return self.offset is not None or (
@@ -382,7 +417,8 @@ class ArrayLayout:
     @property
     def runs(self) -> Runs | None:
         """Where the rows of a view lie if each is a few long pieces of an array without chunks; None otherwise."""
-        return None if self.view is None or self.members or self.decoding is not None else self.view.runs
+        is_plain = not (self.members or self.stacked) and self.decoding is None
+        return self.view.runs if is_plain and self.view is not None else None
 
 
 @dataclass(frozen=True)
@@ -396,6 +432,73 @@ class Decoding:
 
     array: ArrayLayout
     codec: Codec
+
+
+def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
+    """Return arrays of one file, of one shape, as one array with a new last axis.
+
+    Numbers of several dtypes become those of the dtype that NumPy promotes them to, if it holds all of them.
+
+    Args:
+        arrays: in the order of the axis.
+        key: what the array is called.
+
+    Raises:
+        H5ValueError: arrays differ in their shape, hold no numbers, or have dtypes that no dtype holds.
+    """
+    first = arrays[0]
+    for one in arrays:
+        if kind_of(one.dtype) != "number" or one.categories is not None:
+            what = "is categorical" if one.categories is not None else f"has the dtype {dtype_text(one.dtype)}"
+            raise H5ValueError(
+                f"{one.key!r} in {one.path!r} {what}, and arrays of numbers are stacked. Give it a field of its own."
+            )
+        if (one.n_rows, one.row_shape) != (first.n_rows, first.row_shape):
+            raise H5ValueError(
+                f"{first.key!r} has the shape {(first.n_rows, *first.row_shape)} and {one.key!r} has "
+                f"{(one.n_rows, *one.row_shape)} in {one.path!r}, and arrays of one shape are stacked. Stack arrays of "
+                "one shape, or give each a field of its own."
+            )
+    dtypes = list(dict.fromkeys(one.dtype for one in arrays))
+    dtype = np.result_type(*dtypes)
+    if not all(_holds_all(dtype, one) for one in dtypes):
+        raise H5ValueError(
+            f"{listing(one.key for one in arrays)} in {first.path!r} have the dtypes {listing(map(str, dtypes))}, and "
+            "no dtype holds the numbers of all. Give each a field of its own."
+        )
+    views = [one.view for one in arrays if one.view is not None]
+    is_viewed = len(views) == len(arrays)  # arrays in one piece may have rows along two axes without a view
+    if is_viewed and len({view.block for view in views}) > 1:  # chunks differ: slabs of one size
+        block = tuple(map(max, *(view.block for view in views)))
+        arrays = [one.with_changes(view=replace(view, block=block)) for one, view in zip(arrays, views, strict=True)]
+    return first.with_changes(
+        key=key,
+        name=path_of(key),
+        members=(),
+        row_shape=(*first.row_shape, len(arrays)),
+        dtype=dtype,
+        filters=(),
+        offset=None,
+        n_stored_bytes=sum(one.n_stored_bytes for one in arrays),
+        plain_reason=None,
+        integrity=min(one.integrity for one in arrays),
+        table=None,
+        digests=None,
+        references=None,
+        packing=None,
+        categories=None,
+        view=arrays[0].view if is_viewed else None,
+        decoding=None,
+        stacked=tuple(arrays),
+    )
+
+
+def _holds_all(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Return whether a dtype has all numbers of another one. NumPy takes float64 for whole numbers of 64 bits."""
+    if other.kind in "iu" and dtype.kind in "fc":
+        part = dtype.type(0).real.dtype
+        return other.itemsize * 8 <= np.finfo(part).nmant + 1
+    return bool(np.can_cast(other, dtype))
 
 
 def path_of(key: str) -> str:

@@ -22,13 +22,23 @@ from .layout import filters_of
 from .open import is_in_other_file, open_h5, translate_h5py_errors
 from .structures import SPARSE_PARTS, is_empty_matlab
 
-__all__ = ["ArrayHandle", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
+__all__ = ["ArrayHandle", "GroupError", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
 
 _DEFAULTS = FileOptions()
 
 
 class ScalarError(H5ValueError):
     """An array has one value, and no rows."""
+
+
+class GroupError(H5ValueError):
+    """A group was named as an array.
+
+    Attributes:
+        key: the name, as it was asked for.
+    """
+
+    key = ""
 
 
 MAX_LEVELS = 16
@@ -211,10 +221,12 @@ def _check_is_array(file: Any, array: Any, key: str) -> None:
         )
     if isinstance(array, h5py.Group):
         inside = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
-        raise H5ValueError(
+        error = GroupError(
             f"{key!r} in {path!r} is a group, not an array; the arrays below it are {listing(inside)}. "
             f"Name one of them{f', such as {inside[0]!r}' if inside else ''}."
         )
+        error.key = key
+        raise error
     if not isinstance(array, h5py.Dataset):
         raise H5ValueError(
             f"{key!r} in {path!r} is a named datatype, not an array; the file has {listing(list_arrays(file))}. "

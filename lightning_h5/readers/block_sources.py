@@ -117,13 +117,14 @@ class ReaderSource:
     Args:
         reader: reads the array.
         rows_per_block: rows of a block, unless the array is a view, which has blocks of its own.
+        grid: how rows are cut into blocks, if it is not as the array has them.
     """
 
     n_parts = 1
 
-    def __init__(self, reader: LayoutReader, rows_per_block: int) -> None:
+    def __init__(self, reader: LayoutReader, rows_per_block: int, grid: RowGrid | None = None) -> None:
         self._reader = reader
-        self.grid = RowGrid.of(reader.layout, rows_per_block)
+        self.grid = RowGrid.of(reader.layout, rows_per_block) if grid is None else grid
         self.n_rows, self.rows_per_block = len(reader), self.grid.across * self.grid.along
         self.picks_rows = reader.layout.is_contiguous
         self.parts_together = max(1, TASK_BYTES // max(1, self.rows_per_block * reader.layout.row_bytes))

@@ -22,7 +22,7 @@ from ..hdf5 import (
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .begun_reads import Changes
-from .block_map import BlockMap
+from .block_map import BlockMap, RowGrid
 from .block_sources import BlockSource, BlockSources, Change, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import ChunkLoader
@@ -32,6 +32,7 @@ from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader
 from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
+from .stacked import StackReader, StackSource
 from .thread_pool import TaskQueue
 from .view_source import BlockReader, CellSource, ViewSource
 
@@ -66,6 +67,10 @@ def open_reader(
         work: shares the decoding of images among threads.
     """
     reader: LayoutReader
+    if layout.stacked and layout.decoding is None:
+        opened = partial(open_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
+        reader = StackReader(layout, [opened(one) for one in layout.stacked], counters)
+        return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
     if layout.runs is not None:
@@ -117,6 +122,8 @@ def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
     stored = layout if layout.decoding is None else layout.decoding.array
     is_number = kind_of(layout.dtype) == "number" and not stored.dtype.hasobject  # members of tables may be numbers
     layout = stored
+    if layout.stacked:
+        return any(is_pooled(one, options) for one in layout.stacked)
     if layout.view is not None:
         return layout.runs is None and bool(layout.row_bytes) and is_number and not options.swmr
     if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or not is_number:
@@ -130,6 +137,8 @@ def fallback_reason(layout: ArrayLayout) -> str | None:
     """Return why the HDF5 library reads an array, with its lock, in a few words; None if a faster reader does."""
     if layout.decoding is not None:
         layout = layout.decoding.array
+    if layout.stacked:
+        return next((why for one in layout.stacked if (why := fallback_reason(one)) is not None), None)
     if layout.plain_reason is not None or layout.is_contiguous or layout.storage != "chunked":
         return layout.plain_reason
     return why_not_decodable(layout)
@@ -232,6 +241,9 @@ def _compile(source: BlockSource) -> None:
     if isinstance(source, DecodedSource):
         source.compile()
         source = source.stored
+    if isinstance(source, StackSource):
+        for one in source.sources:
+            _compile(one)
     if isinstance(source, ChunkLoader | ViewSource | CellSource):
         source.compile()
 
@@ -263,6 +275,8 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
         return ReaderSource(ValueReader(layout, counters), rows_per_run)
     if layout.decoding is not None:
         return DecodedSource(layout, open_source(layout.decoding.array, options, rows_per_run, counters))
+    if layout.stacked:
+        return _stack_source(layout, options, rows_per_run, counters)
     if layout.runs is not None:
         return ReaderSource(RunsReader(layout, counters), rows_per_run)
     if layout.view is not None:
@@ -277,12 +291,28 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)
 
 
+def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> StackSource:
+    """Return the source of blocks of several arrays that are stacked: blocks are those of the coarsest one."""
+    size = layout.rows_per_chunk if layout.rows_per_chunk > 1 else rows_per_run
+    sources = [open_source(one, options, size, counters) for one in layout.stacked]
+    if len({source.grid for source in sources}) > 1:
+        grid = RowGrid(1, layout.n_rows, 1, size, layout.n_rows)
+        for at, one in enumerate(layout.stacked):
+            if sources[at].grid != grid:  # blocks of another size
+                reader = open_reader(one, options, in_blocks=True, counters=counters)
+                assert isinstance(reader, LayoutReader), "it is not held in memory"
+                sources[at] = ReaderSource(reader, size, grid)
+    return StackSource(layout, sources)
+
+
 def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource | CellSource:
     """Return the source of blocks of an array that is seen another way."""
     assert layout.view is not None, "it is seen as it is stored"
     array, kind = layout.view.array, ViewSource if layout.view.cell is None else CellSource
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
-    if array.table is not None and fallback_reason(array) is None and not has_digests_of_rows and not options.swmr:
+    has_chunks = layout.view.is_chunked(array.chunks)
+    is_decoded_here = has_chunks and array.table is not None and fallback_reason(array) is None
+    if is_decoded_here and not has_digests_of_rows and not options.swmr:
         return kind(layout, options, counters, ChunkLoader(array, counters), None)
     check_decoding_memory(array.filters, array.chunk_bytes, array.path, array.key, options.files)
     # Text is decoded, and digests are compared, for whole rows.

@@ -18,7 +18,7 @@ from ..counters import Counters
 from ..datasets.row_table import RowTable
 from ..hdf5 import ArrayLayout, OpenOptions
 from ..order.shards import Rows
-from ..readers import BlockMap, BlockSource, BulkTask, RowGrid, bulk_tasks, first_places, open_source
+from ..readers import BlockMap, BlockSource, BulkTask, bulk_tasks, first_places, open_source
 from ..types import IntArray
 
 __all__ = [
@@ -235,7 +235,7 @@ def _tasks_of_view(
     source: BlockSource, layout: ArrayLayout, own: Rows, target: InOrder, first: int
 ) -> Iterator[list[BulkTask]]:
     """Yield a task for each block of an array with other axes of rows, whose rows need not follow each other."""
-    grid = RowGrid.of(layout, source.rows_per_block)
+    grid = source.grid
     blocks, within = BlockMap([grid._replace(period=grid.size)]).locate(np.asarray(own, dtype=np.int64))
     order = np.argsort(blocks, kind="stable")
     blocks, within = blocks[order], within[order]

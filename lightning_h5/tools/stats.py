@@ -189,7 +189,9 @@ def compute_stats(
     given = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
     wanted: list[Rows | list[IntArray] | None]
     of_sample = names if keys is None else field_names(keys, "keys").names
-    asked = [Asked(key=k, codec=c) for k, c in zip(names, codecs_of(decode, of_sample, names), strict=True)]
+    stacks = (() if keys is None else field_names(keys, "keys").stacks) or (None,) * len(names)
+    codecs = codecs_of(decode, of_sample, names, stacks)
+    asked = [Asked.of(*one) for one in zip(names, codecs, stacks, strict=True)]
     catalog = Catalog(names)
     if given.needs_segments(names) or are_cells(catalog, paths, names, options):
         whole = segment_table(catalog, paths, asked, of_sample, options, given, SegmentChoice())

@@ -16,6 +16,7 @@ from lightning_h5.readers import ContiguousReader, MappedReader, open_reader
 from lightning_h5.readers.base import ValueReader
 from lightning_h5.readers.contiguous import RunsReader
 from lightning_h5.readers.decoded import EncodedReader
+from lightning_h5.readers.stacked import StackReader
 
 
 class TestReaders(ReaderConformance):
@@ -30,8 +31,8 @@ def test_every_class_that_reads_rows_is_held_to_these_claims(make_h5):
                 found.add(one)
     path = make_h5(x=np.arange(40.0), y=Stored(np.arange(40.0), "chunked", (7,), {"compression": "gzip"}))
     tried = {type(reader) for key in "xy" for reader in all_readers(look(path, key)).values()}
-    # Not of arrays; of rows that h5py does not decode (tests of datasets); of parts of rows (tests of views).
-    others = {ValueReader, EncodedReader, RunsReader}
+    # Not of arrays; of rows that h5py does not decode, of several arrays (tests of datasets); of parts of rows (views).
+    others = {ValueReader, EncodedReader, StackReader, RunsReader}
     assert not {one for one in found - tried - others if not one.__subclasses__()}  # the rest are shared bases
 
 
