@@ -11,7 +11,18 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchToken", "DTypeLike", "Draws", "IntArray", "Keys", "PathLike", "Paths", "RowReader", "cached_property"]
+__all__ = [
+    "BatchToken",
+    "DTypeLike",
+    "Draws",
+    "Identity",
+    "IntArray",
+    "Keys",
+    "PathLike",
+    "Paths",
+    "RowReader",
+    "cached_property",
+]
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Sequence[PathLike] | PathLike
@@ -28,6 +39,9 @@ DTypeLike: TypeAlias = Any
 jsonargparse takes names only from an unrestricted type."""
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+
+Identity: TypeAlias = Mapping[str, str]
+"""Digests of the data by how it was read: ``sampled``, or ``whole``. Data differ if digests of one name do."""
 
 _T = TypeVar("_T")
 

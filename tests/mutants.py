@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "another file is taken",
         "order/position.py",
-        '"files": (state["identity"], identity),',
+        '**_digests(state["identity"], identity),',
         "",
         STATE + RESUME,
     ),

@@ -13,6 +13,7 @@ from ..distributed import exchange
 from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader
 from ..order import OtherShardsError, PlanSampler, Position, Segment, is_position
+from ..types import Identity
 from .arguments import Split
 from .loaders import MakesLoaders
 from .taken_batches import TakenBatches
@@ -95,7 +96,7 @@ class RunPosition:
         if self._pending is not None and self._pending.get("finished") is False:
             self._progress.resume_epoch(self._pending.get("epoch"))
 
-    def check(self, sampler: PlanSampler, identity: str) -> None:
+    def check(self, sampler: PlanSampler, identity: Identity) -> None:
         """Check that training can continue from the checkpoint.
 
         Raises:
@@ -216,7 +217,7 @@ class RunPosition:
         """Note that an epoch ended, if steps take batches themselves."""
         self._taken.end_epoch(self._progress, int(self.trainer.current_epoch))
 
-    def state(self, sampler: PlanSampler, identity: str) -> dict[str, Any]:
+    def state(self, sampler: PlanSampler, identity: Identity) -> dict[str, Any]:
         """Return the position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
@@ -267,7 +268,7 @@ class KeepsPosition(MakesLoaders):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        self._identities: dict[Split, str] = {}
+        self._identities: dict[Split, Identity] = {}
         self._train_loader: H5DataLoader | None = None
         self._position = RunPosition()
 

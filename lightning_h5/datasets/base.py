@@ -21,7 +21,7 @@ from ..errors import without_frames
 from ..hdf5 import ArrayLayout, ChangeGuard
 from ..order import BlockTable
 from ..readers import TaskQueue
-from ..types import BatchToken, Draws, IntArray
+from ..types import BatchToken, Draws, Identity, IntArray
 from .buffers import Column
 from .fields import row_numbers
 from .sample_layout import SampleLayout, Transform
@@ -180,8 +180,8 @@ class RowDataset(HasTransforms, Dataset[Any]):
         """
         raise NotImplementedError
 
-    def identity(self) -> str:
-        """Return a digest of what the files hold, and of which of their rows this dataset has, in its order."""
+    def identity(self) -> Identity:
+        """Return digests of what the files hold, and of which of their rows this dataset has, in its order."""
         raise NotImplementedError
 
     def blocks(self) -> BlockTable:

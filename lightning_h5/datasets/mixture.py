@@ -15,7 +15,7 @@ from ..errors import H5ValueError, listing
 from ..hdf5 import FieldNames
 from ..order import BlockTable, RowWeights
 from ..readers import TaskQueue
-from ..types import IntArray
+from ..types import Identity, IntArray
 from .base import RawBatch, RowDataset
 from .buffers import BufferPool, Column, put_rows
 from .compatibility import are_packed_alike, different_packing
@@ -211,11 +211,16 @@ class MixtureDataset(RowDataset):
             put_rows(places, share.places, self.sources[share.source].places_of(share.rows))
         return places
 
-    def identity(self) -> str:
+    def identity(self) -> Identity:
         """See ``RowDataset.identity``."""
         names = self.names or [""] * len(self.sources)
-        each = [f"{name}\0{source.identity()}\0" for name, source in zip(names, self.sources, strict=True)]
-        return hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+        found = [source.identity() for source in self.sources]
+
+        def joined(which: str) -> str:
+            each = [f"{name}\0{one[which]}\0" for name, one in zip(names, found, strict=True)]
+            return hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+
+        return {which: joined(which) for which in found[0] if all(which in one for one in found)}
 
     def blocks(self) -> BlockTable:
         """See ``RowDataset.blocks``."""

@@ -41,10 +41,12 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         kinds: kind of each part. Arrays of parts of one kind differ in their names, the place of their bytes, and their
             rows, if these are rows as stored; shape ``(n_parts,)``.
         firsts: first part of each kind.
+        whole_digest: what ``whole_digest`` returned of them; None before.
     """
 
     kinds: npt.NDArray[np.int32]
     firsts: IntArray
+    whole_digest: tuple[str | None] | None = None
     _identity: str | None = None
 
     @property

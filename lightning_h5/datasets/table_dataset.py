@@ -18,7 +18,7 @@ from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, close_when_collected
 from ..readers import TaskQueue
-from ..types import IntArray
+from ..types import Identity, IntArray
 from .base import RowDataset
 from .buffers import BufferPool, Column
 from .collate import Collate, stacked
@@ -27,6 +27,7 @@ from .patches import Patches
 from .row_table import BatchRows, RowTable
 from .sample_layout import SampleLayout, Transform
 from .segments import FieldRows
+from .whole_digest import whole_digest
 from .windows import WholeSegments, Windows
 
 __all__ = ["TableDataset", "check_shapes", "column_of_samples", "mask_of_samples", "places_columns", "rows_of_all"]
@@ -132,9 +133,11 @@ class TableDataset(RowDataset):
         """See ``RowDataset.guards``."""
         return iter(self.table.guards)
 
-    def identity(self) -> str:
+    def identity(self) -> Identity:
         """See ``RowDataset.identity``."""
-        return self.table.digest_of(self.indices)
+        table, found = self.table, {"sampled": self.table.digest_of(self.indices)}
+        whole = whole_digest(table.layouts, table.guards, self.options)
+        return found if whole is None else found | {"whole": whole}
 
     def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
         """See ``RowDataset.places_of``."""

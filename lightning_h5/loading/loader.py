@@ -28,7 +28,7 @@ from ..datasets import (
 from ..errors import MAX_LETTERS, H5Error
 from ..order import EpochPlan, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
-from ..types import BatchToken, cached_property
+from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
 from .pinning import PinnedBatches, pin
@@ -488,7 +488,7 @@ class H5DataLoader(DataLoader[Any]):
             self.passes.load(position)
 
     @cached_property
-    def _identity(self) -> str:
+    def _identity(self) -> Identity:
         return self.dataset.identity()
 
 

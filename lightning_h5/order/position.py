@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import H5ResumeError, H5ValueError
+from ..types import Identity
 from .plan import OrderParameters, Segment, SourceOrder
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Position:
             "nodes again, which then read other rows than before"
         )
 
-    def state(self, sampler: PlanSampler, identity: str | None = None) -> dict[str, Any]:
+    def state(self, sampler: PlanSampler, identity: Identity | None = None) -> dict[str, Any]:
         """Return the position as plain values (text, numbers, lists, dicts), under 4 KiB.
 
         They load with ``weights_only=True``, and as JSON.
@@ -107,7 +108,7 @@ class Position:
         return state | {"digest": _digest(state)}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], sampler: PlanSampler, identity: str | None = None) -> Position:
+    def from_state(cls, state: Mapping[str, Any], sampler: PlanSampler, identity: Identity | None = None) -> Position:
         """Return a saved position, checked against the present data and settings.
 
         Raises:
@@ -167,12 +168,12 @@ def _digest(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSampler, identity: str | None) -> None:
+def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSampler, identity: Identity | None) -> None:
     """Raise if saved and present data or settings differ; the number of ranks that hold shards is compared later."""
     present, shards, held = sampler.parameters, state["shards"] or {}, sampler.shards or {}
     fields = {
         "rows": (state["n_rows"], sampler.n_rows),
-        "files": (state["identity"], identity),
+        **_digests(state["identity"], identity),
         "seed": (order.seed, present.seed),
         "order": (_kind_of_order(order.mode, sampler), _kind_of_order(present.mode, sampler)),
         "shuffle.scope": tuple("node" if each.nodes else "global" for each in (order, present)),
@@ -190,6 +191,19 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSamp
             "distributed={'on_resume_mismatch': 'restart_epoch'} to the data module: "
             "weights and counters are restored, and the interrupted epoch starts over."
         )
+
+
+def _digests(saved: Any, present: Identity | None) -> dict[str, tuple[str, str]]:
+    """Return the digests of the data that both have, to be compared.
+
+    A run may have read fewer files whole, such as those of a store; older checkpoints have a sampled digest alone.
+    """
+    before: Identity = {"sampled": saved} if isinstance(saved, str) else saved or {}
+    return {
+        "files" if name == "sampled" else f"files ({name})": (before[name], digest)
+        for name, digest in (present or {}).items()
+        if name in before
+    }
 
 
 def _kind_of_order(mode: str, sampler: PlanSampler) -> str:

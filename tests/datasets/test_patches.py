@@ -390,7 +390,7 @@ def test_what_changes_patches_changes_their_identity_and_nothing_else_does(tmp_p
     options = [given, given | {"stride": 2}, given | {"border": "drop"}, {"shape": [3, 4]}, given | {"random": 4}]
 
     def identity(patch, **more):
-        return H5LazyDataset(tmp_path / "a.h5", "x", segments="v*", patch=patch, **more).identity()
+        return H5LazyDataset(tmp_path / "a.h5", "x", segments="v*", patch=patch, **more).identity()["sampled"]
 
     found = [identity(patch) for patch in options]
     found += [identity(options[-1], seed=1), identity(given, select={"x": {0: {"start": 2}}})]
