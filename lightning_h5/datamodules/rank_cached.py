@@ -30,7 +30,7 @@ from ..options import (
     WorkerOptions,
 )
 from ..order import PlanSampler, ShardRows, ShardSampler
-from ..types import DTypeLike, Keys, PathLike, Paths
+from ..types import DTypeLike, Identity, Keys, PathLike, Paths
 from .arguments import Split
 from .keyed import KeyedH5DataModule
 from .resume import is_running
@@ -261,6 +261,11 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         """Keep loaded shards at the end of a Trainer's run for the next one, otherwise release them."""
         if stage is None or not is_running(self.trainer):
             dataset.close()
+
+    def _identity(self) -> Identity:
+        """See ``KeepsPosition._identity``: also of the rows in memory."""
+        dataset = cast("RankMemCachedH5Dataset | None", self._datasets.get("train"))
+        return {**super()._identity(), **({} if dataset is None else dataset.held_identity)}
 
     def start_epoch(self, sampler: PlanSampler) -> int | None:
         """See ``BaseH5DataModule.start_epoch``; redraws the shards if they are due."""

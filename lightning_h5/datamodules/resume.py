@@ -304,7 +304,7 @@ class KeepsPosition(MakesLoaders):
         sampler = self._training_sampler()
         if self._position.trainer is None or sampler is None:
             return {}
-        return self._position.state(sampler, self._identities["train"])
+        return self._position.state(sampler, self._identity())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a saved position for a fit; it is applied when training starts."""
@@ -333,7 +333,7 @@ class KeepsPosition(MakesLoaders):
         raises = self._options.distributed.on_resume_mismatch == "raise"
         with exchange("resuming", self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
-                run.check(sampler, self._identities["train"])
+                run.check(sampler, self._identity())
             except H5ResumeError as error:
                 if isinstance(error, OtherShardsError) or not raises:
                     run.restart(error)
@@ -357,6 +357,10 @@ class KeepsPosition(MakesLoaders):
         run = self._position
         if run.trainer is not None and run.hands_iterator:
             run.end_epoch()
+
+    def _identity(self) -> Identity:
+        """Return the identity of the training data when it was set up."""
+        return self._identities["train"]
 
     def _run(self) -> RunPosition:
         """Return the position of the current fit, a new one if another fit started."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,9 +34,9 @@ from ..order import (
     resolve_replica,
 )
 from ..readers import TaskQueue, check_bounds
-from ..types import IntArray
+from ..types import Identity, IntArray
 from .base import RawBatch, ReadCost
-from .fields import Fields
+from .fields import Fields, torch_dtype_of
 from .held_rows import HeldRows
 from .held_samples import HeldSamples
 from .read_costs import blocks_of
@@ -104,6 +106,7 @@ class HeldDataset(TableDataset):
         self.samples.join(counters, work)
         self._held: HeldRows | None = None
         self._has_all = False  # whether it has the rows of all ranks
+        self.held_identity: Identity = {}
 
     # Rank ----------------------------------------------------------------------------------------------------
 
@@ -227,6 +230,46 @@ class HeldDataset(TableDataset):
             and self.identity() == other.identity()
             and (self.weights and self.weights.recipe) == (other.weights and other.weights.recipe)
         )
+
+    def digest_of_rank(self) -> tuple[int, str] | None:
+        """Return this rank and a digest of its rows in memory, for JSON; None if these are not compared on resume.
+
+        Compared are fields that any machine decodes to the same bytes, in the shards that a run begins with.
+        """
+        if self._held is None or self.draw or self.samples.has_cells or not self._digest_fields:
+            return None
+        digest = self._held.digest(self._digest_fields)
+        return None if digest is None else (self.rank, digest)
+
+    @property
+    def _digest_fields(self) -> list[int]:
+        plans, arrays = self.samples.plans, self.samples.table.layouts[0]
+        return [
+            at
+            for at, (plan, array) in enumerate(zip(plans, arrays, strict=True))
+            if plan.dtype is not None
+            and plan.affine is None
+            and array.decoding is None
+            and (plan.dtype.is_floating_point or torch_dtype_of(plan.stored) == plan.dtype)
+        ]
+
+    def note_digests(self, found: Sequence[Any]) -> None:
+        """Keep the digests of all ranks, for a resume with as many ranks that hold the rows in the same form.
+
+        Args:
+            found: what ``digest_of_rank`` returned on the processes that loaded together.
+        """
+        shard, by_rank = self.shard, dict(one for one in found if one is not None)
+        if by_rank.keys() != {*range(shard.world_size)}:
+            return
+        plans = [
+            (at, str(self.samples.plans[at].dtype), self.samples.plans[at].row_shape) for at in self._digest_fields
+        ]
+        form = hashlib.sha256(repr((sys.byteorder, shard.mode, plans)).encode()).hexdigest()[:8]
+        joined = "".join(by_rank[rank] for rank in range(shard.world_size))
+        self.held_identity = {
+            f"held by {shard.world_size} ranks, {form}": hashlib.sha256(joined.encode()).hexdigest()[:32]
+        }
 
     @property
     def rank(self) -> int:

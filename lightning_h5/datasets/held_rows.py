@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,7 +17,7 @@ from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..order import Rows, as_array, places_in
-from ..readers import BulkTask, first_places, take_rows
+from ..readers import BulkTask, do_tasks, first_places, take_rows, usable_cores
 from ..types import IntArray
 from .buffers import BufferPool, Column, tensor_of
 from .columns import row_tasks, text_tasks
@@ -26,6 +28,9 @@ from .segments import FieldRows
 from .shard_memory import ShardMemory
 
 __all__ = ["HeldRows", "checked_device"]
+
+DIGEST_BYTES = 1 << 20
+"""Bytes of rows that have a checksum together."""
 
 
 class HostColumn:
@@ -90,6 +95,23 @@ class HostColumn:
         take_rows(held, places, memory, all_cores=all_cores)
         out = tensor_of(memory)
         return out if self._rows is not None else out.view(self._dtype).view(len(places), *row_shape)
+
+    def checksums(self, places: Rows) -> tuple[npt.NDArray[np.uint32], list[BulkTask]]:
+        """Return memory for the checksums of runs of rows, and the tasks that compute them.
+
+        Args:
+            places: the rows.
+        """
+        step = max(1, DIGEST_BYTES // max(1, self._plan.row_bytes))
+        starts = range(0, len(places), step)
+        found = np.zeros(len(starts), dtype=np.uint32)
+
+        def run(number: int) -> None:
+            some = places[starts[number] : starts[number] + step]
+            rows = self._bytes[slice(some.start, some.stop, some.step) if isinstance(some, range) else some]
+            found[number] = zlib.crc32(np.ascontiguousarray(rows).data)
+
+        return found, [BulkTask(DIGEST_BYTES, DIGEST_BYTES, partial(run, number)) for number in range(len(starts))]
 
     @property
     def held(self) -> npt.NDArray[Any]:
@@ -291,6 +313,27 @@ class HeldRows:
         assert isinstance(column, HostColumn), "patches are cut on the CPU"
         found.patches.copy_to(memory, column.held, places)
         return plan.finished(memory, buffers)
+
+    def digest(self, fields: Sequence[int]) -> str | None:
+        """Return a digest of this rank's rows of some fields, as they are held; None if a GPU has them.
+
+        Checksums find a value that was changed, and take a fraction of the time of loading.
+
+        Args:
+            fields: fields of numbers, of which all ranks that have this memory hold the same rows.
+        """
+        of_numbers = [at for at, plan in enumerate(self._plans) if plan.dtype is not None]
+        columns = dict(zip(of_numbers, self._columns, strict=True))
+        checksums: list[npt.NDArray[np.uint32]] = []
+        tasks: list[BulkTask] = []
+        for field in fields:
+            if not isinstance(column := columns[field], HostColumn):
+                return None
+            found, more = column.checksums(self._places)
+            checksums.append(found)
+            tasks += more
+        do_tasks(tasks, usable_cores(), lambda _: None)
+        return hashlib.sha256(b"".join([one.astype("<u4").tobytes() for one in checksums])).hexdigest()[:32]
 
     def pin(self) -> str | None:
         """Lock the memory's pages; return why not if that fails."""

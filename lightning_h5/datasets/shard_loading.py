@@ -89,6 +89,8 @@ def load_shards(
             # A separate step: before it, rows loaded by other processes may be missing.
             loading.do("comparing targets", partial(sampled_targets, holder))
             compare_targets(holder, loading.answers)
+            loading.do("comparing rows", holder.digest_of_rank)
+            holder.note_digests(loading.answers)
     except BaseException:
         loading.give_up()
         raise

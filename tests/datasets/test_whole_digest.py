@@ -1,7 +1,9 @@
 """Bytes that are compared whole when a run resumes: a value that differs anywhere in them is noticed."""
 
+import json
 import os
 import shutil
+from contextlib import nullcontext
 
 import h5py
 import numpy as np
@@ -9,10 +11,11 @@ import pytest
 from factories import Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning_models import Recorder, quiet_trainer
 from tiers import examples
 
-from lightning_h5 import H5LazyDataset, H5ResumeError, LazyH5DataModule
-from lightning_h5.datasets import whole_digest
+from lightning_h5 import H5LazyDataset, H5ResumeError, LazyH5DataModule, RankCachedH5DataModule, RankMemCachedH5Dataset
+from lightning_h5.datasets import held_rows, whole_digest
 
 LAYOUTS = {
     "contiguous": {},
@@ -129,3 +132,59 @@ def test_bytes_that_cannot_be_read_leave_the_samples(make_h5, monkeypatch):
 
     monkeypatch.setattr(whole_digest, "_digest_of_piece", fail)
     assert [*H5LazyDataset(path, "x").identity()] == ["sampled"]
+
+
+def held(path, n_ranks=1, **options):
+    """Return what ranks keep of the rows that they hold."""
+    ranks = [
+        RankMemCachedH5Dataset(path, "x", **({"rank": rank, "world_size": n_ranks} | options), preload=True)
+        for rank in range(n_ranks)
+    ]
+    ranks[0].note_digests([rank.digest_of_rank() for rank in ranks])
+    return ranks[0].held_identity
+
+
+@pytest.mark.parametrize("mode", ["contiguous", "interleave"])
+def test_each_value_of_rows_in_memory_counts_on_the_same_ranks(make_h5, monkeypatch, mode):
+    monkeypatch.setattr(held_rows, "DIGEST_BYTES", 100)
+    path = make_h5(x=np.arange(400.0).reshape(100, 4))
+    before = [held(path, n_ranks, mode=mode) for n_ranks in (1, 2, 3)]
+    assert len({*before[0], *before[1], *before[2]}) == 3  # each is compared with as many ranks alone
+    assert before[2] == held(path, 3, mode=mode)
+    for row in (0, 50, 99):
+        change(path, "x", (row, 3), -1)
+        now = held(path, 3, mode=mode)
+        assert now.keys() == before[2].keys()
+        assert now != before[2]
+        before[2] = now
+
+
+def test_rows_in_memory_are_not_compared_with_those_of_another_form(make_h5, tmp_path):
+    path = make_h5(x=np.arange(400.0).reshape(100, 4))
+    statistics = tmp_path / "stats.json"
+    statistics.write_text(json.dumps({"fields": {"x": {"mean": 1.0, "std": 2.0}}}))
+    found = [held(path), held(path, x_dtype="float64"), held(path, normalize=statistics)]
+    assert not found[0].keys() & found[1].keys()
+    assert found[2] == {}  # other machines may round otherwise
+
+
+def test_one_rank_of_several_that_loads_alone_keeps_nothing(make_h5):
+    path = make_h5(x=np.arange(400.0).reshape(100, 4))
+    dataset = RankMemCachedH5Dataset(path, "x", rank=0, world_size=2, preload=True)
+    assert dataset.held_identity == {}
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_value_in_a_large_file_that_is_held_refuses_a_resume(make_h5, large, tmp_path, changed):
+    path = make_h5(x=np.zeros((ROWS, 1_000)), pad=PAD)
+
+    def fit(steps, **options):
+        trainer = quiet_trainer(max_steps=steps)
+        trainer.fit(Recorder(), datamodule=RankCachedH5DataModule(path, x_key="x", with_index=True), **options)
+        return trainer
+
+    fit(3).save_checkpoint(tmp_path / "saved.ckpt")
+    assert whole(path, y_key=None) is None
+    change(path, "x", (123, 456), 1 if changed else 0)
+    with pytest.raises(H5ResumeError, match="held by 1 ranks") if changed else nullcontext():
+        fit(6, ckpt_path=tmp_path / "saved.ckpt")
