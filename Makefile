@@ -35,11 +35,11 @@ test: $(VENV)/.test ## run the tests, in a few minutes
 
 test-all: test test-wide ## run all tests but those that take minutes each
 
-test-wide: $(VENV)/.test ## run what make test leaves out: many cases, and property tests with all examples
+test-wide: $(VENV)/.test ## run what make test leaves out: all cases, and property tests with more examples
 	HYPOTHESIS_PROFILE=broad $(call PYTEST,$(BIN)) -m "(wide or property) and not slow"
 
-test-long: $(VENV)/.test ## run the tests that take minutes each: fuzzing, faults, endurance
-	HYPOTHESIS_PROFILE=broad $(call PYTEST,$(BIN)) -m slow
+test-long: $(VENV)/.test ## run the tests that take minutes each (fuzzing, faults, endurance), and property tests with all examples
+	HYPOTHESIS_PROFILE=all $(call PYTEST,$(BIN)) -m "slow or property"
 
 test-oldest: $(OLDEST)/.test ## run the tests of make test with the oldest versions we allow
 	$(call PYTEST,$(OLDEST)/bin)

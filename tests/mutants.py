@@ -527,7 +527,7 @@ def is_caught(mutant: Mutant, few: bool = False) -> bool:
         module.write_text(module.read_text().replace(mutant.old, mutant.new))
         tier = [] if few else ["-m", "not slow"]
         arguments = [*tier, "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", *mutant.tests]
-        environment = os.environ | {"HYPOTHESIS_PROFILE": "few" if few else "broad", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"HYPOTHESIS_PROFILE": "few" if few else "all", "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(copy)  # for the processes that tests start
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *arguments], cwd=copy, env=environment, capture_output=True, check=False

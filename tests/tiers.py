@@ -1,11 +1,11 @@
-"""How many cases of a test, and examples of a property, `make test` tries; `make test-all` tries all of them."""
+"""How many cases of a test, and examples of a property, `make test` tries; `make test-long` tries all of them."""
 
 import os
 
 from hypothesis import HealthCheck, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
-SHARES = {"few": 0.2, "broad": 1.0, "thorough": 20.0}
+SHARES = {"few": 0.2, "broad": 0.5, "all": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that sets no number
 CASES = 5  # of a parametrized test
 CASES_OF = {"datamodules": 3, "staging": 3, "traps": 3, "distributed": 2, "endurance": 2}
