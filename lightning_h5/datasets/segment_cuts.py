@@ -62,13 +62,13 @@ def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_
             )
         return bounds[:-1] if bounds[-1] == n_rows else bounds
     keys = [segments.ends] if isinstance(segments.ends, str) else segments.ends or []
-    if len(keys) == 1 and len(values := cuts[keys[0]]) != n_rows and values.dtype.kind in "iu":
+    if len(keys) == 1 and cuts[keys[0]].dtype.kind in "iu" and not _are_flags(values := cuts[keys[0]], n_rows):
         bounds = boundaries_in(np.insert(values, 0, 0), n_rows)
         if bounds is None or bounds[-1] != n_rows:
             raise H5ValueError(
-                f"segments.ends={keys[0]!r} has the values {_some(values)} in {path!r}, and the data has {n_rows} "
-                "steps there. Name an array with the number of steps up to the end of each segment, ascending, or with "
-                "a flag for each step."
+                f"segments.ends={keys[0]!r} has {len(values)} values, {_some(values)}, in {path!r}, and the data has "
+                f"{n_rows} steps there. They are neither a flag for each step, 0 or 1, nor the number of steps up to "
+                "the end of each segment, ascending to that of all steps. Name an array with one of these."
             )
         return bounds[:-1]
     flags = np.zeros(n_rows, dtype=np.bool_)
@@ -79,8 +79,18 @@ def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_
                 f"{n_rows} steps there. Name arrays with a flag for each step, or one of whole numbers: the steps "
                 "up to the end of each segment."
             )
+        if not _are_flags(cuts[key], n_rows):
+            raise H5ValueError(
+                f"segments.ends names {key!r}, which has the values {_some(cuts[key])} in {path!r}. Name arrays with a "
+                "flag for each step, 0 or 1, or one of whole numbers: the steps up to the end of each segment."
+            )
         flags |= cuts[key].astype(np.bool_)
     return np.concatenate([[0], np.flatnonzero(flags[:-1]) + 1]).astype(np.int64)
+
+
+def _are_flags(values: npt.NDArray[Any], n_rows: int) -> bool:
+    """Return whether values are flags of all rows: 0 or 1 throughout."""
+    return len(values) == n_rows and values.dtype.kind in "biuf" and bool(((values == 0) | (values == 1)).all())
 
 
 def ranges_in(

@@ -238,3 +238,27 @@ def test_inspect_proposes_cumulative_ends(tmp_path):
         file["meta/episode_ends"] = [30, 70, 100]
     settings = inspect_file(tmp_path / "replay.h5").advice.settings
     assert settings["segments"] == {"ends": "meta/episode_ends"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "lengths"),
+    [
+        (np.array([0, 0, 1, 0, 1]), [3, 2]),
+        (np.array([False, True, False, False, True]), [2, 3]),
+        (np.array([0, 0, 1, 0, 1], "f4"), [3, 2]),
+        (np.array([1, 2, 3, 4, 5]), [1, 1, 1, 1, 1]),
+        (np.array([1, 3, 3, 4, 5]), [1, 2, 1, 1]),
+        (np.array([2, 5]), [2, 3]),
+    ],
+)
+def test_ends_are_flags_if_they_are_0_or_1_throughout(make_h5, ends, lengths):
+    path = make_h5(x=np.arange(5), ends=ends)
+    dataset = H5LazyDataset(path, "x", segments={"ends": "ends"}, sample="segment", collate_fn="list")
+    assert [n for n in map(len, dataset.read_batch(range(len(dataset)))) if n] == lengths
+
+
+@pytest.mark.parametrize("ends", [[0, 0, 2, 0, 1], [5, 4, 3, 2, 1], [0, 0, -1, 0, 1], [0.0, 0.5, 1, 0, 1]])
+def test_ends_that_are_neither_flags_nor_positions_are_an_error(make_h5, ends):
+    path = make_h5(x=np.arange(5), ends=np.array(ends))
+    with pytest.raises(H5ValueError, match="flag for each step, 0 or 1"):
+        H5LazyDataset(path, "x", segments={"ends": "ends"})
