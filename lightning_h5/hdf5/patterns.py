@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from ..errors import H5KeyError, H5ValueError, listing, near
 from ..natural_order import natural_order
 from .contents import Target, is_text, resolve_path, target_of, text_of
+from .structures import is_private_group
 
 __all__ = ["matching_objects"]
 
@@ -91,6 +92,8 @@ class _Search(NamedTuple):
             for name in map(text_of, group)
             if name.startswith(before) and name.endswith(after) and len(name) >= len(before) + len(after)
         ]
+        if level == "*" and (below or inside or self.kind == "group"):  # "#*" names groups such as #refs#
+            stars = [star for star in stars if not is_private_group(star)]
         targets = dict[str, Target]()
         for star in sorted(stars, key=natural_order):
             name = f"{before}{star}{after}"

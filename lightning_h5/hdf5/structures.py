@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-__all__ = ["DIMENSION_SCALE", "MATLAB_EMPTY", "SPARSE_PARTS", "is_empty_matlab", "matrices_among", "structure_of"]
+__all__ = [
+    "DIMENSION_SCALE",
+    "MATLAB_EMPTY",
+    "SPARSE_PARTS",
+    "is_empty_matlab",
+    "is_private_group",
+    "matrices_among",
+    "structure_of",
+]
 
 SPARSE_PARTS = (("data", "indices", "indptr"), ("data", "ir", "jc"))
 """Arrays of a group that is a sparse matrix: as AnnData, 10x Genomics and SciPy name them, and as MATLAB does."""
@@ -65,6 +73,11 @@ def matrices_among(names: Collection[str]) -> dict[str, str]:
             if last == starts and group and {f"{group}/{other}" for other in others} <= known:
                 found[group] = name
     return found
+
+
+def is_private_group(name: str) -> bool:
+    """Return whether the name of a group alone marks it as one that other software keeps beside its data."""
+    return name in ("#refs#", "#subsystem#") or name.startswith("_i_")
 
 
 def _is_index(item: Any, name: str) -> bool:

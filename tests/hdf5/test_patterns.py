@@ -248,3 +248,17 @@ def test_an_at_sign_is_of_an_attribute_only_in_the_last_component(tmp_path):
     assert (set(batch["u"].tolist()), set(batch["e"].tolist())) == ({2.5}, {1.5})
     with pytest.raises(H5ValueError, match="'a@b/' for an array of this name"):
         LazyH5DataModule(path, x_key="a@b").setup("fit")
+
+
+# Names that are not meant ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [{"x_key": "x", "segments": "*"}, {"x_key": "*/x"}])
+def test_private_groups_of_other_software_match_no_star_alone(tmp_path, keys):
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for at, name in enumerate(("d0", "d1", "#refs#", "#subsystem#", "_i_table")):
+            file[f"{name}/x"] = np.full((3, 2), at, "f4")
+    whole = {"sample": "segment", "shuffle": False, "batch_size": 9}
+    assert values_of(LazyH5DataModule(path, **keys, **whole)) == [0, 1]
+    assert values_of(LazyH5DataModule(path, x_key="x", segments="#refs*", **whole)) == [2]
