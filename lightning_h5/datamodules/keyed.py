@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy.typing as npt
 
-from .._lightning import rank_zero_info
+from .._lightning import rank_zero_info, rank_zero_warn
 from ..datasets import (
     FieldStats,
     H5LazyDataset,
@@ -25,7 +25,7 @@ from ..datasets import (
     read_stats,
     rows_without_line,
 )
-from ..errors import H5ValueError
+from ..errors import H5ValueError, listing
 from ..hdf5 import (
     OpenOptions,
     arrays_in,
@@ -34,6 +34,9 @@ from ..hdf5 import (
     guess_keys_in,
     keys_in,
     kind_of,
+    matching_objects,
+    resolve_path,
+    target_of,
     torch_dtype,
     with_constants,
 )
@@ -47,6 +50,12 @@ from .cut_splits import check_split_of_rows, cut_rows, cut_segments
 from .training_rows import row_weights, segment_order
 
 __all__ = ["KeyedH5DataModule"]
+
+SPELLINGS = {
+    "val": ("valid", "validation", "validate", "dev", "eval", "evaluation"),
+    "test": ("testing", "tests", "holdout", "held_out"),
+}
+"""Other names of a split that files use."""
 
 
 class Source(NamedTuple):
@@ -203,7 +212,45 @@ class KeyedH5DataModule(BaseH5DataModule):
             return Source(files, "train", is_cut=True)
         keys = arrays_in(self.x_key, self.y_key, of_others=False)
         filled = [str(fill_split(key, split)) for key in keys]
-        return Source(files, split) if filled != keys and self._has(files[0], filled) else None
+        if filled == keys:
+            return None
+        if self._has(files[0], filled):
+            return Source(files, split)
+        self._warn_of_spellings(files[0], keys, split)
+        return None
+
+    def _warn_of_spellings(self, path: str, keys: Sequence[str], split: Split) -> None:
+        """Warn if arrays of a split are missing, and the file has some under another name of the split."""
+        key = next(key for key in keys if "{split}" in key)
+        above, _, after = key.strip("/").partition("{split}")
+        group, _, before = above.rpartition("/")
+        after, options = after.partition("/")[0], OpenOptions(files=self._options.files)
+        allow_external = options.files.allow_external
+
+        def names_of_group(file: Any) -> tuple[list[str], list[str]]:
+            target = target_of(file, file, group, allow_external=allow_external) if group else None
+            if group and (target is None or target.kind != "group"):
+                return [], []
+            return list(resolve_path(file, group, allow_external=allow_external)[0] if group else file), []
+
+        found = [] if "*" in group else self._catalog.search(path, options, f"names in {group!r}", names_of_group)
+        own = f"{before}{split}{after}"
+        spellings = {f"{before}{name}{after}".casefold() for name in (split, *SPELLINGS.get(split, ()))}
+        other = next((name for name in found if name.casefold() in spellings), None)
+        if own in found:
+            self._log_once(
+                f"there is no {split!r} split: {path!r} has {f'{group}/{own}'.strip('/')!r}, but not all arrays that "
+                f"{listing(keys)} name there. Write them, or pass {split}_path.",
+                log=rank_zero_warn,
+            )
+        elif other is not None:
+            wanted, link = (f"{group}/{name}".strip("/") for name in (own, other))
+            self._log_once(
+                f"there is no {split!r} split: {key!r} names {wanted!r}, and {path!r} has {listing(found)}"
+                f"{f' in {group!r}' if group else ''}. If {link!r} is meant, write a link to it: "
+                f"file[{wanted!r}] = h5py.SoftLink('/{link}').",
+                log=rank_zero_warn,
+            )
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
@@ -315,7 +362,20 @@ class KeyedH5DataModule(BaseH5DataModule):
         return bool(matrices_in(self._catalog, files, keys, opened)) or are_cells(self._catalog, files, keys, opened)
 
     def _has(self, path: str, keys: Keys | None) -> bool:
-        return self._catalog.has(path, arrays_in(keys), OpenOptions(files=self._options.files))
+        names, opened = arrays_in(keys), OpenOptions(files=self._options.files)
+        patterns = [name for name in names if "*" in name]
+        for pattern in patterns:
+
+            def matches(file: Any, pattern: str = pattern) -> tuple[bool, list[str]]:
+                found = matching_objects(
+                    file, path, pattern, "array", allow_external=self._options.files.allow_external, may_lack=True
+                )
+                return bool(found), []
+
+            if not self._catalog.search(path, opened, f"arrays like {pattern!r}", matches):
+                return False
+        others = [name for name in names if name not in patterns]
+        return not others or self._catalog.has(path, others, opened)
 
 
 def _asks_for_integers(text: str) -> bool:

@@ -262,3 +262,27 @@ def test_private_groups_of_other_software_match_no_star_alone(tmp_path, keys):
     whole = {"sample": "segment", "shuffle": False, "batch_size": 9}
     assert values_of(LazyH5DataModule(path, **keys, **whole)) == [0, 1]
     assert values_of(LazyH5DataModule(path, x_key="x", segments="#refs*", **whole)) == [2]
+
+
+@pytest.mark.parametrize("key", ["{split}/*/x", "{split}/d0/x", "all/x_{split}"])
+def test_a_split_of_another_spelling_is_a_warning_that_shows_the_link_to_write(tmp_path, key):
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for split in ("train", "valid"):
+            for at in range(2):
+                file[f"{split}/d{at}/x"] = np.zeros((3, 2))
+            file[f"all/x_{split}"] = np.zeros((3, 2))
+    wanted, other = ("all/x_val", "all/x_valid") if key.startswith("all") else ("val", "valid")
+    with pytest.warns(UserWarning, match=rf"file\['{wanted}'\] = h5py.SoftLink\('/{other}'\)"):
+        LazyH5DataModule(path, x_key=key).setup("fit")
+    with h5py.File(path, "a") as file:
+        file[wanted] = h5py.SoftLink(f"/{other}")
+    assert values_of(LazyH5DataModule(path, x_key=key), "val")
+
+
+def test_a_split_that_lacks_an_array_is_a_warning(tmp_path):
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["train/x"], file["train/y"], file["val/x"] = np.zeros(3), np.zeros(3), np.zeros(3)
+    with pytest.warns(UserWarning, match=r"there is no 'val' split: .* has 'val', but not all arrays"):
+        LazyH5DataModule(path, x_key="{split}/x", y_key="{split}/y").setup("fit")
