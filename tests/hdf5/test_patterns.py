@@ -286,3 +286,40 @@ def test_a_split_that_lacks_an_array_is_a_warning(tmp_path):
         file["train/x"], file["train/y"], file["val/x"] = np.zeros(3), np.zeros(3), np.zeros(3)
     with pytest.warns(UserWarning, match=r"there is no 'val' split: .* has 'val', but not all arrays"):
         LazyH5DataModule(path, x_key="{split}/x", y_key="{split}/y").setup("fit")
+
+
+# Segments that lack an array --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["a link to nothing", "damage"])
+def test_an_array_that_cannot_be_read_is_an_error_where_missing_ones_are_dropped(tmp_path, trouble):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for at in range(3):
+            file[f"d{at}/x"] = np.zeros((3, 2))
+            if at != 1:
+                file[f"d{at}/y"] = np.zeros(3)
+        place = h5py.h5o.get_info(file["d2/y"].id).addr
+        if trouble != "damage":
+            del file["d2/y"]
+            file["d2/y"] = h5py.SoftLink("/gone")
+    keys = {"x_key": {"x": "x", "y": "y"}, "segments": {"groups": "d*", "missing": "drop"}, "sample": "segment"}
+    if trouble == "damage":
+        LazyH5DataModule(str(path), **keys).setup("fit")  # drops d1 alone
+        content = bytearray(path.read_bytes())
+        content[place : place + 8] = b"\xff" * 8
+        path.write_bytes(content)
+    with pytest.raises((H5CorruptError, H5KeyError), match="d2/y"):
+        LazyH5DataModule(str(path), **keys).setup("fit")
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_a_group_of_several_names_on_two_levels_is_one_segment(tmp_path, kind):
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for at in range(4):
+            file[f"p{at // 2}/night{at % 2}/x"] = np.full((3, 2), at, "f4")
+        for name, target in (("best", "p1"), ("p0/first", "p0/night0"), ("p0/other", "p1/night0")):
+            file[name] = file[target] if kind == "hard" else h5py.SoftLink(f"/{target}")
+    module = LazyH5DataModule(path, x_key="x", segments="*/*", sample="segment", shuffle=False, batch_size=9)
+    assert values_of(module) == [0, 1, 2, 3]
