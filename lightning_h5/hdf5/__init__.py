@@ -9,6 +9,7 @@ from .codecs import Codec, Conventions, MatrixRows, MoveLast, Recode, Stack, Unp
 from .contents import (
     OLD_CATEGORIES,
     Entry,
+    GroupError,
     Target,
     entries_of,
     identity_of_object,
@@ -44,7 +45,7 @@ from .keys import (
 )
 from .layout import ArrayLayout, Decoding, Filter, filters_of, path_of, stack_arrays
 from .layout_table import ArrayColumns, LayoutTable
-from .links import ArrayHandle, GroupError, ScalarError, external_guards, find_array, unmapped_rows
+from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
 from .open_files import OpenOptions

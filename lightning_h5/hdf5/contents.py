@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import h5py
 
-from ..errors import H5CorruptError, H5KeyError, listing, near
+from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype
 from .open import FAULTS, is_in_other_file, object_address
@@ -18,6 +18,7 @@ from .structures import DIMENSION_SCALE, matrices_among, structure_of
 __all__ = [
     "OLD_CATEGORIES",
     "Entry",
+    "GroupError",
     "Target",
     "entries_of",
     "has_arrays",
@@ -34,6 +35,16 @@ __all__ = [
 MAX_LINKS = 16  # HDF5's own limit on links followed in one lookup
 
 EntryKind = Literal["group", "array", "type", "hard link", "soft link", "external link", "unreadable"]
+
+
+class GroupError(H5ValueError):
+    """A group was named as an array.
+
+    Attributes:
+        key: the name, or the pattern, as it was asked for.
+    """
+
+    key = ""
 
 
 @dataclass(frozen=True, kw_only=True)

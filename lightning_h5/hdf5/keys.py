@@ -63,7 +63,12 @@ class StackedKeys:
 
     @property
     def group(self) -> str | None:
-        """The group, or the table, that all of them are in; None if they are in several, or at the top of the file."""
+        """The group, or the table, that all of them are in.
+
+        None if they are in several groups, at the top of the file, or patterns, which members of a table have none of.
+        """
+        if any("*" in name.rpartition("/")[2] for name in self.names) and not self.are_columns:
+            return None
         groups = {name.rpartition("/")[0] for name in self.names}
         if len(groups) > 1 and self.are_columns:
             return "table"  # the name of a column may have a slash

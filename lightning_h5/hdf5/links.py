@@ -15,30 +15,20 @@ import numpy as np
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
 from .checks import check_decoding_memory, check_in_file, check_library, check_sizes, check_source
-from .contents import has_arrays, list_arrays, list_data, old_categories, resolve_path
+from .contents import GroupError, has_arrays, list_arrays, list_data, old_categories, resolve_path
 from .dtypes import numpy_dtype
 from .identity import ChangeGuard
 from .layout import filters_of
 from .open import is_in_other_file, open_h5, translate_h5py_errors
 from .structures import SPARSE_PARTS, is_empty_matlab
 
-__all__ = ["ArrayHandle", "GroupError", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
+__all__ = ["ArrayHandle", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
 
 _DEFAULTS = FileOptions()
 
 
 class ScalarError(H5ValueError):
     """An array has one value, and no rows."""
-
-
-class GroupError(H5ValueError):
-    """A group was named as an array.
-
-    Attributes:
-        key: the name, as it was asked for.
-    """
-
-    key = ""
 
 
 MAX_LEVELS = 16

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..errors import H5KeyError, H5ValueError, listing, near
 from ..natural_order import natural_order
-from .contents import Target, is_text, resolve_path, target_of, text_of
+from .contents import GroupError, Target, is_text, resolve_path, target_of, text_of
 from .structures import is_private_group
 
 __all__ = ["matching_objects"]
@@ -34,6 +34,7 @@ def matching_objects(
         may_lack: return an empty mapping if no object matches, instead of an error.
 
     Raises:
+        GroupError: groups match instead of arrays.
         H5CorruptError: an object that matches cannot be read.
         H5KeyError: nothing matches, or a link that matches leads nowhere.
         H5ValueError: a link that matches leads into another file, which is not opened; or the pattern has no ``*``, or
@@ -47,7 +48,16 @@ def matching_objects(
     group_name, below = _until_star(pattern.strip("/"))
     group = search.group_at(group_name)
     targets = {} if group is None else search.matches(group, group_name, below)
-    if targets or may_lack:
+    if targets:
+        return targets
+    if kind == "array" and group is not None and search._replace(kind="group").matches(group, group_name, below):
+        error = GroupError(
+            f"{pattern!r} matches groups in {path!r}, and no arrays. Pass a pattern of arrays inside them, such as "
+            f"'{pattern}/x'."
+        )
+        error.key = pattern
+        raise error
+    if may_lack:
         return targets
     if group is None:
         raise H5KeyError(

@@ -12,6 +12,7 @@ import pytest
 from lightning_h5 import (
     CombinedHDF5DataModule,
     CombinedHDF5Dataset,
+    H5KeyError,
     H5LazyDataset,
     H5ValueError,
     LazyH5DataModule,
@@ -91,12 +92,25 @@ def test_segments_that_are_groups_have_an_array_per_channel(tmp_path: Path) -> N
         assert sample["stage"][0] == 1000 * at
 
 
-def test_arrays_that_match_a_pattern(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["error", "drop"])
+@pytest.mark.parametrize(
+    "keys", [["eeg/C3_*", "emg/chin_*"], ["eeg/C3_*", "eeg/F4_*"], ["nights/*/eeg/C3", "nights/*/eeg/F4"]]
+)
+def test_arrays_that_match_a_pattern(tmp_path: Path, keys: list[str], missing: str) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        for at in range(3):
-            file[f"eeg/C3_{at}"], file[f"emg/chin_{at}"] = np.full(4, at), np.full(4, -at)
-    dataset = H5LazyDataset(tmp_path / "a.h5", {"x": ["eeg/C3_*", "emg/chin_*"]})
-    assert dataset[2]["x"].tolist() == [[2, -2]] * 4
+        for key in {*keys}:
+            for at in (0, 2, 10):
+                file[key.replace("*", str(at))] = np.full(4, at if "C3" in key else -at)
+    dataset = H5LazyDataset(tmp_path / "a.h5", {"x": keys}, segments={"missing": missing})
+    assert [sample["x"].tolist() for sample in dataset] == [[[at, -at]] * 4 for at in (0, 2, 10)]
+
+
+def test_arrays_that_match_a_pattern_are_stacked_by_the_text_in_place_of_the_star(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for key in ("eeg/C3_0", "eeg/C3_1", "eeg/F4_0", "eeg/F4_2"):
+            file[key] = np.zeros(4)
+    with pytest.raises(H5KeyError, match="'eeg/F4_1' is not in"):
+        H5LazyDataset(tmp_path / "a.h5", {"x": ["eeg/C3_*", "eeg/F4_*"]})
 
 
 @pytest.mark.parametrize("storage", STORAGES)
