@@ -26,6 +26,7 @@ from ..hdf5 import (
     open_h5,
     words_in,
 )
+from ..natural_order import natural_order
 from ..readers import open_reader
 from ..sizes import bytes_text, parse_bytes
 from .config_yaml import python_of, yaml_of
@@ -356,11 +357,24 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], others: Seque
     more = ""
     if others:
         more = f" Arrays with as many rows, to take as you need them: {listing((o.key for o in others), 4)}."
+    if channels := _channels(x, others):
+        group, *_ = channels[0].rpartition("/")
+        names = ", ".join(map(repr, channels[:3])) + (", ..." if len(channels) > 3 else "")
+        more += f" x_key={{{group.rpartition('/')[2]!r}: [{names}]}} stacks the arrays of {group!r} into one field."
     if x[0].members:
         name, inputs = x[0].name.strip("/"), listing(each.key for each in x)
         several = " (a tuple)" if len(x) > 1 else ""
         return f"{name!r} is a table: the input is {inputs}{several}{target}.{more}"
     return f"{x[0].key!r} is the largest array{target}.{more}"
+
+
+def _channels(x: Sequence[ArrayLayout], others: Sequence[ArrayLayout]) -> list[str]:
+    """Return the names of the input and of all columns in its group, if these look like one channel each."""
+    group = x[0].key.rpartition("/")[0]
+    inside = [x[0], *(array for array in others if array.key.rpartition("/")[0] == group)]
+    are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in inside)
+    is_signal = group and len(x) == 1 and len(inside) > 1 and x[0].dtype.kind in "iuf"
+    return sorted((array.key for array in inside), key=natural_order) if is_signal and are_alike else []
 
 
 def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: int) -> tuple[str, dict[str, Any], str]:

@@ -375,3 +375,11 @@ def test_a_column_of_many_values_is_inspected_with_one_split_at_most(make_h5, mo
     settings = inspect_file(make_h5(x=np.zeros((2000, 3), "f4"), label=label)).advice.settings
     assert settings["split"] == {"val_fraction": 0.1, "stratify_key": "label"}
     assert len(calls) == 1
+
+
+def test_columns_of_a_group_that_are_alike_are_suggested_as_one_field(make_h5):
+    arrays = {f"signals/eeg/{name}": np.zeros(300, "f4") for name in ("C10", "C2", "C3", "O1")}
+    says = "x_key={'eeg': ['signals/eeg/C2', 'signals/eeg/C3', 'signals/eeg/C10', ...]} stacks the arrays"
+    assert says in inspect_file(make_h5(arrays)).advice.reasons[0]
+    arrays["signals/eeg/time"] = np.zeros(300)
+    assert "stacks" not in inspect_file(make_h5(arrays)).advice.reasons[0]
