@@ -64,10 +64,13 @@ WRITES = {
 }
 
 
+@pytest.fixture(scope="module")
 def modules():
-    for path in sorted(ROOT.rglob("*.py")):
-        place = path.relative_to(ROOT)
-        yield place, place.parts[0].removesuffix(".py"), ast.parse(path.read_text(), str(path))
+    """The path of each module in the package, the part of the package it belongs to, and its syntax tree."""
+    paths = sorted(ROOT.rglob("*.py"))
+    places = [path.relative_to(ROOT) for path in paths]
+    trees = [ast.parse(path.read_text(), str(path)) for path in paths]
+    return [(place, place.parts[0].removesuffix(".py"), tree) for place, tree in zip(places, trees, strict=True)]
 
 
 def imported(place, tree):
@@ -91,83 +94,81 @@ def _name(node):
     return node.id if isinstance(node, ast.Name) else ""
 
 
-MODULES = list(modules())
-IDS = [str(place) for place, _, _ in MODULES]
+def test_imports_go_one_way(modules):
+    for place, part, tree in modules:
+        assert part in MAY_IMPORT, f"{part} has no place in the drawing of docs/architecture.md yet"
+        for name, line in imported(place, tree):
+            if name.startswith("lightning_h5."):
+                target = name.split(".")[1]
+                known = target in MAY_IMPORT
+                assert target == part or (known and target in MAY_IMPORT[part]) or (not known and part == "__init__"), (
+                    f"{place}:{line} imports {name}: {part} may import {sorted(MAY_IMPORT[part])}"
+                )
 
 
-@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
-def test_imports_go_one_way(place, part, tree):
-    assert part in MAY_IMPORT, f"{part} has no place in the drawing of docs/architecture.md yet"
-    for name, line in imported(place, tree):
-        if name.startswith("lightning_h5."):
-            target = name.split(".")[1]
-            known = target in MAY_IMPORT
-            assert target == part or (known and target in MAY_IMPORT[part]) or (not known and part == "__init__"), (
-                f"{place}:{line} imports {name}: {part} may import {sorted(MAY_IMPORT[part])}"
-            )
+def test_private_names_stay_in_their_folder(modules):
+    for place, part, tree in modules:
+        for name, line in imported(place, tree):
+            parts = name.split(".")
+            if parts[0] == "lightning_h5" and parts[1] != part and len(parts) > 2:
+                assert not any(p.startswith("_") and not p.endswith("__") for p in parts[2:]), (
+                    f"{place}:{line} imports {name}"
+                )
 
 
-@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
-def test_private_names_stay_in_their_folder(place, part, tree):
-    for name, line in imported(place, tree):
-        parts = name.split(".")
-        if parts[0] == "lightning_h5" and parts[1] != part and len(parts) > 2:
-            assert not any(p.startswith("_") and not p.endswith("__") for p in parts[2:]), (
+def test_few_parts_know_hdf5_or_lightning(modules):
+    for place, part, tree in modules:
+        for name, line in imported(place, tree):
+            top = name.split(".")[0]
+            assert top != "h5py" or part in {"hdf5", "readers"} or place.as_posix() in WRITES, (
                 f"{place}:{line} imports {name}"
             )
-
-
-@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
-def test_few_parts_know_hdf5_or_lightning(place, part, tree):
-    for name, line in imported(place, tree):
-        top = name.split(".")[0]
-        assert top != "h5py" or part in {"hdf5", "readers"} or place.as_posix() in WRITES, (
-            f"{place}:{line} imports {name}"
-        )
-        assert top not in LIGHTNING or part in MAY_USE_LIGHTNING, f"{place}:{line} imports {name}"
+            assert top not in LIGHTNING or part in MAY_USE_LIGHTNING, f"{place}:{line} imports {name}"
 
 
 UNDOCUMENTED = {"fit_loop", "epoch_loop", "_logger_connector", "_results"}  # attributes of a Trainer
 
 
-@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
-def test_undocumented_attributes_of_a_trainer_are_used_in_two_modules(place, part, tree):
-    if place in (Path("_lightning.py"), Path("datamodules/trainer_progress.py")):
-        return
-    for node in ast.walk(tree):
-        used = isinstance(node, ast.Attribute) and node.attr in UNDOCUMENTED
-        assert not used, f"{place}:{node.lineno} uses {node.attr} of a Trainer"
+def test_undocumented_attributes_of_a_trainer_are_used_in_two_modules(modules):
+    for place, _, tree in modules:
+        if place in (Path("_lightning.py"), Path("datamodules/trainer_progress.py")):
+            continue
+        for node in ast.walk(tree):
+            used = isinstance(node, ast.Attribute) and node.attr in UNDOCUMENTED
+            assert not used, f"{place}:{node.lineno} uses {node.attr} of a Trainer"
 
 
-@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
-def test_every_file_is_opened_at_the_one_door(place, part, tree):
-    if place == Path("hdf5/open.py"):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.ImportFrom):
-            by_attribute = isinstance(node, ast.Attribute) and _name(node) in ("h5py.File", "h5py.h5f")
-            # `from h5py import File` would be a way round the line above.
-            by_name = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "h5py"
-            opens = by_attribute or by_name
-            assert not opens, f"{place}:{node.lineno} opens a file past hdf5/open.py"
+def test_every_file_is_opened_at_the_one_door(modules):
+    for place, _, tree in modules:
+        if place == Path("hdf5/open.py"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute | ast.ImportFrom):
+                by_attribute = isinstance(node, ast.Attribute) and _name(node) in ("h5py.File", "h5py.h5f")
+                # `from h5py import File` would be a way round the line above.
+                by_name = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "h5py"
+                opens = by_attribute or by_name
+                assert not opens, f"{place}:{node.lineno} opens a file past hdf5/open.py"
 
 
-@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
-def test_every_module_and_public_name_says_what_it_is(place, part, tree):
-    assert ast.get_docstring(tree) or place.name == "_version.py", place
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{place}:{node.lineno} {node.name}"
+def test_every_module_and_public_name_says_what_it_is(modules):
+    for place, _, tree in modules:
+        assert ast.get_docstring(tree) or place.name == "_version.py", place
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{place}:{node.lineno} {node.name}"
 
 
-@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
-def test_public_names_are_sorted_and_there(place, part, tree):
-    if place.name == "__main__.py":
-        return  # importing it runs it
-    module = importlib.import_module(".".join(["lightning_h5", *place.with_suffix("").parts]).removesuffix(".__init__"))
-    names = getattr(module, "__all__", [])
-    assert list(names) == sorted(set(names), key=_as_ruff_sorts)
-    assert all(hasattr(module, name) for name in names)
+def test_public_names_are_sorted_and_there(modules):
+    for place, _, _ in modules:
+        if place.name == "__main__.py":
+            continue  # importing it runs it
+        module = importlib.import_module(
+            ".".join(["lightning_h5", *place.with_suffix("").parts]).removesuffix(".__init__")
+        )
+        names = getattr(module, "__all__", [])
+        assert list(names) == sorted(set(names), key=_as_ruff_sorts), place
+        assert all(hasattr(module, name) for name in names), place
 
 
 def _as_ruff_sorts(name):
@@ -175,11 +176,11 @@ def _as_ruff_sorts(name):
     return (not name.isupper(), not name[0].isupper(), name)
 
 
-@pytest.mark.parametrize("name", lightning_h5.__all__)
-def test_every_public_name_can_be_got_and_explains_itself(name):
-    found = getattr(lightning_h5, name)
-    assert name == "__version__" or len(inspect.getdoc(found)) > 20
-    assert name in dir(lightning_h5)
+def test_every_public_name_can_be_got_and_explains_itself():
+    assert {*lightning_h5.__all__} <= {*dir(lightning_h5)}
+    for name in lightning_h5.__all__:
+        found = getattr(lightning_h5, name)
+        assert name == "__version__" or len(inspect.getdoc(found)) > 20, name
 
 
 def test_an_unknown_name_lists_what_there_is():
