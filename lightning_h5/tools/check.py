@@ -254,11 +254,14 @@ def _is_of_a_layout(name: str) -> bool:
 
 
 def _same_data(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find files that hold the same data."""
+    """Find files that are copies, as far as samples of their bytes show."""
     first: dict[str, str] = {}
     for found in files:
         if found.identity is not None and first.setdefault(found.identity, found.path) != found.path:
-            text = f"it holds the same as {first[found.identity]!r}: its rows would be trained on twice"
+            text = (
+                f"its size, its arrays and samples of its bytes are those of {first[found.identity]!r}: if it is a "
+                "copy, its rows would be trained on twice"
+            )
             yield warning(found.path, None, "duplicate", text)
 
 

@@ -351,7 +351,10 @@ def test_the_same_data_twice_is_a_warning(make_h5, tmp_path):
     shutil.copy(path, tmp_path / "copy.h5")
     report = check_files([path, tmp_path / "copy.h5"])
     assert found(report) == [("warning", "duplicate", None)]
-    assert report.warnings[0].text == f"it holds the same as {path!r}: its rows would be trained on twice"
+    assert report.warnings[0].text == (
+        f"its size, its arrays and samples of its bytes are those of {path!r}: if it is a copy, its rows would be "
+        "trained on twice"
+    )
 
 
 def test_a_file_that_is_named_twice_is_refused_as_in_training(make_h5, tmp_path):
