@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from deflate import crc32
 
 from ..counters import Counters
 from ..errors import H5ValueError
@@ -109,7 +109,7 @@ class HostColumn:
         def run(number: int) -> None:
             some = places[starts[number] : starts[number] + step]
             rows = self._bytes[slice(some.start, some.stop, some.step) if isinstance(some, range) else some]
-            found[number] = zlib.crc32(np.ascontiguousarray(rows).data)
+            found[number] = crc32(np.ascontiguousarray(rows).data)
 
         return found, [BulkTask(DIGEST_BYTES, DIGEST_BYTES, partial(run, number)) for number in range(len(starts))]
 

@@ -130,7 +130,7 @@ def test_bytes_that_cannot_be_read_leave_the_samples(make_h5, monkeypatch):
     def fail(*arguments):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(whole_digest, "_digest_of_piece", fail)
+    monkeypatch.setattr(whole_digest, "_checksum", fail)
     assert [*H5LazyDataset(path, "x").identity()] == ["sampled"]
 
 
