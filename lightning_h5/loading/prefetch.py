@@ -170,9 +170,9 @@ class ReadAhead:
         self._queue = _Queue(source, tokens, together, -(-depth // together), -(-lookahead // together))
         self._current: _Reading | None = None
         self._ended = self._closed = False
-        self._n_team = team
         # The threads must not hold this object, or it would never be collected.
         self._threads = source.work.start_team(team)
+        self._n_team = len(self._threads)
         self._threads.append(
             EndingThread(
                 _work, (self._queue,), name="lightning_h5-read-ahead", end=partial(_dismiss, weakref.ref(self))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..datasets import RowDataset
 from ..errors import listing
+from ..threads import task_limits
 from ..types import BatchToken
 
 __all__ = [
@@ -148,8 +149,7 @@ def _is_picklable(value: Any) -> bool:
 _RAN_OUT = {
     errno.EMFILE: "this process has no descriptors left ({}). Use fewer workers, or raise the limit: `ulimit -n 4096`.",
     errno.ENFILE: "this machine has no descriptors left ({}). Use fewer workers.",
-    errno.EAGAIN: "the limit of processes is reached ({}). Use fewer workers, or raise the limit: `ulimit -u`, or "
-    "pids.max of the container.",
+    errno.EAGAIN: "the limit of processes is reached ({}; {limits}). Use fewer workers, or raise the limit.",
     errno.ENOMEM: "there is no memory left ({}). Use fewer workers, or hold fewer rows in memory.",
     errno.ENOSPC: "there is no space left for shared memory ({}). Make /dev/shm larger, or use fewer workers.",
 }
@@ -169,7 +169,7 @@ def resource_that_ran_out(error: BaseException, n_workers: int) -> str | None:
         number = errno.ENOMEM
     if number not in _RAN_OUT:
         return None
-    return f"{n_workers} workers were to be started, and {_RAN_OUT[number].format(error)}"
+    return f"{n_workers} workers were to be started, and {_RAN_OUT[number].format(error, limits=task_limits())}"
 
 
 def close_pipes_of_fork(error: BaseException) -> None:

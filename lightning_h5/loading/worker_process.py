@@ -28,8 +28,9 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ..datasets import RowDataset, WorkerFailure, WorkerMemory, naming_shared_memory, open_worker_buffers, start_worker
-from ..errors import stop_iteration
+from ..errors import H5Error, stop_iteration
 from ..staging import Address, use_network
+from ..threads import naming_task_limits
 from ..types import BatchToken
 
 __all__ = [
@@ -182,14 +183,28 @@ def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
     # Ctrl-C reaches all processes; workers end without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _ignore(job.ignored)
-    threading.Thread(target=_exit_with_trainer, args=(connection,), daemon=True, name="h5_exit_with_trainer").start()
     answers: SimpleQueue[bytes] = SimpleQueue()  # sent by a thread, so that a full socket does not delay the next batch
-    threading.Thread(target=_send_all, args=(connection, answers), daemon=True, name="h5_send").start()
+    try:
+        for target, arguments in ((_exit_with_trainer, (connection,)), (_send_all, (connection, answers))):
+            thread = threading.Thread(target=target, args=arguments, daemon=True, name=f"h5{target.__name__}")
+            with naming_task_limits(thread.name):
+                thread.start()
+    except H5Error as error:
+        _refuse(connection, pickle.dumps(WorkerFailure(error)))
+        return
     answer = _prepare(job, worker)
     while len(header := connection.recv(HEADER.size, socket.MSG_WAITALL)) == HEADER.size:
         n_bytes, number = HEADER.unpack(header)
         message = answer(pickle.loads(connection.recv(n_bytes, socket.MSG_WAITALL)))
         answers.put(HEADER.pack(len(message), number) + message)
+
+
+def _refuse(connection: socket.socket, answer: bytes) -> None:
+    """Answer each task with the same failure."""
+    while len(header := connection.recv(HEADER.size, socket.MSG_WAITALL)) == HEADER.size:
+        n_bytes, number = HEADER.unpack(header)
+        connection.recv(n_bytes, socket.MSG_WAITALL)
+        connection.sendall(HEADER.pack(len(answer), number) + answer)
 
 
 def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes]:

@@ -15,7 +15,7 @@ import numpy.ma  # noqa: F401
 
 from ..cores import cores_of_a_rank
 from ..counters import worker_number
-from ..threads import EndingThread
+from ..threads import EndingThread, start_helpers
 
 __all__ = ["TaskQueue", "usable_cores"]
 
@@ -49,15 +49,14 @@ class TaskQueue:
         return task is not None
 
     def start_team(self, n_threads: int) -> list[EndingThread]:
-        """Start threads that run tasks until ``end_team``."""
+        """Start threads that run tasks until ``end_team``; fewer, or none, if the system allows no more."""
         # The threads must not reference this object's owner, or it would never be collected.
         team = [
             EndingThread(_do_tasks, (self._todo,), name="lightning_h5-decode", end=partial(self._todo.put, None))
             for _ in range(n_threads)
         ]
-        self._team += n_threads
-        for thread in team:
-            thread.start()
+        team = start_helpers(team)
+        self._team += len(team)
         return team
 
     def end_team(self, n_threads: int) -> None:
@@ -80,11 +79,9 @@ class TaskQueue:
         """Run threads during one read, if there is no team, and tasks and cores for them."""
         n_threads = 0 if self._team else min(self._todo.qsize(), usable_cores()) - 1
         over = threading.Event()
-        team = [
+        team = start_helpers(
             EndingThread(self._help_until, (over,), name="lightning_h5-help", end=over.set) for _ in range(n_threads)
-        ]
-        for thread in team:
-            thread.start()
+        )
         try:
             yield
         finally:

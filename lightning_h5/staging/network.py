@@ -128,13 +128,14 @@ class _Network:
                 except OSError:
                     descriptors = []
                 if not descriptors:
-                    time.sleep(0 if self._is_over else PAUSE)
-                for connection in map(Connection, descriptors):
+                    time.sleep(PAUSE)
+                for descriptor in descriptors:
+                    connection: Connection = Connection(descriptor)
                     try:
                         self._workers.add(connection)
                         end = partial(_shut, connection)
                         EndingThread(self._answer, (connection,), name="lightning_h5-store", end=end).start()
-                    except RuntimeError:  # the limit of threads
+                    except H5Error:  # the limit of threads
                         self._let_go(connection)
 
     def _answer(self, connection: Connection) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
-from ..threads import EndingThread
+from ..threads import EndingThread, start_helpers
 from .network import IN_FLIGHT, ask_store
 from .object_status import ObjectStatus
 
@@ -138,7 +138,20 @@ class _FetchThreads:
             if self._n_threads >= min(IN_FLIGHT, self._n_unfinished):
                 return
             self._n_threads += 1
-        EndingThread(self._run, name="lightning_h5-fetch", end=partial(self._todo.put, None)).start()
+        thread = EndingThread(self._run, name="lightning_h5-fetch", end=partial(self._todo.put, None))
+        if not start_helpers([thread]):  # the others do the task, or else this thread
+            with self.lock:
+                self._n_threads -= 1
+                is_alone = not self._n_threads
+            if is_alone:
+                self._run_all()
+
+    def _run_all(self) -> None:
+        """Run all tasks in this thread."""
+        with suppress(Empty):
+            while True:
+                if (task := self._todo.get_nowait()) is not None:
+                    self._do(task)
 
     def _run(self) -> None:
         while True:
@@ -152,12 +165,15 @@ class _FetchThreads:
                 continue
             if task is None:
                 return
-            try:
-                task()
-            finally:
-                del task
-                with self.lock:
-                    self._n_unfinished -= 1
+            self._do(task)
+            del task
+
+    def _do(self, task: Task) -> None:
+        try:
+            task()
+        finally:
+            with self.lock:
+                self._n_unfinished -= 1
 
 
 _threads: dict[int, _FetchThreads] = {}  # by process id: threads do not survive a fork

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..errors import H5ValueError, H5WorkerError
 from ..sizes import parse_bytes
+from ..threads import task_limits
 
 MIN_MEMORY = 256 << 20
 """Python, NumPy, HDF5 and the decoders take 130 MB of address space before a file is opened."""
@@ -140,9 +141,9 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
         code, text = -signal.SIGXCPU, b""
     except OSError as why:
         raise H5WorkerError(
-            f"no process could be started to check {path!r} in: {why.strerror}. Look for room for processes, memory, "
-            "open files (`ulimit -a`) and in the folder of temporary files, or leave sandbox=True out if you trust the "
-            "file."
+            f"no process could be started to check {path!r} in: {why.strerror} ({task_limits()}). Look for room for "
+            "processes, memory, open files (`ulimit -a`) and in the folder of temporary files, or leave sandbox=True "
+            "out if you trust the file."
         ) from why
     if code == -signal.SIGXCPU:
         raise SandboxError(
