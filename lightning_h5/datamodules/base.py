@@ -387,7 +387,9 @@ class BaseH5DataModule(KeepsPosition):
         for split in splits:
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = dataset.n_rows
-                self._identities[split] = facts[f"content of {split!r}"] = dataset.identity()
+                identity = self._identities[split] = dataset.identity()
+                facts[f"content of {split!r}"] = identity["sampled"]
+                facts[f"all bytes of {split!r}"] = identity.get("whole")
                 if split == "train":
                     facts["order"] = self._parameters(self._order(dataset, training=True))
         return facts

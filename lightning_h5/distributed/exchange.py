@@ -94,7 +94,7 @@ class Exchange:
         """Share what this rank found, and raise on all ranks if one failed, differs, or does not arrive.
 
         Args:
-            facts: what must be equal on all ranks; plain values.
+            facts: what must be equal on all ranks; plain values, None for what this rank does not know.
             failure: what went wrong on this rank, if anything.
             message: JSON values for the other ranks; may differ between ranks.
 
@@ -186,7 +186,7 @@ class Exchange:
             return kind, f"{self._what} failed on {len(failed)} of {len(every)} ranks:{lines}"
         facts = [one["facts"] for one in every]
         names = dict.fromkeys(name for one in facts for name in one)  # all ranks must compare the same ones
-        differing = [name for name in names if len({one.get(name) for one in facts}) > 1]
+        differing = [name for name in names if len({one.get(name) for one in facts} - {repr(None)}) > 1]
         if not differing:
             return H5Error, ""
         lines = "".join(

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from lightning_h5 import H5FileError
+from lightning_h5 import H5Error, H5FileError
 from lightning_h5.staging.network import _Network
 from lightning_h5.threads import EndingThread
 
@@ -78,7 +78,7 @@ def test_a_worker_that_gets_no_thread_tries_again(owner, monkeypatch):
 
     def limited(self):
         if next(failing, False):
-            raise RuntimeError("can't start new thread")
+            raise H5Error("the thread cannot be started")
         start(self)
 
     monkeypatch.setattr(EndingThread, "start", limited)
@@ -88,7 +88,7 @@ def test_a_worker_that_gets_no_thread_tries_again(owner, monkeypatch):
 
 def test_an_owner_that_never_accepts_is_an_error_that_says_what_it_may_lack(owner, monkeypatch):
     def refused(self):
-        raise RuntimeError("can't start new thread")
+        raise H5Error("the thread cannot be started")
 
     monkeypatch.setattr(EndingThread, "start", refused)
     monkeypatch.setattr("lightning_h5.staging.network.TRIES", 2)
