@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
 from ..sizes import bytes_text
+from .chunk_index import grid_of
 from .open import is_in_other_file
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ MAX_BYTES = 4 << 30
 MAX_RATIO = 1000
 """Compression ratio of zeros. An array that declares more than this times its stored bytes was never written, or is
 made to exhaust memory."""
+
+MAX_ROW_CHUNKS = 1 << 16
+"""Chunks of a row that are read however small the file: the library takes about 3 KiB for each, written or not."""
 
 MAX_SIMPLE = 64  # chunks
 
@@ -145,7 +149,7 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
         n_stored: bytes that are stored of a virtual array; None for those of the array itself.
 
     Raises:
-        H5ValueError: a chunk is too large to decode, or almost nothing of the array is stored.
+        H5ValueError: a chunk is too large to decode, a row has too many, or almost nothing of the array is stored.
     """
     itemsize = array.id.get_type().get_size()
     if itemsize > MAX_VALUE_BYTES and not files.trusted:
@@ -160,6 +164,15 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
             f"{key!r} in {file.filename!r} has chunks of {bytes_text(chunk_bytes, digits=2)} (shape {array.chunks}); "
             f"reading a row decodes a whole chunk, and more than {bytes_text(MAX_CHUNK_BYTES, digits=2)} is refused. "
             "Make a copy with smaller ones by `lightning-h5 repack --trusted`, or pass "
+            "files=FileOptions(trusted=True) if you trust the file."
+        )
+    n_chunks = math.prod(grid_of(array.shape, array.chunks)[1:]) if array.chunks else 1  # of a row
+    n_file = int(h5py.h5i.get_file_id(array.id).get_filesize()) if n_chunks > MAX_ROW_CHUNKS else 0
+    if n_chunks > max(MAX_ROW_CHUNKS, n_file) and not files.trusted:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} has rows of {n_chunks:,} chunks (shape {array.shape}, chunks "
+            f"{array.chunks}), more than the file has bytes: most were never written, or the file was crafted to "
+            "exhaust memory. Make a copy with larger ones by `lightning-h5 repack --trusted`, or pass "
             "files=FileOptions(trusted=True) if you trust the file."
         )
     declared = math.prod(array.shape) * itemsize

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import H5ValueError, listing
 from ..types import IntArray, cached_property
 from .array_view import ArrayView, Runs, taken_of
-from .chunk_index import ChunkTable
+from .chunk_index import ChunkTable, grid_of
 from .dtypes import dtype_text, kind_of, native
 from .identity import ChangeGuard
 from .packing import Packing
@@ -379,6 +379,11 @@ class ArrayLayout:
         if self.view is not None:
             return math.prod(self.view.block)
         return self.chunks[0] if self.chunks else 1
+
+    @property
+    def chunks_per_row(self) -> int:
+        """Chunks that contain parts of one row; 1 without chunks."""
+        return math.prod(grid_of(self.axes, self.chunks[1:])) if self.chunks else 1
 
     @property
     def chunk_bytes(self) -> int:

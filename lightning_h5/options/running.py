@@ -185,8 +185,9 @@ class FileOptions(Options):
         swmr: the files have a live writer in single-writer/multiple-reader mode. Rows that exist in ``setup`` are read.
         allow_external: follow links, external storage and virtual arrays into other files. Off by default: a file can
             name any other file you can read.
-        trusted: accept chunks over 1 GiB, arrays that declare over 4 GiB and over 1,000 times their stored size, and
-            arrays with several compressors that only the HDF5 library can read. Off by default: a tiny file can
+        trusted: accept chunks over 1 GiB, rows of over 65,536 chunks and more than the file has bytes, arrays that
+            declare over 4 GiB and over 1,000 times their stored size, and arrays with several compressors that only
+            the HDF5 library can read. Off by default: a tiny file can
             declare petabytes.
         min_integrity: lowest integrity level to accept, 0 to 4: how surely damage to an array is noticed.
         verify: "digest" compares rows with the digests next to the files, which ``lightning-h5 check --write-digests``

@@ -30,6 +30,7 @@ from .view_source import BlockReader
 __all__ = ["H5pyReader", "check_text", "spans"]
 
 PIECE_BYTES = 8 << 20  # maximum per read call, unless a single chunk is larger
+PIECE_CHUNKS = 4096  # also: the library takes about 3 KiB for each chunk of a call, written or not
 REFERENCES = 4096  # references to text read together if they are not in chunks
 UNDEFINED = 2**64 - 1  # address
 
@@ -63,6 +64,10 @@ class H5pyReader(LayoutReader):
             check_decoding_memory(layout.filters, layout.chunk_bytes, layout.path, layout.key, options.files)
         self._szip = _SzipSizes(layout) if any(step.id == SZIP for step in layout.filters) else None
         self._stored_row_bytes = layout.n_stored_bytes / max(1, layout.n_rows)
+        self._max_rows = max(1, PIECE_BYTES // max(1, layout.stored_row_bytes))
+        if layout.chunks is not None:
+            by_chunks = PIECE_CHUNKS * layout.chunks[0] // max(1, layout.chunks_per_row)
+            self._max_rows = max(1, min(self._max_rows, by_chunks))
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         began = perf_counter()
@@ -76,12 +81,11 @@ class H5pyReader(LayoutReader):
             self._szip.check(rows)
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
-        max_rows = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
         with process_pool().h5(self.layout.path, self._options, self.layout.guard) as handle:
             array = handle.array(self.layout)
             # Lists lie elsewhere in the file, one by one: those between rows are not read.
             per_chunk = 1 if is_list(self.layout.stored) else self.layout.rows_per_chunk
-            for start, stop in spans(ordered, per_chunk, max_rows):
+            for start, stop in spans(ordered, per_chunk, self._max_rows):
                 low, high = int(ordered[start]), int(ordered[stop - 1]) + 1
                 piece = self._piece(array, low, high)
                 out[order[start:stop]] = piece[ordered[start:stop] - low]

@@ -6,6 +6,7 @@ import pytest
 from arguments import nested, nested_files
 
 from lightning_h5 import CombinedHDF5DataModule, H5LazyDataset, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
+from lightning_h5.readers.h5py_reader import H5pyReader
 
 GIB = 1 << 30
 
@@ -92,3 +93,21 @@ def test_more_chunks_than_a_table_can_have_are_read_without_one(tmp_path, monkey
     monkeypatch.setattr("lightning_h5.hdf5.describe.MAX_CHUNKS", 10)
     path = write(tmp_path, data=np.arange(100, dtype="u1"), chunks=(5,))
     assert H5LazyDataset(path, "x").read_batch([0, 99]).tolist() == [0, 99]
+
+
+def test_rows_of_more_chunks_than_the_file_has_bytes_are_refused(tmp_path):
+    path = write(tmp_path, shape=(2, 1 << 9, 1 << 8), chunks=(1, 1, 1))
+    with pytest.raises(H5ValueError, match=r"'x' in .* has rows of 131,072 chunks .*trusted=True"):
+        H5LazyDataset(path, "x")
+    assert len(H5LazyDataset(path, "x", files={"trusted": True})) == 2
+
+
+def test_few_chunks_are_read_by_one_call_of_the_library(tmp_path, monkeypatch):
+    """It takes 3 KiB for each chunk of a call: 6 GB for rows of two million that were never written."""
+    monkeypatch.setattr("lightning_h5.hdf5.describe.MAX_UNWRITTEN", 1)
+    monkeypatch.setattr("lightning_h5.readers.h5py_reader.PIECE_CHUNKS", 64)
+    pieces, read = [], H5pyReader._piece
+    monkeypatch.setattr(H5pyReader, "_piece", lambda *given: pieces.append(given[3] - given[2]) or read(*given))
+    path = write(tmp_path, shape=(500, 2), chunks=(1, 1))  # more chunks than bytes
+    assert H5LazyDataset(path, "x").read_batch(range(500)).shape == (500, 2)
+    assert max(pieces) == 32
