@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import H5Error
+from ..errors import H5Error, H5FileError
 from ..hdf5 import (
     FAULTS,
     MetadataIndex,
@@ -22,7 +22,7 @@ from ..hdf5 import (
     sampled_identity,
 )
 from ..progress_bar import with_bar
-from ..staging import INDEX_SUFFIX
+from ..staging import INDEX_SUFFIX, shown_url
 from ..types import IntArray, PathLike
 from .repack import check_output
 
@@ -80,9 +80,17 @@ def write_index(
         starts, sizes = _merged(read)
         pieces = [pread(size, start) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
         index = MetadataIndex(n_bytes, sampled_identity(path), starts.tolist(), pieces).to_bytes()
-    partial = f"{target}.partial"
-    Path(partial).write_bytes(index)
-    os.replace(partial, target)
+    partial = Path(f"{target}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(index)
+        partial.replace(target)
+    except OSError as error:
+        raise H5FileError(
+            f"the index of {shown_url(path)!r} cannot be written to {target!r}: {error.strerror}. Check that its "
+            "folder is writable, and that the disk is not full."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
     return IndexReport(path, target, n_bytes, len(index), n_arrays)
 
 

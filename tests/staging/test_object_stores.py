@@ -331,6 +331,17 @@ def test_an_index_of_no_file_is_an_error(tmp_path):
         write_index(tmp_path / "nothing.h5")
 
 
+def test_an_index_that_cannot_be_written_leaves_no_file(folder, x, monkeypatch):
+    def fill(path, data):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", fill)
+    with pytest.raises(H5FileError, match=r"run\.h5\.index': No space left on device"):
+        write_index(folder / "run.h5")
+    assert os.listdir(folder) == ["run.h5"]
+
+
 @pytest.mark.parametrize("libver", [None, "latest"])
 def test_with_a_published_index_no_table_of_the_file_is_read(server, folder, staging, libver):
     x = write(folder / "run.h5", libver=libver)
