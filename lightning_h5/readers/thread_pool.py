@@ -78,6 +78,9 @@ class TaskQueue:
     def helpers(self) -> Iterator[None]:
         """Run threads during one read, if there is no team, and tasks and cores for them."""
         n_threads = 0 if self._team else min(self._todo.qsize(), usable_cores()) - 1
+        if n_threads <= 0:
+            yield
+            return
         over = threading.Event()
         team = start_helpers(
             EndingThread(self._help_until, (over,), name="lightning_h5-help", end=over.set) for _ in range(n_threads)
