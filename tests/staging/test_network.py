@@ -15,14 +15,16 @@ from lightning_h5.threads import EndingThread
 @pytest.fixture
 def owner(monkeypatch):
     monkeypatch.setattr("lightning_h5.staging.stores.Stores.head", lambda self, url, options: (url, options))
+    others = {*threading.enumerate()}  # this process may have stores of its own
     owner = _Network()
+    owner.others = others
     yield owner
     end(owner)
 
 
 def end(owner):
     owner._end()
-    for thread in threading.enumerate():
+    for thread in {*threading.enumerate()} - owner.others:
         if thread.name.startswith("lightning_h5-store"):
             thread.end()
             thread.join(20)
