@@ -61,7 +61,7 @@ def _digest(layouts: PartLayouts, guards: Sequence[ChangeGuard], options: OpenOp
         return _digest_of_arrays(_smallest(layouts), options)
     except H5DataChangedError:
         raise
-    except (OSError, H5Error):  # raised again if samples need these bytes, unless bad rows are skipped
+    except (OSError, H5Error):  # raised again when samples need these bytes
         return None
 
 

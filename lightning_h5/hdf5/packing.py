@@ -77,8 +77,10 @@ Policy = Literal["decode", "refuse", "keep", "guard"]
 """What becomes of packed numbers if the user names neither a decoder nor the stored dtype."""
 
 MAX_VALUES = 64
-MAX_SLICES = 1 << 20  # of an image of MINC2
 """Values of an attribute that are read; there is one, or a few that stand for missing values."""
+
+MAX_SLICES = 1 << 20
+"""Limits of an image of MINC2 that are read, one of each slice."""
 
 EXACT_IN_FLOAT64 = 1 << 53
 

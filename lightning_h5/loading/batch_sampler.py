@@ -1,4 +1,4 @@
-"""What a loader's ``batch_sampler`` is to other libraries, which look for one as torch's loaders have."""
+"""The batch sampler of a loader, for libraries that look for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RowsOfBatches", "TokenBatchSampler"]
 
 
 class TokenBatchSampler:
-    """Yields what a loader's dataset takes for each batch: the tokens of the loader's sampler.
+    """Yields the tokens of a loader's sampler, one for each batch; the loader's dataset takes them as indices.
 
     ``accelerate.skip_first_batches`` makes a plain ``DataLoader`` of a loader's dataset and its batch sampler, less the
     first batches. Lightning makes a loader again with another batch sampler of the same type.

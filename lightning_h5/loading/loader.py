@@ -326,7 +326,7 @@ class H5DataLoader(DataLoader[Any]):
 
     @property
     def batch_sampler(self) -> Any:
-        """Yields what the dataset takes for each batch, for other libraries: Accelerate reads it, Lightning remakes it.
+        """Yields a token for each batch, for other libraries: Accelerate iterates over it, Lightning makes it again.
 
         In prediction it is Lightning's wrapper of one, from which a ``BasePredictionWriter`` gets ``batch_indices``.
         """

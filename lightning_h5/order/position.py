@@ -329,7 +329,7 @@ class Passes:
     def position(self, running: Iterable[Progress]) -> Position:
         """Return the position of the iteration which yielded the last batch.
 
-        ``set_epoch`` tells passes apart: then others of another epoch do not train. Where passes are counted, they may.
+        After ``set_epoch``, iterations of other epochs are ignored. Before, any unfinished one may be that of training.
 
         Args:
             running: iterations that began, and neither ended nor failed.
@@ -337,11 +337,12 @@ class Passes:
         Raises:
             H5ResumeError: others are at other batches, so that it is not known which of them trains.
         """
-        epoch, counts, last, furthest = self._sampler.epoch, self._sampler.counts_passes, self.last, self._furthest
+        epoch, counts_passes = self._sampler.epoch, self._sampler.counts_passes
+        last, furthest = self.last, self._furthest
         here = [one for one in running if one.n_given and one.n_loaded == self._n_loaded]
-        if not counts:
+        if not counts_passes:
             here = [one for one in here if one.began.epoch == epoch]
-        if last is None or (last.began.epoch != epoch and not counts):
+        if last is None or (last.began.epoch != epoch and not counts_passes):
             last = here[0] if here else None
         if last is None:  # no iteration of this epoch was started here
             return self._sampler.position(epoch)
@@ -356,7 +357,7 @@ class Passes:
                 "trains. Delete the other iterators, let the training loop take its next batch first, call "
                 "loader.sampler.set_epoch(epoch) before each epoch, or look at batches through a loader of its own."
             )
-        if counts and last.is_over:
+        if counts_passes and last.is_over:
             return self._sampler.position(epoch)
         return last.began.after(self._sampler, last.n_given)
 

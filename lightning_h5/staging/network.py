@@ -92,7 +92,7 @@ class _Network:
                 continue
             self._idle.append(connection)
             return answer
-        raise AssertionError
+        raise AssertionError("the last try returns or raises")
 
     def _connection(self) -> Connection:
         """Return a connection that is idle, or a new one.

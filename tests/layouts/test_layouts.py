@@ -8,7 +8,7 @@ import pytest
 import single_cells  # noqa: F401
 import torch
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
-from projects import PROJECTS, Layout
+from projects import PROJECTS, Layout, warning_of
 from range_server import RangeServer
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
@@ -25,15 +25,13 @@ def combined(path, *, x_key, **options):
 MODULES = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule, "combined": combined}
 SEVERAL_SHAPES = {"clam", "image_per_file", "protein_embeddings", "fastmri", "spice", "ragged_by_offsets", "molecules"}
 
-# ragged_by_offsets has such a segment.
-pytestmark = pytest.mark.filterwarnings("ignore:1 segment has no steps in at least one field")
-
 
 @pytest.fixture
 def layout(request, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
-    return PROJECTS[request.param](folder)
+    with warning_of(request.param):
+        yield PROJECTS[request.param](folder)
 
 
 def data_module(kind, layout, **options):
