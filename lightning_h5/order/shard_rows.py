@@ -98,8 +98,15 @@ class ShardSequence:
         """See ``EpochSequence``; the ranks are those that hold shards."""
         done = self.n_consumed(segments, drop_last=drop_last)
         cut = self._cut(batch_size, drop_last, done)
+        begin = self._own(done)
+        # Rounds of full batches, before any row that is left out: most of an epoch.
+        n_plain = cut.n_even_rounds
+        if cut.n_left_out and not cut.drop_last:
+            n_plain = min(n_plain, self._left_out(done))
 
         def bounds(step: int) -> tuple[int, int]:
+            if step < n_plain:
+                return begin + step * batch_size, begin + (step + 1) * batch_size
             stop = self._own(self._after(cut, done, step + 1))
             # A row that is left out lies before the batch.
             return max(self._own(self._after(cut, done, step)), stop - batch_size), stop
