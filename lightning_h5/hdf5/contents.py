@@ -10,7 +10,7 @@ import h5py
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from .checks import check_link
-from .dtypes import dtype_text, numpy_dtype
+from .dtypes import dtype_text, numpy_dtype, unknown_dtype
 from .open import FAULTS, is_in_other_file, object_address
 from .paths import file_number
 from .structures import DIMENSION_SCALE, matrices_among, structure_of
@@ -395,8 +395,13 @@ class _Resolver:
         return item, ()
 
     def _link(self, item: Any, part: str) -> Any:
-        # HDF5 takes a NUL as the end of a name, and would find another one. h5py asks for UTF-8.
-        has_links = isinstance(item, h5py.Group) and "\0" not in part and is_text(part)
+        if not is_text(part):
+            raise H5ValueError(
+                f"{self._key.encode(errors='surrogateescape')!r} in {self._file.filename!r} is a name that is not "
+                "UTF-8. Rename it (h5py: file.move), or name another array."
+            )
+        # HDF5 takes a NUL as the end of a name, and would find another one.
+        has_links = isinstance(item, h5py.Group) and "\0" not in part
         try:
             if has_links and item.id.links.exists(encoded(part)):
                 return _link(item, encoded(part))
@@ -432,7 +437,9 @@ class _Resolver:
             raise _damaged(self._file, self._key, error) from error
 
     def _members(self, array: Any, members: tuple[str, ...]) -> tuple[str, ...]:
-        dtype = array.dtype
+        dtype = numpy_dtype(array)
+        if dtype is None:
+            raise H5ValueError(f"{text_of(array.name)!r} in {self._file.filename!r} has {unknown_dtype(array)}")
         for member in members:
             base = dtype.base
             if base.names is None or member not in base.names:

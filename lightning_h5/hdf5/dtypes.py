@@ -17,6 +17,7 @@ __all__ = [
     "native",
     "numpy_dtype",
     "torch_dtype",
+    "unknown_dtype",
 ]
 
 NumberKind = Literal["number", "text", "compound", "object"]
@@ -103,9 +104,23 @@ def dtype_text(dtype: Any) -> str:
 
 
 def numpy_dtype(array: Any) -> np.dtype[Any] | None:
-    """Return an array's dtype; None if NumPy has no equal (HDF5's times, quadruple precision ...)."""
+    """Return an array's dtype; None if NumPy has no equal (HDF5's times, quadruple precision, names not in UTF-8)."""
     try:
         dtype: np.dtype[Any] = array.dtype
     except (TypeError, ValueError):
         return None
     return dtype
+
+
+def unknown_dtype(array: Any) -> str:
+    """Return why NumPy has no dtype for an array, and what to do, for an error."""
+    try:
+        array.dtype  # noqa: B018
+    except UnicodeDecodeError as error:
+        return (
+            f"a member or an enum's value with a name that is not UTF-8 ({error.object!r}). Write it again with "
+            "another name."
+        )
+    except (TypeError, ValueError):
+        pass
+    return "a number format that NumPy does not have. Write it again as integers or floats of 8, 16, 32 or 64 bits."

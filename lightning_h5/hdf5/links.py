@@ -16,7 +16,7 @@ from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
 from .checks import check_decoding_memory, check_in_file, check_library, check_sizes, check_source
 from .contents import GroupError, has_arrays, list_arrays, list_data, old_categories, resolve_path
-from .dtypes import numpy_dtype
+from .dtypes import numpy_dtype, unknown_dtype
 from .identity import ChangeGuard
 from .layout import filters_of
 from .open import is_in_other_file, open_h5, translate_h5py_errors
@@ -241,10 +241,7 @@ def _check_has_rows(file: Any, array: Any, key: str) -> None:
             "an axis, or pass segments, whose samples can have a scalar."
         )
     if numpy_dtype(array) is None:
-        raise H5ValueError(
-            f"{key!r} in {file.filename!r} has a number format that NumPy does not have. Write it again as integers or "
-            "floats of 8, 16, 32 or 64 bits."
-        )
+        raise H5ValueError(f"{key!r} in {file.filename!r} has {unknown_dtype(array)}")
 
 
 def external_guards(

@@ -17,6 +17,7 @@ from ..hdf5 import (
     entries_of,
     file_identity,
     find_array,
+    is_text,
     kind_of,
     layout_of,
     open_h5,
@@ -232,6 +233,8 @@ def _refused(contents: Contents) -> Iterator[Problem]:
 def _in_other_files(contents: Contents, key: str) -> Problem | None:
     """Return a warning if an array has its rows in other files, none of which is opened."""
     path, file = contents.path, contents.file
+    if not is_text(key):
+        return None
     try:
         array, _ = resolve_path(file, key, allow_external=False)
         names = [name for name, _, _ in array.external or ()]

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from factories import assert_same_rows
 
-from lightning_h5 import FileOptions
+from lightning_h5 import FileOptions, LazyH5DataModule
 from lightning_h5.errors import H5Error, H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import OpenOptions, find_array, layout_of, list_arrays, open_h5
 from lightning_h5.readers import open_reader
+from lightning_h5.tools.check import check_files
 
 MINE, THEIRS = np.arange(100.0, 106.0), np.arange(6.0)
 
@@ -201,6 +202,24 @@ def test_a_number_format_that_numpy_does_not_know_is_named(make_h5):
         h5py.h5d.create(file.id, b"x", odd, h5py.h5s.create_simple((5,)))
     with pytest.raises(H5ValueError, match=rf"'x' in '{path}' has a number format"), open_h5(path) as file:
         find_array(file, "x")
+
+
+def test_names_that_are_not_utf8_are_refused_by_name(make_h5):
+    path, latin = make_h5(y=np.arange(5)), "temp\u00e9rature".encode("latin-1")
+    with h5py.File(path, "a") as file:
+        file[latin] = np.arange(5.0)
+        kind = h5py.h5t.create(h5py.h5t.COMPOUND, 12)
+        kind.insert(latin, 0, h5py.h5t.NATIVE_FLOAT)
+        kind.insert(b"v", 4, h5py.h5t.NATIVE_DOUBLE)
+        h5py.h5d.create(file.id, b"table", kind, h5py.h5s.create_simple((5,)))
+    for key in (os.fsdecode(latin), "table", "table/v"):
+        with pytest.raises(H5ValueError, match=r"name that is not UTF-8.* (Rename it|Write it again)") as error:
+            LazyH5DataModule(path, x_key=key, y_key="y").setup("fit")
+        assert r"temp\xe9rature" in str(error.value)
+    report = check_files(path)
+    assert not report.errors
+    assert [problem.kind for problem in report.warnings] == ["not read"] * 2
+    assert all("not UTF-8" in problem.text for problem in report.warnings)
 
 
 def test_errors_are_builtin_ones_too_and_print_as_written(files):
