@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -11,7 +12,7 @@ import h5py
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype, unknown_dtype
-from .open import FAULTS, is_in_other_file, object_address
+from .open import FAULTS, is_in_other_file, object_address, open_h5
 from .paths import file_number
 from .structures import DIMENSION_SCALE, matrices_among, structure_of
 
@@ -379,7 +380,7 @@ class _Resolver:
 
     def follow(self, path: str) -> tuple[Any, tuple[str, ...]]:
         """Return the object at a path from the root, and members."""
-        return self.below(self._file, [part for part in path.split("/") if part not in ("", ".")])
+        return self.below(self._file, _parts_of(path))
 
     def below(self, item: Any, parts: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
         """Return the object at a path from a group, and members."""
@@ -388,11 +389,21 @@ class _Resolver:
                 return item, self._members(item, tuple(parts[at:]))
             link = self._link(item, part)
             check_link(self._file, self._key, "/".join(parts[: at + 1]), link, allow_external=self._allow_external)
-            if isinstance(link, h5py.SoftLink) and not self._allow_external:
+            if isinstance(link, h5py.SoftLink):
                 item = self._follow_soft(item, link)
-            else:
-                item = self._open(item, part)
+                continue
+            if isinstance(link, h5py.ExternalLink):
+                self._check_external(item.file, link)
+            item = self._open(item, part)
         return item, ()
+
+    def _check_external(self, file: Any, link: Any) -> None:
+        """Walk to the target of an external link: HDF5 would wait at a pipe for good."""
+        self._count_link()
+        path = _find_external(file, link.filename)
+        if path is not None:
+            with open_h5(path) as other:
+                self.below(other, _parts_of(link.path))
 
     def _link(self, item: Any, part: str) -> Any:
         if not is_text(part):
@@ -409,16 +420,18 @@ class _Resolver:
             raise _damaged(self._file, self._key, error) from error
         raise H5KeyError(_missing(self._file, self._key))
 
-    def _follow_soft(self, group: Any, link: Any) -> Any:
+    def _count_link(self) -> None:
         self._n_links += 1
         if self._n_links > MAX_LINKS:
             raise H5KeyError(
-                f"{self._key!r} in {self._file.filename!r} leads through a cycle of soft links, or through more than "
+                f"{self._key!r} in {self._file.filename!r} leads through a cycle of links, or through more than "
                 f"{MAX_LINKS}. Name the array itself."
             )
+
+    def _follow_soft(self, group: Any, link: Any) -> Any:
+        self._count_link()
         try:
-            above = "" if link.path.startswith("/") else f"{text_of(group.name)}/"
-            item, members = self.follow(f"{above}{link.path}")
+            item, members = self.below(group.file if link.path.startswith("/") else group, _parts_of(link.path))
         except H5KeyError as error:
             if self._n_links > MAX_LINKS:
                 raise
@@ -451,6 +464,21 @@ class _Resolver:
                 )
             dtype = base[member]
         return members
+
+
+def _find_external(file: Any, name: str) -> str | None:
+    """Return the path of the file that an external link names, as HDF5 searches for it; None if it does not exist."""
+    own = os.path.abspath(file.filename)
+    folders = [*os.environ.get("HDF5_EXT_PREFIX", "").split(":"), os.path.dirname(own)]
+    folders += [os.getcwd(), os.path.dirname(os.path.realpath(own))]
+    below = os.path.basename(name) if os.path.isabs(name) else name
+    paths = [name] if os.path.isabs(name) else []
+    paths += [os.path.join(folder.replace("${ORIGIN}", os.path.dirname(own)), below) for folder in folders if folder]
+    return next((path for path in paths if os.path.exists(path) and not os.path.isdir(path)), None)
+
+
+def _parts_of(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def _missing(file: Any, key: str) -> str:

@@ -19,7 +19,7 @@ from .contents import GroupError, has_arrays, list_arrays, list_data, old_catego
 from .dtypes import numpy_dtype, unknown_dtype
 from .identity import ChangeGuard
 from .layout import filters_of
-from .open import is_in_other_file, open_h5, translate_h5py_errors
+from .open import check_regular, is_in_other_file, open_h5, translate_h5py_errors
 from .structures import SPARSE_PARTS, is_empty_matlab
 
 __all__ = ["ArrayHandle", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
@@ -101,6 +101,8 @@ class _Sources:
             return
         self._seen.add(me)
         for path in _storage_of(array):
+            if os.path.exists(path):
+                check_regular(path)
             self._add_file(path)
         if not array.is_virtual:
             n_file = h5py.h5i.get_file_id(array.id).get_filesize()

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 __all__ = [
     "FAULTS",
     "before_opening",
+    "check_regular",
     "create_h5",
     "h5_in_memory",
     "is_in_other_file",
@@ -94,14 +95,7 @@ def open_h5(
     cache = {"rdcc_nbytes": rdcc_nbytes, "rdcc_nslots": rdcc_nslots, "rdcc_w0": rdcc_w0}
     if is_url(path):
         return _open_object(path, status, swmr=swmr, takes_index=takes_index or status is None, **cache)
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        raise H5FileError(
-            f"{path!r} cannot be opened: {error.strerror}. Check the path and its permissions."
-        ) from error
-    if not stat.S_ISREG(mode):
-        raise H5FileError(f"{path!r} is not a regular file. Pass the path of an HDF5 file.")
+    check_regular(path)
     try:
         return _File(path, "r", swmr=swmr, **cache)
     except OSError as error:
@@ -182,6 +176,22 @@ class _File(h5py.File):  # type: ignore[misc]  # h5py has no types
         """Close the file."""
         with suppress(RuntimeError, OSError):
             super().close()
+
+
+def check_regular(path: str) -> None:
+    """Check that a file exists and is a regular file: opening a pipe would wait for a writer.
+
+    Raises:
+        H5FileError: it is something else, or does not exist.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise H5FileError(
+            f"{path!r} cannot be opened: {error.strerror}. Check the path and its permissions."
+        ) from error
+    if not stat.S_ISREG(mode):
+        raise H5FileError(f"{path!r} is not a regular file. Pass the path of an HDF5 file.")
 
 
 def _why_not_open(path: str, error: OSError) -> str:
