@@ -46,7 +46,7 @@ Identity: TypeAlias = Mapping[str, str]
 _T = TypeVar("_T")
 
 
-class cached_property(functools.cached_property[_T]):  # noqa: N801  # the name of what it replaces
+class cached_property(functools.cached_property[_T]):  # noqa: N801, TID251  # the name of what it replaces
     """``functools.cached_property`` without a lock, as since Python 3.12.
 
     All instances share that lock. A process that is forked while another thread computes the property of any of them

@@ -9,13 +9,12 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .chunk_index import ChunkTable, grid_of
 from .identity import ChangeGuard
 from .layout import ArrayLayout
