@@ -16,7 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COUNTED", "FORKED_WORKERS", "Counters", "RequestTimes", "WaitTimes", "worker_number"]
+__all__ = ["COUNTED", "FORKED_WORKERS", "Counters", "RequestTimes", "WaitTimes", "worker_count", "worker_number"]
 
 COUNTED = (
     "rows",
@@ -65,9 +65,19 @@ MAX_STEPS = 1 << 32  # per epoch; a float64 holds two million such epochs exactl
 
 def worker_number() -> int | None:
     """Return the number of this DataLoader worker, or None in other processes. Does not import torch."""
-    data: Any = sys.modules.get("torch.utils.data")
-    info = None if data is None else data.get_worker_info()
+    info = _worker_info()
     return None if info is None else int(info.id)
+
+
+def worker_count() -> int | None:
+    """Return the number of workers of this DataLoader worker's loader, or None in other processes."""
+    info = _worker_info()
+    return None if info is None else int(info.num_workers)
+
+
+def _worker_info() -> Any:
+    data: Any = sys.modules.get("torch.utils.data")
+    return None if data is None else data.get_worker_info()
 
 
 class RequestTimes:
@@ -223,6 +233,12 @@ class Counters:
             own: Any = self._block[min(row, len(self._block) - 1)]
             self._own = memoryview(own)  # NumPy takes four times as long to add a single number
         return self._own
+
+    def own(self, *names: str) -> tuple[float, ...]:
+        """Return counters of this process, by name."""
+        with self._lock_of_here():
+            own = self._own_row()
+            return tuple(own[self._places[name]] for name in names)
 
     def total(self) -> dict[str, float]:
         """Return the sums over this process and its workers, since the start."""

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import defaultdict
 
+import numpy as np
 import pytest
 import tqdm
 from factories import H5Factory
@@ -108,6 +109,10 @@ def nothing_held(monkeypatch):
 
 
 @pytest.fixture
-def no_list_of_reads(monkeypatch):
-    """As on a machine whose kernel takes no list of reads: each piece is a call of ``os.preadv``."""
-    monkeypatch.setattr("lightning_h5.readers.raw_io._take_queue", lambda: None)
+def single_reads(monkeypatch):
+    """Each piece is a call of ``os.preadv``: nothing is compiled, and the file system cannot say what it has cached."""
+    monkeypatch.setattr("lightning_h5.readers.many_reads._compiled", [None])
+    monkeypatch.setattr(
+        "lightning_h5.readers.many_reads._PlainPieces.read_cached",
+        lambda pieces: (0, np.arange(len(pieces._offsets)), False),
+    )

@@ -71,7 +71,6 @@ class ReadCost:
         block_bytes: decoded bytes of a block, the largest of all files; 1 if nothing is decoded.
         decoded_bytes: bytes of all rows of the files, decoded, except of arrays that are held whole; 0 if nothing is.
         rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
-        rows_per_run: rows that the order reads together from arrays without chunks, at most; 0 if it mixes single rows.
         is_in_memory: all rows are in memory now, so that reading is copying.
     """
 
@@ -80,7 +79,6 @@ class ReadCost:
     block_bytes: int = 1
     decoded_bytes: int = 0
     rows_per_chunk: int = 0
-    rows_per_run: int = 0
     is_in_memory: bool = False
 
     @classmethod
@@ -92,7 +90,6 @@ class ReadCost:
             block_bytes=max(cost.block_bytes for cost in costs),
             decoded_bytes=sum(cost.decoded_bytes for cost in costs),
             rows_per_chunk=max(cost.rows_per_chunk for cost in costs),
-            rows_per_run=max(cost.rows_per_run for cost in costs),
             is_in_memory=all(cost.is_in_memory for cost in costs),
         )
 

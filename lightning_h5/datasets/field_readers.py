@@ -38,6 +38,7 @@ def open_chunked_fields(
     samples: IntArray | None,
     located: Callable[[], IntArray],
     retain: bool | None,
+    in_runs: bool,
     work: TaskQueue,
     counters: Counters,
 ) -> dict[int, ChunkedReader]:
@@ -52,6 +53,7 @@ def open_chunked_fields(
         samples: those of an epoch; None for all.
         located: returns their numbers in the table.
         retain: see ``RowDataset.read_with``.
+        in_runs: see ``RowDataset.read_with``.
         work: threads that decode.
         counters: for what is read.
     """
@@ -59,7 +61,9 @@ def open_chunked_fields(
     of_segments = {*table.fields_of_segments}
     of_rows = {*table.fields_of_rows, *of_segments}
     chunked = [
-        field for field in fields if field in of_rows and any(is_pooled(arrays[field], options) for arrays in kinds)
+        field
+        for field in fields
+        if field in of_rows and any(is_pooled(arrays[field], options, in_runs=in_runs) for arrays in kinds)
     ]
     row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
     for field in set(chunked) & of_segments:  # the others have several rows in a sample

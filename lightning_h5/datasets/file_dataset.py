@@ -19,12 +19,13 @@ from ..errors import H5DataChangedError
 from ..hdf5 import OpenOptions, process_pool
 from ..order import BlockTable
 from ..readers import (
+    MIN_COMPILED,
     BegunRead,
     ChunkedReader,
-    ContiguousReader,
     InMemoryReader,
     MappedReader,
     TaskQueue,
+    compile_reads,
     open_reader,
 )
 from ..types import IntArray, RowReader, cached_property
@@ -32,7 +33,7 @@ from .base import RawBatch, ReadCost
 from .buffers import Column
 from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each
 from .fields import Fields
-from .read_costs import ReadaheadHints, blocks_of, cost_of_files, rows_per_block
+from .read_costs import blocks_of, cost_of_files
 from .row_table import HELD_BYTES, BatchRows, RowTable
 from .sample_layout import Transform
 from .table_dataset import TableDataset, column_of_samples
@@ -61,7 +62,7 @@ class FileDataset(TableDataset):
         holds_all: keep all of an array once a row of it was read, however large it is.
     """
 
-    _of_process = (*TableDataset._of_process, "_readers", "_chunked", "_hints", "_n_prepared", "_lock")
+    _of_process = (*TableDataset._of_process, "_readers", "_chunked", "_n_prepared", "_lock")
 
     def __init__(
         self,
@@ -87,7 +88,6 @@ class FileDataset(TableDataset):
         super().join(counters, work)
         self._readers: dict[tuple[int, int], RowReader] = {}
         self._chunked: dict[int, ChunkedReader] | None = None
-        self._hints: ReadaheadHints | None = None
         self._n_prepared = 0  # number of workers prepared for
         self._lock = threading.Lock()
 
@@ -101,8 +101,6 @@ class FileDataset(TableDataset):
         self, rows: IntArray, asked: BatchRows, epoch: int | None, *, at_once: bool
     ) -> Callable[[], RawBatch]:
         """Begin to read the rows that samples have (see ``RowDataset.begin``)."""
-        if at_once:
-            self._hint(asked, epoch)
         all_cores = at_once and not is_forked()
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
         with ExitStack() as undo, self._blames_changes(asked):
@@ -208,29 +206,9 @@ class FileDataset(TableDataset):
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
         asked = self.table.rows_of(self.located(rows), epoch)
-        self._hint(asked, epoch)
         with self._blames_changes(asked):
             had_room = [reader.prefetch(asked.fields[field].rows) for field, reader in self._chunked_readers().items()]
         return all(had_room)
-
-    def _hint(self, asked: BatchRows, epoch: int | None) -> None:
-        """Have the system read ahead the runs of rows that the order mixes, in arrays without chunks."""
-        if not self.in_runs or epoch is None or self.table.sampling is not None:
-            return
-        chunked = self._chunked_readers()  # resets the state in a forked child
-        placed = [field for field in self._read_on_demand if field not in chunked]
-        if not placed:
-            return
-        hints = self._hints
-        if hints is None:
-            hints = ReadaheadHints(rows_per_block(self.table).tolist(), np.diff(self.table.starts).tolist())
-            self._hints = hints
-        for file, (_, local) in self._by_part(0, asked.fields[0].rows).items():
-            for run in hints.new(file, local, epoch):
-                for field in placed:
-                    reader = self._reader(file, field)
-                    if isinstance(reader, ContiguousReader | MappedReader):
-                        reader.will_need(run)
 
     # Costs ---------------------------------------------------------------------------------------------------
 
@@ -261,13 +239,8 @@ class FileDataset(TableDataset):
         return replace(
             self._cost_of_files,
             rows_per_chunk=self._samples_of(max((reader.rows_per_block for reader in chunked.values()), default=0)),
-            rows_per_run=self._rows_per_run if self.in_runs else 0,
             is_in_memory=is_in_memory,
         )
-
-    @cached_property
-    def _rows_per_run(self) -> int:
-        return int(rows_per_block(self.table).max())
 
     def _samples_of(self, n_rows: int) -> int:
         """Return about how many samples are around so many rows."""
@@ -329,6 +302,7 @@ class FileDataset(TableDataset):
             samples=self.indices,
             located=lambda: self.located(np.arange(len(self))),
             retain=self.retain,
+            in_runs=self.in_runs,
             work=self.work,
             counters=self.counters,
         )
@@ -346,8 +320,11 @@ class FileDataset(TableDataset):
             self._n_prepared = num_workers
             with suppress(OSError):  # reading the file raises the error
                 chunked = self._open_chunked(num_workers)  # the readers are dropped, compiled code stays
-                for field in {*self._read_on_demand} - {*chunked}:
+                placed = {*self._read_on_demand} - {*chunked}
+                for field in placed:
                     self._reader(0, field)
+                if placed and len(self) > MIN_COMPILED:
+                    compile_reads()
 
     def _reader(self, part: int, field: int) -> RowReader:
         reader = self._readers.get((part, field))
@@ -388,5 +365,4 @@ class FileDataset(TableDataset):
         """Close this process's files and release its memory; the next read opens them again."""
         self._forget()
         self._readers.clear()
-        self._hints = None
         self.work.clear()

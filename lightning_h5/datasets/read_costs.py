@@ -1,4 +1,4 @@
-"""Blocks of the rows of a table, what reading them costs, how often an epoch reads each, and hints about rows to come.
+"""Blocks of the rows of a table, what reading them costs, and how often an epoch reads each.
 
 Also how much memory HDF5's own cache may take.
 """
@@ -23,7 +23,6 @@ from .windows import WholeSegments
 
 __all__ = [
     "SAMPLES_AT_A_TIME",
-    "ReadaheadHints",
     "blocks_of",
     "chunk_cache",
     "cost_of_files",
@@ -224,38 +223,6 @@ def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
     ]
     n_open = max(1, min(len(table.paths), MAX_H5) * sum(not is_held for is_held in table.held))
     return max(64 << 10, min(budget // n_open, max([1 << 20, *spans])))
-
-
-class ReadaheadHints:
-    """Yields each run of rows once per epoch, on the first access to one of its rows.
-
-    Args:
-        rows_per_run: for each file, rows of a run; the last one may have fewer.
-        n_rows: for each file, its rows.
-    """
-
-    def __init__(self, rows_per_run: Sequence[int], n_rows: Sequence[int]) -> None:
-        self._rows_per_run, self._n_rows = rows_per_run, n_rows
-        self._is_named = [np.zeros(-(-n // step), np.bool_) for n, step in zip(n_rows, rows_per_run, strict=True)]
-        self._epoch: int | None = None
-
-    def new(self, file: int, rows: IntArray, epoch: int) -> list[range]:
-        """Return the runs that these rows are in and that this epoch has not named; two threads may both get one.
-
-        Args:
-            file: number of the file.
-            rows: inside the file.
-            epoch: of the plan that asks.
-        """
-        if epoch != self._epoch:
-            self._epoch = epoch
-            for is_named in self._is_named:
-                is_named[:] = False
-        step, is_named = self._rows_per_run[file], self._is_named[file]
-        runs = np.unique(rows // step)
-        runs = runs[~is_named[runs]]
-        is_named[runs] = True
-        return [range(run * step, min(run * step + step, self._n_rows[file])) for run in runs.tolist()]
 
 
 def reads_of_blocks(table: RowTable, samples: IntArray | None, field: int, blocks: BlockMap) -> IntArray:

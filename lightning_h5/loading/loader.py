@@ -42,8 +42,9 @@ _log = logging.getLogger(__name__)
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few enough to hold in memory
 MAX_TOGETHER = 16  # batches planned at a time: more would not be faster
 TOGETHER_BYTES = 3 << 20  # bytes read but not consumed, so that they stay in the shared CPU cache
-TOGETHER_BYTES_MORE = 8 << 20  # for runs, which cost more to plan, or rows in memory
+TOGETHER_BYTES_MORE = 8 << 20  # for rows in memory
 TOGETHER_BYTES_DECODED = 16 << 20  # for chunks, whose windows take many times their bytes: 1.5 to 2 times faster
+FAR_BYTES = 64 << 20  # decoded ahead while reads wait for a disk or a server: 640 reads of 100 KiB are under way
 MAX_LOOKAHEAD = 512  # batches beyond these that are decoded ahead; a token takes 1 KB
 
 
@@ -398,7 +399,7 @@ class H5DataLoader(DataLoader[Any]):
     def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | InMemoryIterator:
         dataset, cost = self.dataset, self.dataset.cost
         is_in_memory = cost.is_in_memory
-        most_bytes = TOGETHER_BYTES_MORE if cost.rows_per_run or is_in_memory else TOGETHER_BYTES
+        most_bytes = TOGETHER_BYTES_MORE if is_in_memory else TOGETHER_BYTES
         if cost.rows_per_chunk and not is_in_memory:
             most_bytes = TOGETHER_BYTES_DECODED
         together = max(1, min(MAX_TOGETHER, most_bytes // max(1, self.sampler.batch_size * cost.row_bytes)))
@@ -410,7 +411,7 @@ class H5DataLoader(DataLoader[Any]):
 
     def _read_ahead(self, together: int, tokens: Iterator[BatchToken]) -> ReadAhead:
         batch_size, cost = self.sampler.batch_size, self.dataset.cost
-        ahead = 2 * max(cost.rows_per_chunk, cost.rows_per_run)
+        ahead, far = 2 * cost.rows_per_chunk, FAR_BYTES // max(1, cost.row_bytes)
         return ReadAhead(
             self.dataset,
             self._finish,
@@ -418,6 +419,7 @@ class H5DataLoader(DataLoader[Any]):
             self._depth or max(DEPTH, 2 * together),
             together=together,
             lookahead=min(MAX_LOOKAHEAD, -(-ahead // batch_size)),
+            far=min(MAX_LOOKAHEAD, -(-far // batch_size)),
             team=max(1, usable_cores() - 1) if cost.rows_per_chunk else 0,
         )
 

@@ -152,6 +152,7 @@ class ReadAhead:
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together, from one up to so many in the first readings.
         lookahead: batches after these with chunks that are decoded ahead, as far as there is room.
+        far: the same while reads wait for a disk or a server.
         team: threads that decode.
     """
 
@@ -164,10 +165,12 @@ class ReadAhead:
         *,
         together: int = 1,
         lookahead: int = 0,
+        far: int = 0,
         team: int = 0,
     ) -> None:
         self._finish = finish
-        self._queue = _Queue(source, tokens, together, -(-depth // together), -(-lookahead // together))
+        lookaheads = -(-lookahead // together), -(-max(lookahead, far) // together)
+        self._queue = _Queue(source, tokens, together, -(-depth // together), lookaheads)
         self._current: _Reading | None = None
         self._ended = self._closed = False
         # The threads must not hold this object, or it would never be collected.
@@ -248,11 +251,16 @@ class _Queue:
     """
 
     def __init__(
-        self, source: BatchSource, tokens: Iterator[BatchToken], together: int, depth: int, lookahead: int
+        self,
+        source: BatchSource,
+        tokens: Iterator[BatchToken],
+        together: int,
+        depth: int,
+        lookaheads: tuple[int, int],
     ) -> None:
         self.source = source
         self._tokens: Iterator[BatchToken] | None = tokens
-        self._together, self._depth, self._lookahead = together, depth, lookahead
+        self._together, self._depth, self._lookaheads = together, depth, lookaheads
         self._n_next = 1  # batches of the next reading: the first one does not wait for others
         self._later: deque[_Reading] = deque()  # batches not begun, as far as tokens were taken
         self._n_decoded = 0  # batches of these whose chunks are all being decoded
@@ -306,7 +314,7 @@ class _Queue:
 
     def decode_ahead(self) -> None:
         """Start to decode chunks in the order in which batches need them, until there is no room for more."""
-        while not self._is_ended and (place := self._n_decoded) <= self._lookahead:
+        while not self._is_ended and (place := self._n_decoded) <= self._lookaheads[self.source.work.pace.is_slow]:
             if not self._take_tokens(place + 1) or not self._turn.acquire(blocking=False):
                 return
             try:

@@ -13,10 +13,12 @@ from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
 from .h5py_reader import H5pyReader, check_text
+from .many_reads import MIN_COMPILED, compile_reads
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .thread_pool import TaskQueue, usable_cores
 
 __all__ = [
+    "MIN_COMPILED",
     "ArrayTarget",
     "BegunRead",
     "BlockMap",
@@ -42,6 +44,7 @@ __all__ = [
     "check_bounds",
     "check_text",
     "checked_places",
+    "compile_reads",
     "digest_tasks",
     "do_tasks",
     "empty_digests",

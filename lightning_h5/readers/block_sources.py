@@ -21,7 +21,7 @@ from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
 from .chunk_cache import BlockMemory
-from .contiguous import ContiguousReader
+from .contiguous import ContiguousReader, RunsReader
 
 __all__ = ["TASK_BYTES", "BlockSource", "BlockSources", "Change", "FieldLayouts", "PreparedSource", "ReaderSource"]
 
@@ -89,7 +89,7 @@ class BlockSource(Protocol):
     grid: RowGrid
 
     def will_need(self, blocks: IntArray) -> None:
-        """Begin to fetch what blocks are made of, if their file is staged. Does not wait, and never raises."""
+        """Begin to fetch what blocks are made of, to the page cache or a mirror. Does not wait, and never raises."""
         ...
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
@@ -131,7 +131,7 @@ class ReaderSource:
 
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""
-        if isinstance(self._reader, ContiguousReader) and self._reader.layout.guard.staging is not None:
+        if isinstance(self._reader, ContiguousReader | RunsReader):
             for block in blocks.tolist():
                 first = block * self.rows_per_block
                 self._reader.will_need(range(first, min(first + self.rows_per_block, self.n_rows)))

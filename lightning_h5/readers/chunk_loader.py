@@ -62,15 +62,13 @@ class ChunkLoader:
 
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""
-        if self._layout.guard.staging is not None:
-            first = blocks * self.n_parts
-            self.will_need_chunks((first[:, np.newaxis] + np.arange(self.n_parts)).reshape(-1))
+        first = blocks * self.n_parts
+        self.will_need_chunks((first[:, np.newaxis] + np.arange(self.n_parts)).reshape(-1))
 
     def will_need_chunks(self, chunks: IntArray) -> None:
         """Begin to fetch chunks by their numbers (see ``BlockSource.will_need``)."""
-        if self._layout.guard.staging is not None:
-            there = chunks[self._table.offsets[chunks] >= 0]
-            prefetch_stored(self._layout, self._table.offsets[there], self._table.sizes[there], self._counters)
+        there = chunks[self._table.offsets[chunks] >= 0]
+        prefetch_stored(self._layout, self._table.offsets[there], self._table.sizes[there], self._counters)
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""

@@ -216,14 +216,14 @@ class ChunkedReader:
         """Queue tasks for the new blocks of a lease."""
         new = np.flatnonzero(lease.is_new)
         if len(new):
-            if self._is_staged:
+            if self._is_staged or self._work.pace.is_slow:
                 self._begin_to_fetch(blocks[new])
             for task in self._make_tasks(cache, blocks[new], lease.slots[new]):
                 self._work.put(task)
             self._counters.add(blocks_loaded=len(new))
 
     def _begin_to_fetch(self, blocks: IntArray) -> None:
-        """Begin to fetch blocks of files that are staged: more at a time than there are threads that decode."""
+        """Begin to fetch blocks: more at a time than there are threads that decode."""
         files = self._file_of(blocks)
         for file in np.unique(files).tolist():
             self._sources[file].will_need(blocks[files == file] - self.map.first_block[file])
@@ -234,6 +234,7 @@ class ChunkedReader:
         Raises:
             H5Error: a block could not be loaded.
         """
+        self._work.pace.look(self._counters)
         if not cache.is_loaded(lease):
             with self._work.helpers():
                 while not cache.is_loaded(lease):

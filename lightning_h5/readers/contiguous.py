@@ -7,7 +7,6 @@ import math
 import mmap
 import os
 import threading
-from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +18,7 @@ from ..errors import H5CorruptError
 from ..hdf5 import ArrayLayout, process_pool
 from ..types import IntArray
 from .base import LayoutReader, address, check_bounds, take_rows
+from .many_reads import is_cached
 from .raw_io import prefetch_stored, read_stored
 
 __all__ = ["ContiguousReader", "MappedReader", "RunsReader"]
@@ -67,20 +67,9 @@ class _StoredRows(LayoutReader):
         return places
 
     def will_need(self, rows: range) -> None:
-        """Advise the system to read rows into its page cache, in large pieces. Does not wait, and never raises.
-
-        A piece with ends that are cached already costs 2 microseconds.
-        """
-        if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
-            return
-        places, sizes = self._pieces(rows)
-        if self.layout.guard.staging is not None:
-            prefetch_stored(self.layout, places, sizes, self._counters)
-            return
-        with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
-            for place, n_bytes in zip(places.tolist(), sizes.tolist(), strict=True):
-                if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):
-                    os.posix_fadvise(fd, place, n_bytes, os.POSIX_FADV_WILLNEED)
+        """Begin to fetch rows, in large pieces. Does not wait, and never raises."""
+        if rows and self._row_bytes:
+            prefetch_stored(self.layout, *self._pieces(rows), self._counters)
 
     def _pieces(self, rows: range) -> tuple[IntArray, IntArray]:
         """Return where pieces of neighboring rows begin in the file, and their bytes."""
@@ -89,14 +78,6 @@ class _StoredRows(LayoutReader):
             step = self.layout.rows_per_chunk
             cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
         return self._places(np.array(cuts[:-1])), np.diff(cuts) * self._row_bytes
-
-
-def _is_cached(fd: int, place: int) -> bool:
-    """Return whether a byte of a file is known to be in the page cache."""
-    try:
-        return os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT) == 1
-    except (OSError, AttributeError):  # not supported by the system or file system
-        return False
 
 
 class ContiguousReader(_StoredRows):
@@ -195,7 +176,7 @@ class MappedReader(_StoredRows):
         places = self._places(np.linspace(0, len(self) - 1, N_PROBES, dtype=np.int64)).tolist()
         try:
             with process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
-                return all(_is_cached(fd, place) for place in places)
+                return all(is_cached(fd, place) for place in places)
         except OSError:  # reading it raises the error
             return False
 

@@ -1,18 +1,10 @@
-"""Read stored bytes of a file by position: one piece, or many with one system call."""
+"""Read stored bytes of an array's file by position, from its mirror if it is staged."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import os
-import platform
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import repeat
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +13,9 @@ from ..counters import Counters
 from ..errors import H5CorruptError, H5Error, H5FileError
 from ..hdf5 import ArrayLayout, process_pool, size_of
 from ..types import IntArray
+from .many_reads import advise_pieces, read_pieces
 
-__all__ = ["forget_stored", "prefetch_stored", "read_pieces", "read_stored", "read_with"]
+__all__ = ["forget_stored", "prefetch_stored", "read_stored", "read_with"]
 
 
 def read_stored(
@@ -137,9 +130,14 @@ def read_with(
 
 
 def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, counters: Counters) -> None:
-    """Begin to fetch pieces of a file that is staged to its mirror. Does not wait, and never raises."""
-    with suppress(OSError), process_pool().mirror(layout.path, layout.guard) as mirror:
-        mirror.prefetch(offsets, sizes, _neighbors(layout), counters)
+    """Begin to fetch pieces of an array's file, to its mirror or the page cache. Does not wait, and never raises."""
+    with suppress(OSError):
+        if layout.guard.staging is not None:
+            with process_pool().mirror(layout.path, layout.guard) as mirror:
+                mirror.prefetch(offsets, sizes, _neighbors(layout), counters)
+        elif not layout.guard.is_remote:
+            with process_pool().descriptor(layout.path, layout.guard) as fd:
+                advise_pieces(fd, offsets, sizes)
 
 
 def forget_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> bool:
@@ -182,138 +180,3 @@ def _read_slowly(
                     f"requested, but the file has {size_of(layout.path):,}. It was truncated; copy it again."
                 )
             at += len(data)
-
-
-MAX_PIECES = 256  # per call: the kernel grants each queue about this many, from a machine-wide limit
-
-_CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
-"""Numbers of io_setup, io_destroy, io_getevents and io_submit, which the C library does not wrap."""
-
-_REQUEST = np.dtype(
-    [
-        ("data", "u8"),
-        ("key", "u4"),
-        ("rw_flags", "i4"),
-        ("operation", "u2"),  # 0 is a read
-        ("priority", "i2"),
-        ("fd", "u4"),
-        ("address", "u8"),
-        ("n_bytes", "u8"),
-        ("offset", "i8"),
-        ("reserved", "u8"),
-        ("flags", "u4"),
-        ("event_fd", "u4"),
-    ]
-)  # struct iocb of linux/aio_abi.h, little endian
-_EVENT = np.dtype([("data", "u8"), ("request", "u8"), ("result", "i8"), ("result2", "i8")])
-
-
-class _Queue:
-    """A queue of the kernel for asynchronous reads. For one thread at a time.
-
-    Raises:
-        OSError: the kernel grants no queue.
-    """
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._call: Any = ctypes.CDLL(None, use_errno=True).syscall
-        setup, self._destroy, self._getevents, self._submit = map(ctypes.c_long, _CALLS[platform.machine()])
-        self._id = ctypes.c_ulong(0)
-        if self._call(setup, ctypes.c_long(MAX_PIECES), ctypes.byref(self._id)):
-            raise OSError(ctypes.get_errno(), "io_setup")
-        requests, events = np.zeros(MAX_PIECES, _REQUEST), np.zeros(MAX_PIECES, _EVENT)
-        pointers = requests.ctypes.data + np.arange(MAX_PIECES, dtype=np.uint64) * _REQUEST.itemsize
-        self._pointers, self._events = ctypes.c_void_p(pointers.ctypes.data), events.ctypes.data
-        self._memory = (requests, events, pointers)  # keeps the memory of both pointers alive
-        self._fd, self._address = requests["fd"], requests["address"]
-        self._n_bytes, self._offset = requests["n_bytes"], requests["offset"]
-        self._result = events["result"]
-
-    def __del__(self) -> None:
-        # An interrupted read does not return its queue; destroying the queue waits for the kernel's pending writes.
-        if getattr(self, "_id", None) and self.pid == os.getpid():
-            self._call(self._destroy, self._id)
-
-    def read(self, fd: int, address: npt.NDArray[np.uint64], n_bytes: IntArray, offset: IntArray) -> int:
-        """Read up to ``MAX_PIECES`` pieces; return the bytes that were read, or -1 if the kernel did not accept all."""
-        n = len(offset)
-        self._fd[:n] = fd
-        self._address[:n] = address
-        self._n_bytes[:n] = n_bytes
-        self._offset[:n] = offset
-        count = ctypes.c_long(n)
-        taken = self._call(self._submit, self._id, count, self._pointers)
-        self._wait(max(0, taken))
-        return int(self._result[:n].sum()) if taken == n and self._result[:n].min() >= 0 else -1
-
-    def _wait(self, n: int) -> None:
-        """Wait until the kernel has finished all reads that it accepted: it writes to this memory."""
-        done = 0
-        while done < n:
-            left = ctypes.c_long(n - done)
-            into = ctypes.c_void_p(self._events + done * _EVENT.itemsize)
-            got = self._call(self._getevents, self._id, left, left, into, None)
-            if got < 0 and ctypes.get_errno() != errno.EINTR:
-                raise OSError(ctypes.get_errno(), "io_getevents")
-            done += max(0, got)
-
-
-_queues: deque[_Queue] = deque()  # idle queues: as many as threads ever read at the same time
-_refused: set[int] = set()  # ids of processes that were refused a queue
-
-
-def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray) -> int:
-    """Read pieces of a file into memory.
-
-    Args:
-        fd: the file.
-        out: memory to read into, contiguous.
-        starts: where in ``out`` each piece begins, shape ``(n_pieces,)``.
-        stops: where in ``out`` each piece ends.
-        offsets: where in the file each piece begins.
-
-    Returns:
-        Bytes that were read: less than requested if some piece was short.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    if len(offsets) == 1:
-        return os.preadv(fd, [out.data[int(starts[0]) : int(stops[0])]], int(offsets[0]))
-    queue = _take_queue()
-    if queue is not None:
-        address = out.__array_interface__["data"][0] + starts.astype(np.uint64)
-        total = 0
-        for first in range(0, len(offsets), MAX_PIECES):
-            part = slice(first, first + MAX_PIECES)
-            n_bytes = queue.read(fd, address[part], stops[part] - starts[part], offsets[part])
-            if n_bytes < 0:
-                break
-            total += n_bytes
-        else:
-            _queues.append(queue)
-            return total
-        _queues.append(queue)
-    memory = out.data
-    pieces = [[memory[start:stop]] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    return sum(map(os.preadv, repeat(fd), pieces, offsets.tolist()))
-
-
-def _take_queue() -> _Queue | None:
-    pid = os.getpid()
-    try:
-        queue = _queues.pop()
-    except IndexError:
-        pass
-    else:
-        if queue.pid == pid:
-            return queue
-        _queues.clear()  # a forked child does not inherit the kernel's queue
-    if pid in _refused or sys.platform != "linux" or platform.machine() not in _CALLS:
-        return None
-    try:
-        return _Queue()
-    except OSError:
-        _refused.add(pid)
-        return None

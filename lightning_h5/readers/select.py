@@ -117,16 +117,24 @@ def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | No
     return rows
 
 
-def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
-    """Return whether rows of an array are decoded together, and so cached."""
+def is_pooled(layout: ArrayLayout, options: OpenOptions, *, in_runs: bool = False) -> bool:
+    """Return whether rows of an array are decoded or read together, and so cached.
+
+    Args:
+        layout: the array.
+        options: how its file is opened.
+        in_runs: rows of arrays without chunks are read in runs.
+    """
     stored = layout if layout.decoding is None else layout.decoding.array
     is_number = kind_of(layout.dtype) == "number" and not stored.dtype.hasobject  # members of tables may be numbers
     layout = stored
     if layout.stacked:
-        return any(is_pooled(one, options) for one in layout.stacked)
+        return any(is_pooled(one, options, in_runs=in_runs) for one in layout.stacked)
+    if layout.is_contiguous or layout.runs is not None:
+        return in_runs and bool(layout.row_bytes) and is_number and not options.swmr
     if layout.view is not None:
-        return layout.runs is None and bool(layout.row_bytes) and is_number and not options.swmr
-    if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or not is_number:
+        return bool(layout.row_bytes) and is_number and not options.swmr
+    if layout.storage != "chunked" or not layout.row_bytes or not is_number:
         return False
     if options.swmr:  # a live writer moves the chunk that it writes to
         return False

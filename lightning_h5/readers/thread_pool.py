@@ -14,21 +14,28 @@ from typing import TypeAlias
 import numpy.ma  # noqa: F401
 
 from ..cores import cores_of_a_rank
-from ..counters import worker_number
+from ..counters import worker_count, worker_number
 from ..threads import EndingThread, start_helpers
+from .pace import ReadPace
 
 __all__ = ["TaskQueue", "usable_cores"]
 
 MAX_THREADS = 16  # more would decode faster than any GPU needs, and wait for the GIL
+MAX_WAITING = 64  # threads of a rank while reads wait for a server
 
 Task: TypeAlias = Callable[[], None]
 """Raises nothing: errors are passed to the reader of the result."""
 
 
 class TaskQueue:
-    """A first-in-first-out queue of tasks. Belongs to one process: threads do not survive a fork."""
+    """A first-in-first-out queue of tasks. Belongs to one process: threads do not survive a fork.
+
+    Attributes:
+        pace: of the reads of the tasks.
+    """
 
     def __init__(self) -> None:
+        self.pace = ReadPace()
         self._todo: SimpleQueue[Task | None] = SimpleQueue()
         self._team = 0
 
@@ -76,8 +83,9 @@ class TaskQueue:
 
     @contextmanager
     def helpers(self) -> Iterator[None]:
-        """Run threads during one read, if there is no team, and tasks and cores for them."""
-        n_threads = 0 if self._team else min(self._todo.qsize(), usable_cores()) - 1
+        """Run threads during one read, as far as there are tasks for them, and the team has fewer than are useful."""
+        most = MAX_WAITING // (worker_count() or 1)
+        n_threads = min(self._todo.qsize(), self.pace.threads(usable_cores(), most)) - 1 - self._team
         if n_threads <= 0:
             yield
             return

@@ -230,7 +230,7 @@ def test_counters_tell_decoded_bytes_from_bytes_read(make_h5, nothing_held):
     assert 0 < total["bytes_read"] < 8000 / 10
 
 
-def test_small_arrays_are_read_once(make_h5, monkeypatch, no_list_of_reads):
+def test_small_arrays_are_read_once(make_h5, monkeypatch, single_reads):
     """Labels and ids are asked for in every batch; a file on a network answers each read in milliseconds."""
     dataset = H5LazyDataset(write(make_h5), "g/signals", "labels")
     calls = []

@@ -1,4 +1,4 @@
-"""Orders that mix runs have the system read each run in one piece, once an epoch, before its rows are asked for."""
+"""Orders that mix runs read each run in one piece, once an epoch, and the system fetches it before it is asked for."""
 
 import os
 
@@ -6,26 +6,29 @@ import numpy as np
 import pytest
 from arguments import nested
 from factories import Stored
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.datasets.read_costs import ReadaheadHints
 from lightning_h5.hdf5 import find_array, layout_of, open_h5
-from lightning_h5.readers import ContiguousReader, MappedReader, contiguous
+from lightning_h5.readers import ContiguousReader, MappedReader, many_reads
+from lightning_h5.readers.base import LayoutReader
 
-ROWS, WIDTH = 900, 4096  # bytes a row: a run of a megabyte is 256 rows
+ROWS, WIDTH = 2300, 4096  # bytes a row: a run of a megabyte is 256 rows
 VALUES = np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), dtype="u1")
 
 pytestmark = pytest.mark.usefixtures("nothing_held")
 
 
 @pytest.fixture
-def named(monkeypatch):
-    """What readers were told, as (path, first row, row after the last)."""
+def reads(monkeypatch):
+    """The rows of each read of arrays without chunks, as (path, first row, row after the last)."""
     calls = []
-    for kind in (ContiguousReader, MappedReader):
-        monkeypatch.setattr(kind, "will_need", lambda own, rows: calls.append((own.layout.path, rows.start, rows.stop)))
+
+    def read(own, rows, out=None):
+        calls.append((own.layout.path, int(rows[0]), int(rows[-1]) + 1))
+        assert (np.diff(rows) == 1).all(), "it is one piece"
+        return LayoutReader.read(own, rows, out)
+
+    monkeypatch.setattr(ContiguousReader, "read", read, raising=False)
     return calls
 
 
@@ -37,23 +40,35 @@ def loader_of(paths, **options):
 
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("n_files", [1, 2])
-def test_each_run_is_named_once_an_epoch(make_h5, named, mmap, n_files):
+def test_each_run_is_read_once_an_epoch_in_one_piece(make_h5, reads, mmap, n_files):
     paths = [make_h5(x=VALUES) for _ in range(n_files)]
-    module, loader = loader_of(paths, shuffle="window", files={"mmap": mmap})
+    module, loader = loader_of(
+        paths, shuffle={"mode": "window", "buffer": 1 << 21}, files={"mmap": mmap, "cache_bytes": 6 << 20}
+    )
     for epoch in range(2):
-        named.clear()
+        reads.clear()
         loader.sampler.set_epoch(epoch)
         assert sum(len(rows) for _, rows in loader) == n_files * ROWS
-        runs = [(start, min(start + 256, ROWS)) for start in range(0, ROWS, 256)]
-        assert sorted(named) == sorted((path, *run) for path in paths for run in runs)
+        runs = {(path, start, min(start + 256, ROWS)) for path in paths for start in range(0, ROWS, 256)}
+        assert len(set(reads)) == len(reads)
+        assert set(reads) <= runs if epoch else set(reads) == runs, "some are still in memory"
     module.teardown()
 
 
-@pytest.mark.parametrize("shuffle", ["global", False, True])
-def test_other_orders_name_none(make_h5, named, shuffle):
-    module, loader = loader_of([make_h5(x=VALUES)], shuffle=shuffle)
-    assert sum(len(rows) for _, rows in loader) == ROWS
-    assert named == []
+def test_windows_of_arrays_without_chunks_are_cut_out_of_runs(make_h5, reads):
+    module, loader = loader_of(
+        [make_h5(x=VALUES)],
+        shuffle={"mode": "window", "buffer": 1 << 21},
+        window=16,
+        files={"cache_bytes": 7 << 20},
+    )
+    seen = []
+    for x, *_, starts in loader:
+        for start, rows in zip(starts.tolist(), x.numpy(), strict=True):
+            assert (rows == VALUES[start : start + 16]).all()
+        seen += starts.tolist()
+    assert sorted(seen) == list(range(0, ROWS - 15, 16))
+    assert len(reads) <= 18, "the last window of a run may be in two"
     module.teardown()
 
 
@@ -70,20 +85,6 @@ def test_rows_are_those_of_the_file_whoever_reads(make_h5, num_workers, fraction
     module.teardown()
 
 
-@given(st.data(), st.integers(1, 9), st.lists(st.integers(1, 40), min_size=1, max_size=3))
-def test_runs_are_new_once_an_epoch(data, step, n_rows):
-    ahead, seen, last = ReadaheadHints([step] * len(n_rows), n_rows), set(), None
-    for epoch in data.draw(st.lists(st.integers(0, 2), max_size=12)):
-        if epoch != last:
-            seen, last = set(), epoch
-        file = data.draw(st.integers(0, len(n_rows) - 1))
-        rows = data.draw(st.lists(st.integers(0, n_rows[file] - 1), max_size=9))
-        new = sorted({row // step for row in rows} - {run for of, run in seen if of == file})
-        expected = [range(run * step, min(run * step + step, n_rows[file])) for run in new]
-        assert ahead.new(file, np.array(rows, dtype=np.int64), epoch) == expected
-        seen |= {(file, run) for run in new}
-
-
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")
 @pytest.mark.parametrize("kind", ["contiguous", "mapped", "small chunks", "large chunks"])
 def test_the_system_is_told_where_the_rows_lie(make_h5, monkeypatch, kind):
@@ -95,8 +96,8 @@ def test_the_system_is_told_where_the_rows_lie(make_h5, monkeypatch, kind):
     reader = (MappedReader if kind == "mapped" else ContiguousReader)(layout)
     told = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, place, n_bytes, advice: told.append((place, n_bytes, advice)))
-    monkeypatch.setattr(contiguous, "_is_cached", lambda fd, place: False)
-    for rows in (range(0), range(10, 60), range(500, 550), range(512, 768), range(899, 900)):
+    monkeypatch.setattr(many_reads, "is_cached", lambda fd, place: False)
+    for rows in (range(0), range(10, 60), range(500, 550), range(512, 768), range(ROWS - 1, ROWS)):
         told.clear()
         reader.will_need(rows)
         with open(path, "rb") as file:
@@ -127,7 +128,7 @@ def test_advice_that_cannot_be_given_stops_nobody(make_h5, monkeypatch, trouble)
     if trouble.endswith("gone"):
         os.unlink(path)
     else:
-        monkeypatch.setattr(contiguous, "_is_cached", lambda fd, place: False)
+        monkeypatch.setattr(many_reads, "is_cached", lambda fd, place: False)
 
         def refuse(*args):
             raise OSError(22, "Invalid argument")

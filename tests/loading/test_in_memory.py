@@ -147,17 +147,16 @@ def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatc
     assert orders[0] == orders[1]
 
 
-@pytest.mark.parametrize("shuffle", ["global", "window"])
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_rows_of_a_mapped_file_are_in_memory_where_the_page_cache_has_them(
-    tmp_path, nothing_held, monkeypatch, is_cached, shuffle
+    tmp_path, nothing_held, monkeypatch, is_cached
 ):
     monkeypatch.setattr(prefetch, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(contiguous, "_is_cached", lambda fd, place: is_cached)
+    monkeypatch.setattr(contiguous, "is_cached", lambda fd, place: is_cached)
     x = np.arange(4096.0).reshape(512, 8)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.create_dataset("x", data=x)
-    data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, files={"mmap": True}, shuffle=shuffle)
+    data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, files={"mmap": True})
     data.setup("fit")
     loader, before = data.train_dataloader(), set(threading.enumerate())
     assert loader.dataset.cost.is_in_memory == is_cached

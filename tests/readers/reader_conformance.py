@@ -437,7 +437,7 @@ class ReaderConformance:
         monkeypatch.setattr("lightning_h5.readers.h5py_reader.PIECE_BYTES", 100)
         real = os.preadv
         monkeypatch.setattr(
-            os, "preadv", lambda fd, pieces, at: real(fd, [pieces[0][: max(1, len(pieces[0]) // 2)]], at)
+            os, "preadv", lambda fd, pieces, *at: real(fd, [pieces[0][: max(1, len(pieces[0]) // 2)]], *at)
         )
         values = random_values("f4", (40, 7))
         path = make_h5(x=values, y=Stored(values, "chunked", (1, 7)), z=Stored(values, "chunked", (16, 7)))

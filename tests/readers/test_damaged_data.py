@@ -59,7 +59,7 @@ def test_a_map_of_a_file_that_became_too_short_is_refused(truncated):
         MappedReader(reader.layout).read(np.array([0]))
 
 
-def test_an_error_of_the_disk_names_file_and_array(make_h5, monkeypatch, no_list_of_reads):
+def test_an_error_of_the_disk_names_file_and_array(make_h5, monkeypatch, single_reads):
     path = make_h5(x=np.arange(8))
     reader = open_reader(look(path), OpenOptions())
 
@@ -94,9 +94,7 @@ def test_a_file_that_vanished_before_its_first_read_is_named(make_h5):
             reader.read(np.array([0]))
 
 
-def test_a_read_that_is_interrupted_at_its_end_is_not_taken_for_a_truncated_file(
-    make_h5, monkeypatch, no_list_of_reads
-):
+def test_a_read_that_is_interrupted_at_its_end_is_not_taken_for_a_truncated_file(make_h5, monkeypatch, single_reads):
     path = make_h5(x=np.arange(100))
     reader = open_reader(look(path), OpenOptions())
     real, calls = os.preadv, []

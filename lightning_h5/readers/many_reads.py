@@ -1,0 +1,415 @@
+"""Read many pieces of a file together, so that a disk or a server has many requests to work on.
+
+A disk that is asked for one small piece after the other gives a tenth of what it can, and a network file system less.
+So the kernel hears of all pieces before the first is waited for: it copies those in its page cache, and begins to fetch
+the others. If each read takes long all the same, a team of threads reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from itertools import repeat
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..counters import worker_count, worker_number
+from ..jit import c_call, compiled
+from ..threads import EndingThread, start_helpers
+from ..types import IntArray
+
+__all__ = ["MIN_COMPILED", "advise_pieces", "compile_reads", "is_cached", "read_pieces"]
+
+IN_FLIGHT = 64
+"""Reads of a rank at a time: a local disk gives no more with more, and at 10 ms a read, they are 6,400 a second."""
+
+LEAST_IN_FLIGHT = 4  # of a worker process
+
+MIN_COMPILED = 1 << 15
+"""Pieces from which on compiled loops are worth half a second: each saves up to a microsecond, in each epoch."""
+
+PROBED = 8  # pieces by which the pace is judged
+SLOW = 100e-6  # seconds a piece: from the page cache it takes one or two, from a local disk with many requests 12
+SLICES = 4  # for each read at a time, so that threads end together
+IDLE_SECONDS = 1.0  # after which a thread without work ends
+
+
+def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray) -> int:
+    """Read pieces of a file into memory.
+
+    Args:
+        fd: the file.
+        out: memory to read into, contiguous.
+        starts: where in ``out`` each piece begins, shape ``(n_pieces,)``.
+        stops: where in ``out`` each piece ends.
+        offsets: where in the file each piece begins.
+
+    Returns:
+        Bytes that were read: less than requested if some piece was short, or could not be read. Of compiled code there
+        is no other sign of an error.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if not len(offsets):
+        return 0
+    if len(offsets) == 1:
+        return os.preadv(fd, [out.data[int(starts[0]) : int(stops[0])]], int(offsets[0]))
+    loops = _compiled[0] if _compiled else _loops_after(len(offsets))
+    pieces: _Pieces
+    if loops is None:
+        pieces = _PlainPieces(fd, out, starts, stops, offsets)
+    else:
+        pieces = _CompiledPieces(loops, fd, out, starts, stops, offsets)
+    left, n_bytes, is_slow = np.arange(len(offsets)), 0, False
+    if not _without_nowait or os.fstat(fd).st_dev not in _without_nowait:
+        n_bytes, left, is_slow = pieces.read_cached()
+        if len(left) == len(offsets) and not _has_nowait(fd):
+            _without_nowait.add(os.fstat(fd).st_dev)
+    if len(left) > PROBED and not is_slow:
+        more, is_slow = _probe(pieces, left[:PROBED])
+        n_bytes, left = n_bytes + more, left[PROBED:]
+    if len(left) > 1 and is_slow:
+        return n_bytes + _read_by_team(pieces, left)
+    return n_bytes + (pieces.wait(left) if len(left) else 0)
+
+
+def _probe(pieces: _Pieces, which: IntArray) -> tuple[int, bool]:
+    """Read some pieces; return their bytes, and whether most took long: other threads may have had Python's lock."""
+    n_bytes, times = 0, []
+    for at in range(len(which)):
+        began = perf_counter()
+        n_bytes += pieces.wait(which[at : at + 1])
+        times.append(perf_counter() - began)
+    return n_bytes, sorted(times)[len(times) // 2] > SLOW
+
+
+def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
+    """Have the kernel fetch pieces to its page cache, unless it has the first and the last. Does not wait for them.
+
+    Args:
+        fd: the file.
+        offsets: where each piece begins, shape ``(n_pieces,)``.
+        sizes: bytes of each.
+
+    Raises:
+        OSError: the file system takes no advice.
+    """
+    if not len(offsets) or not _WILLNEED:
+        return
+    if is_cached(fd, int(offsets[0])) and is_cached(fd, int(offsets[-1] + sizes[-1] - 1)):
+        return
+    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+        os.posix_fadvise(fd, offset, size, _WILLNEED)
+
+
+def is_cached(fd: int, place: int) -> bool:
+    """Return whether a byte of a file is known to be in the page cache."""
+    try:
+        return os.preadv(fd, [bytearray(1)], place, _NOWAIT) == 1
+    except OSError:  # also where this is not supported
+        return False
+
+
+_Loops: TypeAlias = tuple[Callable[..., tuple[int, int, bool]], Callable[..., int]]
+"""What reads cached pieces, and what waits for pieces."""
+
+# Ways to read -----------------------------------------------------------------------------------------------------
+
+
+class _Pieces(Protocol):
+    """Pieces of a file, and where in memory they go."""
+
+    def read_cached(self) -> tuple[int, IntArray, bool]:
+        """Read those that the page cache has, and have the kernel fetch the others.
+
+        Returns:
+            Their bytes, which are left, and whether asking for them took long, so that others were not asked for.
+        """
+        ...
+
+    def wait(self, which: IntArray) -> int:
+        """Read pieces one after the other; return their bytes, of fewer after one that cannot be read."""
+        ...
+
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_WILLNEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
+_without_nowait: set[int] = set()  # file systems that cannot say what the page cache has
+
+
+def _has_nowait(fd: int) -> bool:
+    """Return whether a file system says what the page cache has."""
+    try:
+        os.preadv(fd, [bytearray(1)], 0, _NOWAIT)
+    except OSError as error:
+        return error.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
+    except AttributeError:
+        return False
+    return bool(_NOWAIT)
+
+
+class _PlainPieces:
+    """Pieces that Python's own functions read, without the interpreter's lock during each."""
+
+    def __init__(
+        self, fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray
+    ) -> None:
+        self._fd, self._offsets = fd, offsets.tolist()
+        memory = out.data
+        self._memory = [memory[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def read_cached(self) -> tuple[int, IntArray, bool]:
+        """See ``_Pieces``."""
+        memory, offsets, sizes = self._memory, self._offsets, list[int]()
+        reads = map(os.preadv, repeat(self._fd), ([one] for one in memory), offsets, repeat(_NOWAIT))
+        while len(sizes) < len(memory):
+            try:
+                sizes.extend(reads)  # up to one that fails
+            except OSError:
+                sizes.append(0)
+        left = [at for at, size in enumerate(sizes) if size < len(memory[at])]
+        for at in left:
+            sizes[at] = 0
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offsets[at], len(memory[at]), _WILLNEED)
+        return sum(sizes), np.array(left, np.int64), False
+
+    def wait(self, which: IntArray) -> int:
+        """See ``_Pieces``."""
+        return sum(os.preadv(self._fd, [self._memory[at]], self._offsets[at]) for at in which.tolist())
+
+
+class _CompiledPieces:
+    """Pieces that compiled loops read, without the interpreter's lock."""
+
+    def __init__(
+        self,
+        loops: _Loops,
+        fd: int,
+        out: npt.NDArray[np.uint8],
+        starts: IntArray,
+        stops: IntArray,
+        offsets: IntArray,
+    ) -> None:
+        self._read_cached, self._wait = loops
+        self._fd, self._offsets, self._out = fd, offsets, out  # the memory has to stay
+        self._memory = np.empty((len(offsets), 2), np.int64)  # as preadv takes it: address and bytes
+        self._memory[:, 0] = out.__array_interface__["data"][0] + starts
+        self._memory[:, 1] = stops - starts
+
+    def read_cached(self) -> tuple[int, IntArray, bool]:
+        """See ``_Pieces``."""
+        left = np.empty(len(self._offsets), np.int64)
+        n_bytes, n_left, is_slow = self._read_cached(_c_functions(), self._fd, self._memory, self._offsets, left)
+        return n_bytes, left[:n_left], bool(is_slow)
+
+    def wait(self, which: IntArray) -> int:
+        """See ``_Pieces``."""
+        n_bytes: int = self._wait(_c_functions(), self._fd, self._memory, self._offsets, which)
+        return n_bytes
+
+
+_compiled: list[_Loops | None] = []  # one entry once it was tried
+
+
+_n_plain = 0  # pieces that were read without compiled loops
+
+
+def compile_reads() -> None:
+    """Compile the loops that read pieces, if that is possible. Loading the machine code takes half a second.
+
+    Forked worker processes have those of the process that they were forked from, and others have none.
+    """
+    if not _compiled and worker_number() is None:
+        _compiled.append(_compile() if _NOWAIT else None)
+
+
+def _loops_after(n_pieces: int) -> _Loops | None:
+    """Return compiled loops once so many pieces are read that they are worth compiling; None before that."""
+    global _n_plain  # state of the process
+    _n_plain += n_pieces
+    if _n_plain > MIN_COMPILED:
+        compile_reads()
+    return _compiled[0] if _compiled else None
+
+
+def _compile() -> _Loops | None:
+    functions = _c_functions()
+    if functions is None or (read_cached := compiled(_cached_loop())) is None:
+        return None
+    wait = compiled(_waiting_loop())
+    assert wait is not None, "the same compiler"
+    memory, nothing = np.empty((0, 2), np.int64), np.empty(0, np.int64)
+    read_cached(functions, 0, memory, nothing, nothing)
+    wait(functions, 0, memory, nothing, nothing)
+    return read_cached, wait
+
+
+_FUNCTIONS = ("pread", "preadv2", "posix_fadvise", "clock_gettime")
+
+
+@cache
+def _c_functions() -> tuple[int, ...] | None:
+    """Return the addresses of the system functions that the loops call; None if one is missing."""
+    library = ctypes.CDLL(None)
+    try:
+        return tuple(ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in _FUNCTIONS)
+    except AttributeError:
+        return None
+
+
+def _cached_loop() -> Callable[..., tuple[int, int, bool]]:
+    call, monotonic, probed, slow = c_call(), time.CLOCK_MONOTONIC, PROBED, int(PROBED * SLOW * 1e9)
+    nowait, will_need = _NOWAIT, _WILLNEED
+
+    def loop(
+        functions: tuple[int, ...], fd: int, memory: IntArray, offsets: IntArray, left: IntArray
+    ) -> tuple[int, int, bool]:
+        n_bytes = n_left = 0
+        is_slow = False
+        clock = np.zeros(4, np.int64)  # seconds and nanoseconds, before and after the first pieces
+        call(functions[3], (np.int32(monotonic), clock.ctypes.data))
+        for at in range(len(offsets)):
+            if at == probed:
+                call(functions[3], (np.int32(monotonic), clock.ctypes.data + 16))
+                is_slow = (clock[2] - clock[0]) * 1_000_000_000 + clock[3] - clock[1] > slow
+            n, vector = memory[at, 1], memory.ctypes.data + 16 * at
+            if not is_slow:
+                if call(functions[1], (np.int32(fd), vector, np.int32(1), offsets[at], np.int32(nowait))) == n:
+                    n_bytes += n
+                    continue
+                call(functions[2], (np.int32(fd), offsets[at], n, np.int32(will_need)))
+            left[n_left] = at
+            n_left += 1
+        return n_bytes, n_left, is_slow
+
+    return loop
+
+
+def _waiting_loop() -> Callable[..., int]:
+    call = c_call()
+
+    def loop(functions: tuple[int, int, int], fd: int, memory: IntArray, offsets: IntArray, which: IntArray) -> int:
+        n_bytes = 0
+        for at in which:
+            n = call(functions[0], (np.int32(fd), memory[at, 0], memory[at, 1], offsets[at]))
+            if n < 0:
+                break
+            n_bytes += n
+        return n_bytes
+
+    return loop
+
+
+# A team of threads -------------------------------------------------------------------------------------------------
+
+
+class _Request:
+    """Slices of pieces that several threads read.
+
+    Args:
+        pieces: read each slice.
+        slices: the slices.
+    """
+
+    def __init__(self, pieces: _Pieces, slices: list[IntArray]) -> None:
+        self._pieces, self._slices = pieces, deque(slices)
+        self._n_readers = 0
+        self._changed = threading.Condition()
+        self._n_bytes = 0
+        self._error: BaseException | None = None
+
+    def help(self) -> None:
+        """Read slices until none are left."""
+        with self._changed:
+            self._n_readers += 1
+        n_bytes, error = 0, None
+        try:
+            while True:
+                n_bytes += self._pieces.wait(self._slices.popleft())
+        except IndexError:
+            pass
+        except BaseException as raised:
+            error = raised
+            self._slices.clear()
+        with self._changed:
+            self._n_readers -= 1
+            self._n_bytes += n_bytes
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def finish(self) -> int:
+        """Help, and wait for the others; return the bytes that were read, or raise what went wrong."""
+        try:
+            self.help()
+        finally:
+            self._slices.clear()  # after an interrupt
+            with self._changed:
+                while self._n_readers:  # they write to the caller's memory
+                    self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        return self._n_bytes
+
+
+class _Team:
+    """Threads of one process that help with requests, and end when there were none for a while."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._todo: SimpleQueue[_Request | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._n_threads = 0
+
+    def help(self, request: _Request, n_threads: int) -> None:
+        """Have threads help with a request: so many, or fewer if the system allows no more."""
+        for _ in range(n_threads):
+            self._todo.put(request)
+        with self._lock:
+            n_new = min(IN_FLIGHT, self._todo.qsize()) - self._n_threads
+            new = [
+                EndingThread(self._work, name="lightning_h5-read", end=partial(self._todo.put, None))
+                for _ in range(n_new)
+            ]
+            self._n_threads += len(start_helpers(new))
+
+    def _work(self) -> None:
+        while (request := self._next()) is not None:
+            request.help()
+            del request  # a thread that waits must not keep memory alive
+
+    def _next(self) -> _Request | None:
+        try:
+            request = self._todo.get(timeout=IDLE_SECONDS)
+        except Empty:
+            request = None
+        if request is None:
+            with self._lock:
+                self._n_threads -= 1
+        return request
+
+
+_team = _Team()
+
+
+def _read_by_team(pieces: _Pieces, which: IntArray) -> int:
+    """Read pieces with many threads; return their bytes."""
+    global _team  # state of the process
+    if _team.pid != os.getpid():
+        _team = _Team()  # threads do not survive a fork
+    n_readers = min(len(which), max(LEAST_IN_FLIGHT, IN_FLIGHT // (worker_count() or 1)))
+    request = _Request(pieces, np.array_split(which, min(len(which), SLICES * n_readers)))
+    _team.help(request, n_readers - 1)
+    return request.finish()

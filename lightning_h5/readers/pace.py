@@ -1,0 +1,62 @@
+"""How long reads wait for a disk or a server: while they wait, more threads than there are cores can read."""
+
+from __future__ import annotations
+
+from math import ceil
+from time import perf_counter
+
+from ..counters import Counters
+
+__all__ = ["ReadPace"]
+
+COPY_BYTES = 2e9  # per second: a slow machine copies that from its page cache
+CALL_SECONDS = 3e-6  # of each read besides
+LEAST_SECONDS = 5e-3  # of work that show a pace
+INTERVAL = 20e-3  # seconds between two looks
+SLOW = 1.25  # threads per core from which on reads are slow
+
+
+class ReadPace:
+    """The pace of reads by this process, which changes when files leave the page cache, or enter it.
+
+    Attributes:
+        threads_per_core: threads that keep a core busy; 1 if reads only copy.
+    """
+
+    def __init__(self) -> None:
+        self.threads_per_core = 2.0  # nothing is known: perhaps nothing is cached
+        self._last: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+        self._next_look = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether reads wait for more than copying."""
+        return self.threads_per_core > SLOW
+
+    def threads(self, n_cores: int, most: int) -> int:
+        """Return how many threads should read.
+
+        Args:
+            n_cores: cores for them.
+            most: of threads, unless there are more cores.
+        """
+        return max(n_cores, min(most, ceil(n_cores * self.threads_per_core))) if self.is_slow else n_cores
+
+    def look(self, counters: Counters) -> None:
+        """Judge by what was read since the last look, now and then.
+
+        Args:
+            counters: of all reads.
+        """
+        now = perf_counter()
+        if now < self._next_look:
+            return
+        self._next_look = now + INTERVAL
+        seen = counters.own("bytes_read", "chunks_decoded", "read_seconds", "decode_seconds")
+        n_bytes, n_calls, reading, decoding = (new - old for new, old in zip(seen, self._last, strict=True))
+        if reading + decoding < LEAST_SECONDS:
+            return
+        self._last = seen
+        copying = min(reading, n_bytes / COPY_BYTES + n_calls * CALL_SECONDS)
+        busy = copying + max(0.0, decoding)
+        self.threads_per_core = (reading + max(0.0, decoding)) / max(busy, 1e-9)
