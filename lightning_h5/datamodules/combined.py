@@ -310,6 +310,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             self._shuffle(shuffles),
             world_size=self.world_size or 1,
             num_workers=self._options.num_workers,
+            memory=self._free_memory,
+            kept=self.kept_modes(),
         )
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:

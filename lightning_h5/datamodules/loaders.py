@@ -22,6 +22,7 @@ from ..options import SegmentOptions, ShuffleOptions, WeightOptions
 from ..order import (
     N_LABELS,
     EvaluationBatches,
+    Mode,
     OrderParameters,
     PlanSampler,
     Replica,
@@ -63,6 +64,7 @@ class MakesLoaders(RecordsSettings):
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
         self._nodes = 0  # that blocks are dealt to, from ``setup`` on; 0 deals none
+        self._free_memory: int | None = None  # for pages of files, on the node with the least, from ``setup`` on
         self._datasets: dict[Split, RowDataset] = {}
         self._loaders = _no_loaders()
         self._logged: set[str] = set()
@@ -178,6 +180,10 @@ class MakesLoaders(RecordsSettings):
                 "segments.keep_together."
             )
 
+    def kept_modes(self) -> tuple[Mode, ...]:
+        """The modes of the order of a run that is resumed: one, or of each source of a mixture; none without a run."""
+        return ()
+
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are visited."""
         order = choose_order(
@@ -186,6 +192,8 @@ class MakesLoaders(RecordsSettings):
             world_size=self.world_size or 1,
             num_workers=self._options.num_workers,
             nodes=self._nodes,
+            memory=self._free_memory,
+            kept=next(iter(self.kept_modes()), None),
         )
         weights = weights_of(dataset)
         return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))
@@ -222,7 +230,8 @@ class MakesLoaders(RecordsSettings):
         """Prepare a dataset for the order in which its rows will be visited."""
         # Evaluation needs each chunk once, for a short time.
         retain = order.retain(cache_bytes) if training else False
-        dataset.read_with(cache_bytes, retain=retain, in_runs=order.mode == "window")
+        in_runs = order.mode == "window"
+        dataset.read_with(cache_bytes, retain=retain, in_runs=in_runs, gives_back=order.exceeds_memory)
 
     def mixed_rows(self, n_rows: int, noun: str) -> str:
         """Which rows a training order mixes, for the log.

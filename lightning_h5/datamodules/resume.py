@@ -12,7 +12,7 @@ from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..distributed import exchange
 from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader
-from ..order import OtherShardsError, PlanSampler, Position, Segment, is_position
+from ..order import Mode, OtherShardsError, PlanSampler, Position, Segment, is_position
 from ..types import Identity
 from .arguments import Split
 from .loaders import MakesLoaders
@@ -60,6 +60,17 @@ class RunPosition:
     def saved(self) -> str | None:
         """A digest of the saved position; None if none was loaded."""
         return None if self._pending is None else str(self._pending.get("digest"))
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes of the order that is resumed: one, or of each source of a mixture; none without a run."""
+        if self._restored is not None:
+            order = self._restored.order
+            return tuple(source.mode for source in order.sources) or (order.mode,)
+        saved = (self._pending or {}).get("order")
+        if not isinstance(saved, Mapping):  # none, or damaged, which is found when it is checked
+            return ()
+        return tuple(source[0] for source in saved.get("sources", ())) or (saved["mode"],)
 
     @property
     def is_unused(self) -> bool:
@@ -298,6 +309,10 @@ class KeepsPosition(MakesLoaders):
             H5ResumeError: a position was loaded and not applied.
         """
         return self._position.start(sampler) if self.is_attached else None
+
+    def kept_modes(self) -> tuple[Mode, ...]:
+        """See ``MakesLoaders.kept_modes``."""
+        return self._position.modes
 
     def state_dict(self) -> dict[str, Any]:
         """The position of training as plain values, under 4 KiB whatever the number of rows."""

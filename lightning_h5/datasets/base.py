@@ -70,6 +70,7 @@ class ReadCost:
         has_cheap_random_access: random access is as cheap as sequential access; it is not if rows are decoded.
         block_bytes: decoded bytes of a block, the largest of all files; 1 if nothing is decoded.
         decoded_bytes: bytes of all rows of the files, decoded, except of arrays that are held whole; 0 if nothing is.
+        stored_bytes: bytes of these arrays in their files.
         rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
         is_in_memory: all rows are in memory now, so that reading is copying.
     """
@@ -78,6 +79,7 @@ class ReadCost:
     has_cheap_random_access: bool = True
     block_bytes: int = 1
     decoded_bytes: int = 0
+    stored_bytes: int = 0
     rows_per_chunk: int = 0
     is_in_memory: bool = False
 
@@ -89,6 +91,7 @@ class ReadCost:
             has_cheap_random_access=all(cost.has_cheap_random_access for cost in costs),
             block_bytes=max(cost.block_bytes for cost in costs),
             decoded_bytes=sum(cost.decoded_bytes for cost in costs),
+            stored_bytes=sum(cost.stored_bytes for cost in costs),
             rows_per_chunk=max(cost.rows_per_chunk for cost in costs),
             is_in_memory=all(cost.is_in_memory for cost in costs),
         )
@@ -231,17 +234,21 @@ class RowDataset(HasTransforms, Dataset[Any]):
         """Yield the change guards of all files."""
         return chain.from_iterable(source.guards() for source in self.sources)
 
-    def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
+    def read_with(
+        self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False, gives_back: bool = False
+    ) -> None:
         """Set how much memory decoded rows may take, and how they will be asked for.
 
         Args:
             cache_bytes: memory for decoded rows; sources share it by the size of their rows.
             retain: keep decoded rows after they were read in an epoch, for the next; None if all of them have a place.
             in_runs: the order mixes runs of rows.
+            gives_back: what was read leaves the system's page cache, which cannot keep it until the next epoch.
         """
         sizes = [source.cost.decoded_bytes for source in self.sources]
         for source, n_bytes in zip(self.sources, sizes, strict=True):
-            source.read_with(cache_bytes * n_bytes // max(1, sum(sizes)), retain=retain, in_runs=in_runs)
+            share = cache_bytes * n_bytes // max(1, sum(sizes))
+            source.read_with(share, retain=retain, in_runs=in_runs, gives_back=gives_back)
 
     def close(self) -> None:
         """Release what this process holds; the next read loads it again. Closing twice has no effect."""

@@ -307,10 +307,14 @@ class FileDataset(TableDataset):
             counters=self.counters,
         )
 
-    def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
+    def read_with(
+        self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False, gives_back: bool = False
+    ) -> None:
         """See ``RowDataset.read_with``."""
-        if (cache_bytes, retain, in_runs) != (self.cache_bytes, self.retain, self.in_runs):
+        now = self.cache_bytes, self.retain, self.in_runs, self.options.gives_back
+        if (cache_bytes, retain, in_runs, gives_back) != now:
             self.cache_bytes, self.retain, self.in_runs = cache_bytes, retain, in_runs
+            self.options = replace(self.options, gives_back=gives_back)
             self.close()
             self._chunked, self._n_prepared = None, 0
 

@@ -204,9 +204,11 @@ class CachingDataset(FileDataset):
         super().join(counters, work)
         self._samples: SampleCache | None = None
 
-    def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
+    def read_with(
+        self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False, gives_back: bool = False
+    ) -> None:
         """See ``RowDataset.read_with``."""
-        super().read_with(cache_bytes, retain=self._retains(retain), in_runs=in_runs)
+        super().read_with(cache_bytes, retain=self._retains(retain), in_runs=in_runs, gives_back=gives_back)
 
     def _retains(self, retain: bool | None) -> bool | None:
         """Whether decoded rows are kept: not if nothing but single rows is decoded, of which the cache keeps some."""

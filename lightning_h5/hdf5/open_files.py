@@ -31,12 +31,17 @@ __all__ = ["Descriptor", "FileKey", "H5Handle", "OpenOptions", "StagedFile", "op
 
 @dataclass(frozen=True, kw_only=True)
 class OpenOptions:
-    """How a file is opened through the HDF5 library (see ``open_h5``)."""
+    """How a file is opened through the HDF5 library (see ``open_h5``), and read.
+
+    Attributes:
+        gives_back: what was read leaves the system's page cache.
+    """
 
     rdcc_nbytes: int | None = None
     rdcc_nslots: int | None = None
     rdcc_w0: float | None = None
     files: FileOptions = field(default_factory=FileOptions)
+    gives_back: bool = False
 
     @property
     def swmr(self) -> bool:

@@ -1,4 +1,8 @@
-"""The order of a training epoch, chosen from the cost of single rows and the memory for mixing them."""
+"""The order of a training epoch, chosen from the cost of single rows and the memory for mixing them.
+
+Single rows of an array without chunks cost no more than neighbors if they are in memory. From a disk they cost ten
+times as much and more: if the system's page cache cannot hold all rows, runs of rows are mixed instead, as chunks are.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,12 @@ __all__ = ["FEW_BLOCKS", "Order", "blocks_mixed", "bytes_to_mix", "choose_mixed_
 FEW_BLOCKS = 32
 """Below so many blocks mixed at a time a batch of a sorted file is visibly less mixed (see the table in the docs)."""
 
+
+FREE_SHARE = 0.8
+"""Of the memory that is free: batches, blocks that are mixed, and other programs take some of it, too."""
+
+LARGE_ROW = 512 << 10
+"""Bytes of a row from which on it is read as fast as a run of rows."""
 
 ROOM_AHEAD = 4
 """One in so many of the blocks that fit ``shuffle.buffer``, and at least one, is not mixed but decoded ahead."""
@@ -36,6 +46,7 @@ class Order(NamedTuple):
         sources: the orders of a mixture's sources.
         nodes: nodes that blocks are dealt to; 0 deals none.
         node_bytes: memory in which a rank holds all decoded rows of its node; 0 if ``nodes`` is.
+        exceeds_memory: the rows are more than the page cache can keep until the next epoch.
     """
 
     mode: Mode
@@ -48,6 +59,7 @@ class Order(NamedTuple):
     sources: tuple[Order, ...] = ()
     nodes: int = 0
     node_bytes: int = 0
+    exceeds_memory: bool = False
 
     def retain(self, cache_bytes: int) -> bool | None:
         """Return whether decoded rows stay for the next epoch: all of a node, if it reads no others; None if all do.
@@ -65,6 +77,8 @@ def choose_order(
     world_size: int,
     num_workers: int,
     nodes: int = 0,
+    memory: int | None = None,
+    kept: Mode | None = None,
 ) -> Order:
     """Return the order of training epochs.
 
@@ -75,6 +89,8 @@ def choose_order(
         world_size: number of ranks.
         num_workers: worker processes of a rank, each with a cache of its own.
         nodes: nodes that blocks are dealt to; 0 deals none.
+        memory: bytes of memory for pages of files on each node, the least of all nodes; None if that is unknown.
+        kept: the mode that an interrupted run chose, which is kept, whatever memory there is now; None without one.
     """
     cost = dataset.cost
     block, total = cost.block_bytes, cost.decoded_bytes
@@ -82,30 +98,54 @@ def choose_order(
         total = min(total, -(-total // nodes) + 2 * block)
     consumers = max(1, num_workers)
     mode, buffer_bytes = shuffle.mode, shuffle.buffer_bytes
+    asked = f"as shuffle={mode!r} asks"
+    if mode == "auto" and kept in ("global", "window"):
+        mode, asked = kept, "as the run that is resumed had it"
     fits = total * consumers <= buffer_bytes
+    of_a_node = cost.stored_bytes // max(1, nodes)
+    exceeds = memory is not None and of_a_node > memory * FREE_SHARE
+    is_cheap = cost.has_cheap_random_access and not (exceeds and cost.row_bytes < LARGE_ROW)
     few = 4 * block * consumers + (64 << 20)  # for rows read ahead
     if mode == "none":
-        return Order("none", 1, 0, "as shuffle=False asks", few)
+        return Order("none", 1, 0, "as shuffle=False asks", few, exceeds_memory=exceeds)
     node_bytes = total * consumers if nodes else 0
-    if mode == "global" or (mode == "auto" and (fits or cost.has_cheap_random_access)):
+    if mode == "global" or (mode == "auto" and (fits or is_cheap)):
         if mode == "global":
-            why = "as shuffle='global' asks"
-        elif cost.has_cheap_random_access:
+            why = asked
+        elif is_cheap:
             why = "random access is as cheap as sequential access"
         else:
             why = f"all decoded rows{' of a node' if nodes > 1 else ''} ({_size(total)}) fit shuffle.buffer"
         cache_bytes = max(few, total * consumers if fits else buffer_bytes)
-        return Order("global", 1, 0, why, cache_bytes, nodes=nodes, node_bytes=node_bytes)
-    of_a_node = -(-(shuffle.streams or world_size * consumers) // max(1, nodes))
-    n_streams = of_a_node * max(1, nodes)
+        return Order("global", 1, 0, why, cache_bytes, nodes=nodes, node_bytes=node_bytes, exceeds_memory=exceeds)
+    streams_of_a_node = -(-(shuffle.streams or world_size * consumers) // max(1, nodes))
+    n_streams = streams_of_a_node * max(1, nodes)
     on_a_rank = -(-n_streams // world_size)
-    sharers = on_a_rank if shuffle.streams is None else of_a_node
+    sharers = on_a_rank if shuffle.streams is None else streams_of_a_node
     window, enough = blocks_mixed(buffer_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
     if mode == "auto":  # mix as many rows as fit
         enough = min(enough, total * consumers)
-    why = "as shuffle='window' asks" if mode == "window" else f"a single row costs a block of {_size(block)}"
+    if mode == "window":
+        why = asked
+    elif cost.has_cheap_random_access and memory is not None:
+        why = (
+            f"the rows{' of a node' if nodes > 1 else ''} ({_size(of_a_node)}) exceed {FREE_SHARE:.0%} of the "
+            f"{_size(memory)} that are free to keep them: runs of rows are read from the disk, not single ones"
+        )
+    else:
+        why = f"a single row costs a block of {_size(block)}"
     cache_bytes = max(buffer_bytes, 2 * on_a_rank * block) + few
-    return Order("window", n_streams, window, why, cache_bytes, enough, nodes=nodes, node_bytes=node_bytes)
+    return Order(
+        "window",
+        n_streams,
+        window,
+        why,
+        cache_bytes,
+        enough,
+        nodes=nodes,
+        node_bytes=node_bytes,
+        exceeds_memory=exceeds,
+    )
 
 
 def choose_mixed_order(
@@ -115,6 +155,8 @@ def choose_mixed_order(
     *,
     world_size: int,
     num_workers: int,
+    memory: int | None = None,
+    kept: Sequence[Mode] = (),
 ) -> Order:
     """Return the order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
 
@@ -124,12 +166,17 @@ def choose_mixed_order(
         shuffle: see ``choose_order``; ``buffer`` is for all sources together.
         world_size: number of ranks.
         num_workers: worker processes of a rank.
+        memory: see ``choose_order``; for all sources together.
+        kept: see ``choose_order``; of each source, or none.
     """
     costs = [dataset.cost for dataset in datasets]
-    total = sum(0 if cost.has_cheap_random_access else cost.block_bytes for cost in costs)
+    stored = sum(cost.stored_bytes for cost in costs)
+    exceeds = memory is not None and stored > memory * FREE_SHARE
+    total = sum(0 if cost.has_cheap_random_access and not exceeds else cost.block_bytes for cost in costs)
     buffer_bytes = shuffle.buffer_bytes
     # Consumers take turns by batch: a stream belongs to one consumer only if sources have fixed turns.
     in_turn = mixture.in_batches and mixture.strategy != "weighted"
+    kept_modes = kept if len(kept) == len(costs) else [None] * len(costs)
     chosen = (
         choose_order(
             dataset,
@@ -140,8 +187,10 @@ def choose_mixed_order(
             ),
             world_size=world_size,
             num_workers=num_workers,
+            memory=None if memory is None else memory * cost.stored_bytes // max(1, stored),
+            kept=mode,
         )
-        for dataset, cost in zip(datasets, costs, strict=True)
+        for dataset, cost, mode in zip(datasets, costs, kept_modes, strict=True)
     )
     orders = tuple(
         order._replace(enough=-(-order.enough * total // cost.block_bytes)) if order.enough else order

@@ -16,6 +16,7 @@ from ..cores import cores_of_a_rank
 from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, h5_worker_init_fn
 from ..datasets.row_filters import Where
 from ..errors import H5ValueError, listing
+from ..memory import free_memory
 from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
 from ..order import (
     OrderParameters,
@@ -179,12 +180,14 @@ def create_optimized_dataloader(
         shuffle.check_scope("a RankMemCachedH5Dataset", "whose ranks hold their rows in memory already")
     nodes = launched_nodes(present.world_size) if is_training and shuffle.scope == "node" else 0
     check_nodes(max(1, nodes), present.world_size)
+    memory = free_memory() if present.world_size == 1 else None  # ranks that cannot ask each other choose alike
     order = choose_order(
         dataset,
         shuffle if is_training else ShuffleOptions(mode="none"),
         world_size=present.world_size,
         num_workers=n_workers,
         nodes=nodes,
+        memory=memory,
     )
     parameters = OrderParameters(
         mode=order.mode,
@@ -209,7 +212,8 @@ def create_optimized_dataloader(
         plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, **options)
     cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
     retain = order.retain(cache_bytes) if is_training else False
-    dataset.read_with(cache_bytes, retain=retain, in_runs=order.mode == "window")
+    in_runs = order.mode == "window"
+    dataset.read_with(cache_bytes, retain=retain, in_runs=in_runs, gives_back=order.exceeds_memory)
     return H5DataLoader(
         dataset,
         sampler=plan,

@@ -118,12 +118,15 @@ class ReaderSource:
         reader: reads the array.
         rows_per_block: rows of a block, unless the array is a view, which has blocks of its own.
         grid: how rows are cut into blocks, if it is not as the array has them.
+        gives_back: blocks leave the system's page cache once they are read.
     """
 
     n_parts = 1
 
-    def __init__(self, reader: LayoutReader, rows_per_block: int, grid: RowGrid | None = None) -> None:
-        self._reader = reader
+    def __init__(
+        self, reader: LayoutReader, rows_per_block: int, grid: RowGrid | None = None, *, gives_back: bool = False
+    ) -> None:
+        self._reader, self._gives_back = reader, gives_back
         self.grid = RowGrid.of(reader.layout, rows_per_block) if grid is None else grid
         self.n_rows, self.rows_per_block = len(reader), self.grid.across * self.grid.along
         self.picks_rows = reader.layout.is_contiguous
@@ -142,6 +145,8 @@ class ReaderSource:
             first = block * self.rows_per_block
             last = min(first + self.rows_per_block, self.n_rows)
             self._reader.read(np.arange(first, last), rows[: last - first])
+            if self._gives_back and isinstance(self._reader, ContiguousReader | RunsReader):
+                self._reader.give_back(range(first, last))
 
     def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See ``BlockSource.pick``."""

@@ -18,7 +18,7 @@ from .block_map import RowGrid
 from .block_sources import TASK_BYTES
 from .chunk_cache import BlockMemory, scratch
 from .filters.pipeline import ChunkLoop, Pipeline
-from .raw_io import forget_stored, prefetch_stored, read_stored, read_with
+from .raw_io import forget_stored, give_back, prefetch_stored, read_stored, read_with
 
 __all__ = ["ChunkLoader"]
 
@@ -31,15 +31,17 @@ class ChunkLoader:
     Args:
         layout: a chunked array that a ``Pipeline`` can decode.
         counters: counts bytes read and decoded.
+        gives_back: chunks leave the system's page cache once they are decoded.
 
     Raises:
         H5CorruptError: the chunk index names bytes that the file does not have.
     """
 
-    def __init__(self, layout: ArrayLayout, counters: Counters) -> None:
+    def __init__(self, layout: ArrayLayout, counters: Counters, *, gives_back: bool = False) -> None:
         if layout.table is None or layout.chunks is None:
             raise ValueError(f"{layout.key!r} has no chunk table: {layout.plain_reason}")
         self._layout, self._table, self._counters = layout, layout.table, counters
+        self._gives_back = gives_back
         self._chunks, self._pipeline = layout.chunks, Pipeline(layout)
         self.n_rows, self.rows_per_block = layout.n_rows, layout.chunks[0]
         self.grid = RowGrid.of(layout, self.rows_per_block)
@@ -149,6 +151,9 @@ class ChunkLoader:
                 f"{self._layout.path!r}: a chunk has {bytes_text(self._chunk_bytes, digits=2)}. Pass a smaller "
                 "batch_size, a smaller cache_bytes, or a smaller num_workers."
             ) from error
+        if self._gives_back:
+            there = np.asarray(chunks)[self._table.offsets[chunks] >= 0]
+            give_back(self._layout, self._table.offsets[there], self._table.sizes[there])
 
     def _decode_again(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Decode chunks; once more if their mirror was damaged."""

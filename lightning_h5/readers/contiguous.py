@@ -19,7 +19,7 @@ from ..hdf5 import ArrayLayout, process_pool
 from ..types import IntArray
 from .base import LayoutReader, address, check_bounds, take_rows
 from .many_reads import is_cached
-from .raw_io import prefetch_stored, read_stored
+from .raw_io import give_back, prefetch_stored, read_stored
 
 __all__ = ["ContiguousReader", "MappedReader", "RunsReader"]
 
@@ -70,6 +70,11 @@ class _StoredRows(LayoutReader):
         """Begin to fetch rows, in large pieces. Does not wait, and never raises."""
         if rows and self._row_bytes:
             prefetch_stored(self.layout, *self._pieces(rows), self._counters)
+
+    def give_back(self, rows: range) -> None:
+        """Have rows leave the page cache. Never raises."""
+        if rows and self._row_bytes:
+            give_back(self.layout, *self._pieces(rows))
 
     def _pieces(self, rows: range) -> tuple[IntArray, IntArray]:
         """Return where pieces of neighboring rows begin in the file, and their bytes."""

@@ -29,7 +29,7 @@ from ..jit import c_call, compiled
 from ..threads import EndingThread, start_helpers
 from ..types import IntArray
 
-__all__ = ["MIN_COMPILED", "advise_pieces", "compile_reads", "is_cached", "read_pieces"]
+__all__ = ["MIN_COMPILED", "advise_pieces", "compile_reads", "forget_pieces", "is_cached", "read_pieces"]
 
 IN_FLIGHT = 64
 """Reads of a rank at a time: a local disk gives no more with more, and at 10 ms a read, they are 6,400 a second."""
@@ -114,6 +114,22 @@ def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
         os.posix_fadvise(fd, offset, size, _WILLNEED)
 
 
+def forget_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
+    """Have pieces leave the page cache; a page that is also of a neighbor stays.
+
+    Args:
+        fd: the file.
+        offsets: where each piece begins, shape ``(n_pieces,)``.
+        sizes: bytes of each.
+
+    Raises:
+        OSError: the file system takes no advice.
+    """
+    if _DONTNEED:
+        for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+            os.posix_fadvise(fd, offset, size, _DONTNEED)
+
+
 def is_cached(fd: int, place: int) -> bool:
     """Return whether a byte of a file is known to be in the page cache."""
     try:
@@ -146,6 +162,7 @@ class _Pieces(Protocol):
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _WILLNEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
+_DONTNEED = getattr(os, "POSIX_FADV_DONTNEED", 0)
 _without_nowait: set[int] = set()  # file systems that cannot say what the page cache has
 
 

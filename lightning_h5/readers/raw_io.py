@@ -13,9 +13,9 @@ from ..counters import Counters
 from ..errors import H5CorruptError, H5Error, H5FileError
 from ..hdf5 import ArrayLayout, process_pool, size_of
 from ..types import IntArray
-from .many_reads import advise_pieces, read_pieces
+from .many_reads import advise_pieces, forget_pieces, read_pieces
 
-__all__ = ["forget_stored", "prefetch_stored", "read_stored", "read_with"]
+__all__ = ["forget_stored", "give_back", "prefetch_stored", "read_stored", "read_with"]
 
 
 def read_stored(
@@ -138,6 +138,13 @@ def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, cou
         elif not layout.guard.is_remote:
             with process_pool().descriptor(layout.path, layout.guard) as fd:
                 advise_pieces(fd, offsets, sizes)
+
+
+def give_back(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> None:
+    """Have pieces of an array's file leave the page cache, if it is a local file. Never raises."""
+    if layout.guard.staging is None and not layout.guard.is_remote:
+        with suppress(OSError), process_pool().descriptor(layout.path, layout.guard) as fd:
+            forget_pieces(fd, offsets, sizes)
 
 
 def forget_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> bool:

@@ -286,15 +286,16 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     if layout.stacked:
         return _stack_source(layout, options, rows_per_run, counters)
     if layout.runs is not None:
-        return ReaderSource(RunsReader(layout, counters), rows_per_run)
+        return ReaderSource(RunsReader(layout, counters), rows_per_run, gives_back=options.gives_back)
     if layout.view is not None:
         return _view_source(layout, options, counters)
     if layout.is_contiguous:
-        return ReaderSource(_checked(ContiguousReader(layout, counters), layout, options), rows_per_run)
+        reader = _checked(ContiguousReader(layout, counters), layout, options)
+        return ReaderSource(reader, rows_per_run, gives_back=options.gives_back)
     has_digests_of_rows = layout.digests is not None and layout.digests.kind == "rows"
     # A live writer moves the chunk that it writes to.
     if fallback_reason(layout) is None and layout.table is not None and not options.swmr and not has_digests_of_rows:
-        return ChunkLoader(layout, counters)
+        return ChunkLoader(layout, counters, gives_back=options.gives_back)
     reader = _checked(H5pyReader(layout, options, counters), layout, options)
     return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)
 
