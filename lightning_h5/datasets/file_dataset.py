@@ -22,6 +22,7 @@ from ..readers import (
     MIN_COMPILED,
     BegunRead,
     ChunkedReader,
+    ContiguousReader,
     InMemoryReader,
     MappedReader,
     TaskQueue,
@@ -207,8 +208,23 @@ class FileDataset(TableDataset):
         """See ``RowDataset.prefetch``."""
         asked = self.table.rows_of(self.located(rows), epoch)
         with self._blames_changes(asked):
-            had_room = [reader.prefetch(asked.fields[field].rows) for field, reader in self._chunked_readers().items()]
+            chunked = self._chunked_readers()
+            had_room = [reader.prefetch(asked.fields[field].rows) for field, reader in chunked.items()]
+            self.work.pace.look(self.counters)
+            if self.work.pace.is_slow:
+                self._will_need_each(asked, {*self._read_on_demand} - {*chunked})
         return all(had_room)
+
+    def _will_need_each(self, asked: BatchRows, fields: Iterable[int]) -> None:
+        """Begin to fetch rows of arrays without chunks."""
+        for field in fields:
+            rows = asked.fields[field].rows
+            if self.table.is_ragged[field] or not self._has_steps(field):
+                continue
+            for part, (_, local) in self._by_part(field, rows).items():
+                reader = self._reader(part, field)
+                if isinstance(reader, ContiguousReader):
+                    reader.will_need_each(local)
 
     # Costs ---------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from .raw_io import give_back, prefetch_stored, read_stored
 
 __all__ = ["ContiguousReader", "MappedReader", "RunsReader"]
 
+N_LOOKS = 3  # rows of a batch that are looked for in the page cache
 N_PROBES = 32  # places per array: files enter and leave the page cache in long pieces
 
 
@@ -92,22 +93,28 @@ class ContiguousReader(_StoredRows):
     without the interpreter's lock.
     """
 
-    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
-        n_bytes = self._row_bytes
-        offsets = self._places(rows)
+    def _joined(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the first of rows that are neighbors in the file, where they begin there, and the bytes of all."""
+        n_bytes, offsets = self._row_bytes, self._places(rows)
         follows = offsets[1:] - offsets[:-1] == n_bytes
-        if follows.any():
-            first = np.concatenate([[0], np.flatnonzero(~follows) + 1])
-            starts = first * n_bytes
-            stops, offsets = np.append(starts[1:], len(out)), offsets[first]
-        else:
-            first, starts = np.arange(len(rows)), np.arange(0, len(out), n_bytes)
-            stops = starts + n_bytes
+        if not follows.any():
+            return np.arange(len(rows)), offsets, np.full(len(rows), n_bytes)
+        first = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+        return first, offsets[first], np.diff(first, append=len(rows)) * n_bytes
+
+    def will_need_each(self, rows: IntArray) -> None:
+        """Begin to fetch single rows. Does not wait, and never raises."""
+        if len(rows) and self._row_bytes:
+            prefetch_stored(self.layout, *self._joined(rows)[1:], self._counters)
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        first, offsets, sizes = self._joined(rows)
+        starts = first * self._row_bytes
 
         def name(piece: int, at: int) -> str:
-            return f"row {rows[first[piece] + at // n_bytes]}"
+            return f"row {rows[first[piece] + at // self._row_bytes]}"
 
-        read_stored(self.layout, out, starts, stops, offsets, name, self._counters)
+        read_stored(self.layout, out, starts, starts + sizes, offsets, name, self._counters)
 
 
 class RunsReader(_StoredRows):
@@ -149,11 +156,15 @@ class MappedReader(_StoredRows):
         super().__init__(layout, counters)
         if layout.offset is None:
             raise ValueError(f"{layout.key!r} is chunked, and each chunk has its own place")
+        self._by_position = ContiguousReader(layout, counters)
         self._lock = threading.Lock()
         self._rows: npt.NDArray[np.uint8] | None = None
 
     def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
-        take_rows(self._map(), rows, out.reshape(len(rows), self._row_bytes))
+        if self._are_cached(rows):
+            take_rows(self._map(), rows, out.reshape(len(rows), self._row_bytes))
+        else:  # a map would read one after the other, and 128 KiB around each
+            self._by_position._fetch(rows, out)
 
     def read_on_all_cores(self, rows: IntArray, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Do the same as ``read``, with torch's threads if these are faster. Only in a thread of the caller.
@@ -163,6 +174,8 @@ class MappedReader(_StoredRows):
             out: see ``RowReader.read``.
         """
         if not (self._as_stored and self._row_bytes and len(rows) and out.flags.c_contiguous):
+            return self.read(rows, out)
+        if not self._are_cached(rows):
             return self.read(rows, out)
         check_bounds(rows, len(self), f"{self.layout.key!r} in {self.layout.path!r}")
         began = perf_counter()
@@ -178,7 +191,14 @@ class MappedReader(_StoredRows):
         """Return whether the page cache has the rows, judged by some of them (50 microseconds)."""
         if not len(self) or not self._row_bytes:
             return True
-        places = self._places(np.linspace(0, len(self) - 1, N_PROBES, dtype=np.int64)).tolist()
+        return self._have_pages(np.linspace(0, len(self) - 1, N_PROBES, dtype=np.int64))
+
+    def _are_cached(self, rows: IntArray) -> bool:
+        """Return whether the page cache has rows, judged by a few of them (5 microseconds)."""
+        return self._have_pages(rows[:: max(1, len(rows) // N_LOOKS)])
+
+    def _have_pages(self, rows: IntArray) -> bool:
+        places = self._places(rows).tolist()
         try:
             with process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
                 return all(is_cached(fd, place) for place in places)

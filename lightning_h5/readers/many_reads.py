@@ -110,6 +110,10 @@ def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
         return
     if is_cached(fd, int(offsets[0])) and is_cached(fd, int(offsets[-1] + sizes[-1] - 1)):
         return
+    if _compiled and _compiled[0] is not None:
+        functions = _c_functions()
+        _compiled[0][2](functions, fd, np.ascontiguousarray(sizes), np.ascontiguousarray(offsets))
+        return
     for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
         os.posix_fadvise(fd, offset, size, _WILLNEED)
 
@@ -138,8 +142,8 @@ def is_cached(fd: int, place: int) -> bool:
         return False
 
 
-_Loops: TypeAlias = tuple[Callable[..., tuple[int, int, bool]], Callable[..., int]]
-"""What reads cached pieces, and what waits for pieces."""
+_Loops: TypeAlias = tuple[Callable[..., tuple[int, int, bool]], Callable[..., int], Callable[..., None]]
+"""What reads cached pieces, what waits for pieces, and what has the kernel fetch them."""
 
 # Ways to read -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +224,7 @@ class _CompiledPieces:
         stops: IntArray,
         offsets: IntArray,
     ) -> None:
-        self._read_cached, self._wait = loops
+        self._read_cached, self._wait, _ = loops
         self._fd, self._offsets, self._out = fd, offsets, out  # the memory has to stay
         self._memory = np.empty((len(offsets), 2), np.int64)  # as preadv takes it: address and bytes
         self._memory[:, 0] = out.__array_interface__["data"][0] + starts
@@ -266,12 +270,14 @@ def _compile() -> _Loops | None:
     functions = _c_functions()
     if functions is None or (read_cached := compiled(_cached_loop())) is None:
         return None
-    wait = compiled(_waiting_loop())
+    wait, advise = compiled(_waiting_loop()), compiled(_advising_loop())
     assert wait is not None, "the same compiler"
+    assert advise is not None, "the same compiler"
     memory, nothing = np.empty((0, 2), np.int64), np.empty(0, np.int64)
     read_cached(functions, 0, memory, nothing, nothing)
     wait(functions, 0, memory, nothing, nothing)
-    return read_cached, wait
+    advise(functions, 0, nothing, nothing)
+    return read_cached, wait, advise
 
 
 _FUNCTIONS = ("pread", "preadv2", "posix_fadvise", "clock_gettime")
@@ -326,6 +332,16 @@ def _waiting_loop() -> Callable[..., int]:
                 break
             n_bytes += n
         return n_bytes
+
+    return loop
+
+
+def _advising_loop() -> Callable[..., None]:
+    call, will_need = c_call(), _WILLNEED
+
+    def loop(functions: tuple[int, ...], fd: int, sizes: IntArray, offsets: IntArray) -> None:
+        for at in range(len(offsets)):
+            call(functions[2], (np.int32(fd), offsets[at], sizes[at], np.int32(will_need)))
 
     return loop
 
