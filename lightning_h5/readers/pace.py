@@ -17,21 +17,17 @@ SLOW = 1.25  # threads per core from which on reads are slow
 
 
 class ReadPace:
-    """The pace of reads by this process, which changes when files leave the page cache, or enter it.
-
-    Attributes:
-        threads_per_core: threads that keep a core busy; 1 if reads only copy.
-    """
+    """The pace of reads by this process, which changes when files leave the page cache, or enter it."""
 
     def __init__(self) -> None:
-        self.threads_per_core = 2.0  # nothing is known: perhaps nothing is cached
+        self._threads_per_core: float | None = None  # that keep it busy; 1 if reads only copy, None before the first
         self._last: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
         self._next_look = 0.0
 
     @property
     def is_slow(self) -> bool:
-        """Whether reads wait for more than copying."""
-        return self.threads_per_core > SLOW
+        """Whether reads wait for more than copying, or nothing was read yet."""
+        return self._threads_per_core is None or self._threads_per_core > SLOW
 
     def threads(self, n_cores: int, most: int) -> int:
         """Return how many threads should read.
@@ -40,7 +36,8 @@ class ReadPace:
             n_cores: cores for them.
             most: of threads, unless there are more cores.
         """
-        return max(n_cores, min(most, ceil(n_cores * self.threads_per_core))) if self.is_slow else n_cores
+        wanted = self._threads_per_core or 1.0
+        return max(n_cores, min(most, ceil(n_cores * wanted))) if wanted > SLOW else n_cores
 
     def look(self, counters: Counters) -> None:
         """Judge by what was read since the last look, now and then.
@@ -59,4 +56,4 @@ class ReadPace:
         self._last = seen
         copying = min(reading, n_bytes / COPY_BYTES + n_calls * CALL_SECONDS)
         busy = copying + max(0.0, decoding)
-        self.threads_per_core = (reading + max(0.0, decoding)) / max(busy, 1e-9)
+        self._threads_per_core = (reading + max(0.0, decoding)) / max(busy, 1e-9)
