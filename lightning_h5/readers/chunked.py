@@ -216,7 +216,7 @@ class ChunkedReader:
         """Queue tasks for the new blocks of a lease."""
         new = np.flatnonzero(lease.is_new)
         if len(new):
-            if self._is_staged or self._work.pace.is_slow:
+            if self._is_staged or self._work.pace.may_be_slow:
                 self._begin_to_fetch(blocks[new])
             for task in self._make_tasks(cache, blocks[new], lease.slots[new]):
                 self._work.put(task)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from itertools import repeat
+from itertools import islice, repeat
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Protocol, TypeAlias
@@ -92,7 +92,12 @@ def _probe(pieces: _Pieces, which: IntArray) -> tuple[int, bool]:
         began = perf_counter()
         n_bytes += pieces.wait(which[at : at + 1])
         times.append(perf_counter() - began)
-    return n_bytes, sorted(times)[len(times) // 2] > SLOW
+    return n_bytes, _are_slow(times)
+
+
+def _are_slow(times: list[float]) -> bool:
+    """Return whether most reads took long, whichever waited for Python's lock besides."""
+    return sorted(times)[len(times) // 2] > SLOW
 
 
 def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
@@ -195,11 +200,18 @@ class _PlainPieces:
         """See ``_Pieces``."""
         memory, offsets, sizes = self._memory, self._offsets, list[int]()
         reads = map(os.preadv, repeat(self._fd), ([one] for one in memory), offsets, repeat(_NOWAIT))
+        times = list[float]()
         while len(sizes) < len(memory):
+            began = perf_counter()
             try:
-                sizes.extend(reads)  # up to one that fails
+                sizes.extend(islice(reads, 1 if len(sizes) < PROBED else None))  # up to one that fails
             except OSError:
                 sizes.append(0)
+            times.append(perf_counter() - began)
+            if len(sizes) == PROBED and _are_slow(times):
+                sizes += [0] * (len(memory) - PROBED)
+                left = [at for at, size in enumerate(sizes) if size < len(memory[at])]
+                return sum(sizes[at] for at in {*range(PROBED)} - {*left}), np.array(left, np.int64), True
         left = [at for at, size in enumerate(sizes) if size < len(memory[at])]
         for at in left:
             sizes[at] = 0

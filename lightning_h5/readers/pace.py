@@ -26,8 +26,13 @@ class ReadPace:
 
     @property
     def is_slow(self) -> bool:
-        """Whether reads wait for more than copying, or nothing was read yet."""
-        return self._threads_per_core is None or self._threads_per_core > SLOW
+        """Whether reads wait for more than copying."""
+        return (self._threads_per_core or 1.0) > SLOW
+
+    @property
+    def may_be_slow(self) -> bool:
+        """Whether reads wait, or nothing was read yet."""
+        return self._threads_per_core is None or self.is_slow
 
     def threads(self, n_cores: int, most: int) -> int:
         """Return how many threads should read.
@@ -36,8 +41,9 @@ class ReadPace:
             n_cores: cores for them.
             most: of threads, unless there are more cores.
         """
-        wanted = self._threads_per_core or 1.0
-        return max(n_cores, min(most, ceil(n_cores * wanted))) if wanted > SLOW else n_cores
+        if not self.is_slow:
+            return n_cores
+        return max(n_cores, min(most, ceil(n_cores * (self._threads_per_core or 1.0))))
 
     def look(self, counters: Counters) -> None:
         """Judge by what was read since the last look, now and then.

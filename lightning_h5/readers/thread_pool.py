@@ -84,8 +84,10 @@ class TaskQueue:
     @contextmanager
     def helpers(self) -> Iterator[None]:
         """Run threads during one read, as far as there are tasks for them, and the team has fewer than are useful."""
-        most = MAX_WAITING // (worker_count() or 1)
-        n_threads = min(self._todo.qsize(), self.pace.threads(usable_cores(), most)) - 1 - self._team
+        n_threads = 0
+        if self.pace.is_slow or not self._team:
+            most = MAX_WAITING // (worker_count() or 1)
+            n_threads = min(self._todo.qsize(), self.pace.threads(usable_cores(), most)) - 1 - self._team
         if n_threads <= 0:
             yield
             return
