@@ -1,53 +1,97 @@
-"""Memory that this machine has left for pages of files, also in the control group of this process."""
+"""How much memory is left, on this machine and in the control groups of this process."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["free_memory"]
-
-_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
-_V2 = "memory.max", "memory.current", ("active_file", "inactive_file")
-"""Files of a control group, by version: its limit, what it uses, and what of that are pages of files."""
+__all__ = ["AvailableMemory", "available_memory", "page_cache_memory"]
 
 
-def free_memory(root: str | os.PathLike[str] = "/") -> int | None:
-    """Return the bytes of memory that pages of files may take, those that they take now included.
+class AvailableMemory(NamedTuple):
+    """How much memory may still be taken.
+
+    Attributes:
+        n_bytes: that many.
+        limit: what sets the limit, as text.
+    """
+
+    n_bytes: int
+    limit: str
+
+
+def available_memory(root: Path = Path("/")) -> AvailableMemory | None:
+    """Return the memory that this process and its neighbors may still take: the smallest of all limits.
+
+    The page cache counts as free. None if the limits are unknown: the system is not Linux.
 
     Args:
-        root: root of the system's files, for tests.
-
-    Returns:
-        None if the system does not say.
+        root: the folder of the system's files; for tests.
     """
-    found = [*_of_machine(Path(root)), *_of_groups(Path(root))]
-    return max(0, min(found)) if found else None
+    return min((*_of_machine(root), *_of_groups(root, ["inactive_file"])), default=None)
 
 
-def _of_machine(root: Path) -> Iterator[int]:
-    with suppress(OSError, ValueError, IndexError):
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        yield 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+def page_cache_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that pages of files may take, those that they take now included; None if that is unknown.
+
+    Args:
+        root: the folder of the system's files; for tests.
+    """
+    found = [*_of_groups(root, ["inactive_file", "active_file"])]
+    machine = _numbers(root / "proc/meminfo")
+    if "MemAvailable" in machine:
+        found.append(AvailableMemory(machine["MemAvailable"] << 10, ""))
+    return min(found).n_bytes if found else None
 
 
-def _of_groups(root: Path) -> Iterator[int]:
-    """Yield what the limits leave of the control groups of this process, of version 1 and 2, and those above them."""
-    groups = [("sys/fs/cgroup", _V2), ("sys/fs/cgroup/memory", _V1)]  # as seen inside a container
-    with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, kinds, path = line.split(":", 2)
-            if number == "0" or "memory" in kinds.split(","):
-                place, files = groups[number != "0"]
-                groups += [(f"{place}/{above}".rstrip("/."), files) for above in _up(path.strip("/"))]
-    for place, (limit, usage, of_files) in dict.fromkeys(groups):
-        with suppress(OSError, ValueError):  # "max" is no limit
-            most, used = (int((root / place / name).read_text()) for name in (limit, usage))
-            stat = dict(line.split() for line in (root / place / "memory.stat").read_text().splitlines())
-            yield most - used + sum(int(stat.get(name, 0)) for name in of_files)
+def _of_machine(root: Path) -> Iterator[AvailableMemory]:
+    machine = _numbers(root / "proc/meminfo")
+    if "MemAvailable" in machine:
+        yield AvailableMemory(machine["MemAvailable"] << 10, "the machine's memory")
+    with suppress(OSError, KeyError):
+        if (root / "proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+            left = machine["CommitLimit"] - machine["Committed_AS"]
+            yield AvailableMemory(max(0, left) << 10, "vm.overcommit_memory=2")
 
 
-def _up(path: str) -> list[str]:
-    return [path, *map(str, Path(path).parents)] if path else []
+def _of_groups(root: Path, pages: Sequence[str]) -> Iterator[AvailableMemory]:
+    """Yield what control groups leave, with some of their pages of files, by the names that these have."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not path:
+            continue
+        if not controllers:
+            yield from _of_group(root / "sys/fs/cgroup", path, "memory.max", "memory.current", pages)
+        elif "memory" in controllers.split(","):
+            names, pages_v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), [f"total_{name}" for name in pages]
+            yield from _of_group(root / "sys/fs/cgroup/memory", path, *names, pages_v1)
+
+
+def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: Sequence[str]) -> Iterator[AvailableMemory]:
+    """Yield the limits of a control group and of those above it."""
+    here = mount / path.lstrip("/")
+    # In a container the path may be that of the host, while the group itself is mounted.
+    for group in [here, *here.parents] if here.is_dir() else [mount]:
+        with suppress(OSError, ValueError):
+            most = int((group / limit).read_text())
+            used = int((group / usage).read_text())
+            stat = _numbers(group / "memory.stat")
+            free = sum(stat.get(name, 0) for name in reclaimable)
+            yield AvailableMemory(max(0, most - used + free), f"the control group's {limit}")
+        if group == mount:
+            return
+
+
+def _numbers(path: Path) -> Mapping[str, int]:
+    """Return the names and numbers of a file, as the kernel writes them."""
+    words = (line.replace(":", " ").split() for line in _lines(path))
+    return {some[0]: int(some[1]) for some in words if len(some) > 1 and some[1].isdigit()}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

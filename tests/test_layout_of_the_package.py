@@ -21,6 +21,7 @@ LEAVES = {
     "kept_files",
     "regular_files",
     "cores",
+    "memory",
     "errors",
     "progress_bar",
     "types",

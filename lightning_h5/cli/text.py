@@ -214,7 +214,8 @@ def bench_text(report: BenchReport) -> Iterator[str]:
     """Yield what ``bench`` shows: a table of rates, and the settings to use."""
     what = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
     rows = f"{_count(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
-    yield f"{bold(what)}  {rows}, in shuffled batches of {report.batch_size}"
+    state = "cold" if report.cold else "warm"
+    yield f"{bold(what)}  {rows}, in shuffled batches of {report.batch_size}, {state}"
     yield ""
     plain = next((each.rows_per_second for each in report.results if each.datamodule is None), None)
     lines = [["", "rows/s", "MiB/s", "vs h5py"]]

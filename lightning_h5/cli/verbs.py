@@ -149,6 +149,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-workers", type=int, default=2, metavar="N", help="worker processes to try (default: 2; 0: none)")
     add("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (default: 2)")
     add("--rounds", type=int, default=3, metavar="N", help="measurements per setting (default: 3)")
+    add("--cold", action="store_true", help="drop the files from the page cache before each measurement")
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
-from ..memory import free_memory
+from ..memory import page_cache_memory
 from ..options import SplitOptions, TableOptions, WeightOptions
 from ..options.base import check_callable
 from ..staging import check_urls
@@ -267,7 +267,7 @@ class BaseH5DataModule(KeepsPosition):
             finally:
                 # The files may change until the next setup.
                 self._catalog = Catalog(staging=self._options.files.staged)
-            memories = all_ranks.agree(facts, failure, free_memory())
+            memories = all_ranks.agree(facts, failure, page_cache_memory())
         self._free_memory = min((memory for memory in memories if memory is not None), default=None)
         for text in overlaps:
             self._log_once(text, log=rank_zero_only(logger.warning))

@@ -20,7 +20,6 @@ from .sample_layout import Transform
 from .segment_choice import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from .segment_fields import SampleOptions
 from .shard_loading import load_shards
-from .shard_memory import available_memory
 from .sparse_tables import matrices_in
 from .table_dataset import TableDataset, check_shapes
 from .user_functions import (
@@ -75,7 +74,6 @@ __all__ = [
     "are_cells",
     "are_packed_alike",
     "asked_for",
-    "available_memory",
     "check_shapes",
     "column_of",
     "count_rows",

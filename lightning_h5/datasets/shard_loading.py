@@ -21,11 +21,11 @@ import torch
 from ..cores import local_ranks
 from ..distributed import are_near, exchange, this_process
 from ..errors import H5ValueError
+from ..memory import AvailableMemory, available_memory
 from ..order import as_array, union
 from ..readers import BulkTask, run_with_progress
 from ..sizes import bytes_text
 from .held_rows import HeldRows
-from .shard_memory import AvailableMemory, available_memory
 
 if TYPE_CHECKING:
     from .held_dataset import HeldDataset

@@ -1,4 +1,4 @@
-"""Memory that holds a shard: how much is available, and memory of one process or shared by those of a machine."""
+"""Memory that holds a shard: of one process, or shared by those of a machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ import torch
 
 from ..errors import H5Error, H5ValueError
 
-__all__ = ["AvailableMemory", "ShardMemory", "available_memory"]
+__all__ = ["ShardMemory"]
 
 PAGE = mmap.PAGESIZE
 NAME = "lightning_h5"
@@ -216,75 +215,3 @@ def _descriptor(n_bytes: int, name: str) -> int:
             os.close(fd)
         raise H5ValueError(f"the system has no {n_bytes:,} bytes of shared memory: {error}. {_ADVICE}") from error
     return fd
-
-
-# Available memory --------------------------------------------------------------------------------------------------
-
-
-class AvailableMemory(NamedTuple):
-    """How much memory may still be taken.
-
-    Attributes:
-        n_bytes: that many.
-        limit: what sets the limit, as text.
-    """
-
-    n_bytes: int
-    limit: str
-
-
-def available_memory(root: Path = Path("/")) -> AvailableMemory | None:
-    """Return the memory that this process and its neighbors may still take: the smallest of all limits.
-
-    The page cache counts as free. None if the limits are unknown: the system is not Linux.
-
-    Args:
-        root: the folder of the system's files; for tests.
-    """
-    return min(_limits(root), default=None)
-
-
-def _limits(root: Path) -> Iterator[AvailableMemory]:
-    machine = _numbers(root / "proc/meminfo")
-    if "MemAvailable" in machine:
-        yield AvailableMemory(machine["MemAvailable"] << 10, "the machine's memory")
-    with suppress(OSError, KeyError):
-        if (root / "proc/sys/vm/overcommit_memory").read_text().strip() == "2":
-            left = machine["CommitLimit"] - machine["Committed_AS"]
-            yield AvailableMemory(max(0, left) << 10, "vm.overcommit_memory=2")
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not path:
-            continue
-        if not controllers:
-            yield from _of_group(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            yield from _of_group(root / "sys/fs/cgroup/memory", path, *names)
-
-
-def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[AvailableMemory]:
-    """Yield the limits of a control group and of those above it."""
-    here = mount / path.lstrip("/")
-    # In a container the path may be that of the host, while the group itself is mounted.
-    for group in [here, *here.parents] if here.is_dir() else [mount]:
-        with suppress(OSError, ValueError):
-            most = int((group / limit).read_text())
-            used = int((group / usage).read_text())
-            free = _numbers(group / "memory.stat").get(reclaimable, 0)
-            yield AvailableMemory(max(0, most - used + free), f"the control group's {limit}")
-        if group == mount:
-            return
-
-
-def _numbers(path: Path) -> Mapping[str, int]:
-    """Return the names and numbers of a file, as the kernel writes them."""
-    words = (line.replace(":", " ").split() for line in _lines(path))
-    return {some[0]: int(some[1]) for some in words if len(some) > 1 and some[1].isdigit()}
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

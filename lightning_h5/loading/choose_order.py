@@ -15,7 +15,16 @@ from ..options import ShuffleOptions
 from ..order import EpochRecipe, Mixture, MixtureRecipe, Mode
 from ..sizes import bytes_text
 
-__all__ = ["FEW_BLOCKS", "Order", "blocks_mixed", "bytes_to_mix", "choose_mixed_order", "choose_order"]
+__all__ = [
+    "FEW_BLOCKS",
+    "FREE_SHARE",
+    "LARGE_ROW",
+    "Order",
+    "blocks_mixed",
+    "bytes_to_mix",
+    "choose_mixed_order",
+    "choose_order",
+]
 
 FEW_BLOCKS = 32
 """Below so many blocks mixed at a time a batch of a sorted file is visibly less mixed (see the table in the docs)."""

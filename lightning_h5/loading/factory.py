@@ -16,7 +16,7 @@ from ..cores import cores_of_a_rank
 from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, h5_worker_init_fn
 from ..datasets.row_filters import Where
 from ..errors import H5ValueError, listing
-from ..memory import free_memory
+from ..memory import page_cache_memory
 from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
 from ..order import (
     OrderParameters,
@@ -180,7 +180,7 @@ def create_optimized_dataloader(
         shuffle.check_scope("a RankMemCachedH5Dataset", "whose ranks hold their rows in memory already")
     nodes = launched_nodes(present.world_size) if is_training and shuffle.scope == "node" else 0
     check_nodes(max(1, nodes), present.world_size)
-    memory = free_memory() if present.world_size == 1 else None  # ranks that cannot ask each other choose alike
+    memory = page_cache_memory() if present.world_size == 1 else None  # ranks that cannot ask each other choose alike
     order = choose_order(
         dataset,
         shuffle if is_training else ShuffleOptions(mode="none"),

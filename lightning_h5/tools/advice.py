@@ -394,8 +394,8 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
         )
         return lazy, {}, why
     # These import torch, which takes longer than inspecting most files.
-    from ..datasets import available_memory
     from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
+    from ..memory import available_memory
 
     free = available_memory()
     if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:

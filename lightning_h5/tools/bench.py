@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ..datasets import LazyFileDataset, available_memory
+from ..datasets import LazyFileDataset
 from ..datasets.row_table import RowTable
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, find_array, guess_keys, keys_in, open_h5, process_pool
+from ..memory import available_memory
 from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
 from ..sizes import bytes_text, whole
@@ -66,6 +67,7 @@ class BenchReport:
         n_rows: rows of all files.
         row_bytes: bytes of a row, decoded.
         batch_size: rows of a batch.
+        cold: whether the files were dropped from the page cache before each measurement.
         results: the measurements.
         left_out: settings that were not measured, and why.
         chosen: the recommended result; its settings are exactly those that were measured.
@@ -77,6 +79,7 @@ class BenchReport:
     n_rows: int
     row_bytes: int
     batch_size: int
+    cold: bool
     results: tuple[BenchResult, ...]
     left_out: dict[str, str]
     chosen: BenchResult
@@ -119,6 +122,7 @@ def bench_file(
     num_workers: int = 2,
     seconds: float = 2.0,
     rounds: int = 3,
+    cold: bool = False,
     shows_progress: bool = False,
 ) -> BenchReport:
     """Measure how fast shuffled training batches come from files with several settings, and recommend one.
@@ -141,6 +145,8 @@ def bench_file(
         num_workers: worker processes of the setting that has some; 0 leaves it out.
         seconds: time for each measurement.
         rounds: measurements of each setting.
+        cold: before each measurement, have the system drop the files from its page cache, as if they were larger than
+            memory. False measures files that are in memory, as far as they fit.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
@@ -151,6 +157,8 @@ def bench_file(
     """
     batch_size = None if batch_size is None else whole(batch_size, "batch_size", least=1)
     num_workers, rounds = whole(num_workers, "num_workers", least=0), whole(rounds, "rounds", least=1)
+    if cold and not hasattr(os, "posix_fadvise"):
+        raise H5ValueError("cold=True was given, and this system cannot drop a file from its page cache. Leave it out.")
     if not 0 < seconds < math.inf:
         raise H5ValueError(f"seconds={seconds!r} was given. Pass a time of more than 0, such as 2.")
     if x_key is None and y_key is not None:
@@ -171,7 +179,7 @@ def bench_file(
         choices = {"train_path": _plain(path), **keys, **choices}
         candidates, left_out = _candidates(dataset, choices, len(keys_in(x_key)), num_workers)
     with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
-        rates, failed = _measure(candidates, choices, dataset.table, seconds=seconds, rounds=rounds, bar=bar)
+        rates, failed = _measure(candidates, choices, dataset.table, seconds=seconds, rounds=rounds, cold=cold, bar=bar)
     results = {
         each: BenchResult(
             name=each.name,
@@ -198,6 +206,7 @@ def bench_file(
         n_rows=len(dataset),
         row_bytes=dataset.cost.row_bytes,
         batch_size=choices["batch_size"],
+        cold=cold,
         results=tuple(results.values()),
         left_out=left_out,
         chosen=chosen,
@@ -268,6 +277,7 @@ def _measure(
     *,
     seconds: float,
     rounds: int,
+    cold: bool,
     bar: Progress,
 ) -> tuple[dict[Candidate, list[float]], dict[str, str]]:
     """Return the rates of candidates, which take turns once all have warmed up, and why others have none."""
@@ -288,6 +298,8 @@ def _measure(
                         _rate(batches, WARM_UP * seconds, ends_with_epoch=True)
                     else:
                         _rate(batches, seconds / 4)  # consumes batches read ahead in the meantime
+                        if cold:
+                            _drop_pages(table.paths)
                         rates.setdefault(each, []).append(_rate(batches, seconds))
                 except H5Error:
                     raise
@@ -300,6 +312,13 @@ def _measure(
     for path in table.paths:
         process_pool().close(path)
     return rates, failed
+
+
+def _drop_pages(paths: Iterable[str]) -> None:
+    """Have the system drop files from its page cache."""
+    for path in paths:
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _rate(batches: Iterator[int], seconds: float, *, ends_with_epoch: bool = False) -> float:

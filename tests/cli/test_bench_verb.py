@@ -49,7 +49,7 @@ def test_a_table_shows_each_setting_and_the_end_is_yaml(run, path):
     code, out, err = run(path, *QUICK)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == f"{path}  40 rows of 104 B, in shuffled batches of 8"
+    assert lines[0] == f"{path}  40 rows of 104 B, in shuffled batches of 8, warm"
     assert lines[2].split() == ["rows/s", "MiB/s", "vs", "h5py"]
     names = [line[2:].split("  ")[0] for line in lines[3:6]]
     assert names == ["plain h5py", "LazyH5DataModule", "RankCachedH5DataModule"]

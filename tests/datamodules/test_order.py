@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
-from lightning_h5 import H5ResumeError, LazyH5DataModule, ShuffleOptions
+from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, LazyH5DataModule, ShuffleOptions
 from lightning_h5.datasets.base import ReadCost
-from lightning_h5.loading.choose_order import FEW_BLOCKS, choose_order
+from lightning_h5.loading.choose_order import FEW_BLOCKS, FREE_SHARE, LARGE_ROW, choose_order
 
 ROWS, WIDTH, PER_CHUNK = 400, 25, 8
 BLOCK = PER_CHUNK * WIDTH * 8
@@ -262,3 +262,69 @@ def test_another_order_that_was_asked_for_by_name_is_refused(tmp_path, make_h5):
     (saved,) = tmp_path.glob("*.ckpt")
     with pytest.raises(H5ResumeError, match="order: saved 'window', present 'global'"):
         fit(LazyH5DataModule(path, **nested(shuffle="global", **common)), ckpt_path=saved)
+
+
+# Files larger than memory -----------------------------------------------------------------------------------------
+
+
+def rows_in_place(stored, row_bytes=4096, cheap=True):
+    """A data set of rows at known places, as far as an order asks for it."""
+    return SimpleNamespace(cost=ReadCost(row_bytes, cheap, 1 << 20, stored, stored))
+
+
+@given(
+    stored=st.integers(1, 1 << 44),
+    memory=st.none() | st.integers(0, 1 << 44),
+    row_bytes=st.integers(1, 1 << 22),
+    world_size=st.integers(1, 8),
+    num_workers=st.integers(0, 4),
+)
+def test_single_rows_are_cheap_if_memory_can_keep_them(stored, memory, row_bytes, world_size, num_workers):
+    shuffle = ShuffleOptions()
+    order = choose_order(
+        rows_in_place(stored, row_bytes), shuffle, world_size=world_size, num_workers=num_workers, memory=memory
+    )
+    exceeds = memory is not None and stored > memory * FREE_SHARE
+    fits_buffer = stored * max(1, num_workers) <= shuffle.buffer_bytes
+    assert order.exceeds_memory == exceeds
+    assert order.mode == ("window" if exceeds and row_bytes < LARGE_ROW and not fits_buffer else "global")
+    assert "free to keep them" in order.why or order.mode == "global"
+
+
+def test_a_mode_that_was_asked_for_is_kept_whatever_memory_there_is():
+    for mode in ("global", "window", "none"):
+        for memory in (1, 1 << 40):
+            order = choose_order(
+                rows_in_place(1 << 35), ShuffleOptions(mode=mode), world_size=1, num_workers=0, memory=memory
+            )
+            assert order.mode == mode
+
+
+@pytest.mark.parametrize("kept", ["global", "window"])
+def test_the_mode_of_an_interrupted_run_is_kept(kept):
+    for memory in (None, 1, 1 << 40):
+        order = choose_order(
+            rows_in_place(1 << 35), ShuffleOptions(), world_size=2, num_workers=0, memory=memory, kept=kept
+        )
+        assert order.mode == kept
+        assert "resumed" in order.why
+
+
+@pytest.mark.parametrize("kind", [LazyH5DataModule, CombinedHDF5DataModule])
+@pytest.mark.parametrize("began_with", [1, 1 << 40])
+def test_a_resume_on_another_machine_continues_the_order(tmp_path, make_h5, monkeypatch, kind, began_with):
+    """As a run without an interruption: the rest of the epoch, and the next one."""
+    path = make_h5(x=np.arange(3000.0 * 256).reshape(3000, 256))
+    keys = {"x_key": "x"} if kind is LazyH5DataModule else {"load_fields": {"x": "x"}}
+
+    def module(memory):
+        monkeypatch.setattr("lightning_h5.datamodules.base.page_cache_memory", lambda: memory)
+        return kind(path, **keys, batch_size=100, with_index=True, seed=3, shuffle={"buffer": "1 MiB"})
+
+    whole = fit(module(began_with))
+    assert all(sorted(rows) == list(range(3000)) for rows in whole.values())
+    first = fit(module(began_with), tmp_path, fail_at=(0, 11))
+    other = module(1 if began_with > 1 else 1 << 40)
+    rest = fit(other, ckpt_path=tmp_path / "exception.ckpt")
+    assert together(first, rest) == whole
+    assert other.train_dataloader().sampler.parameters.mode == ("window" if began_with == 1 else "global")

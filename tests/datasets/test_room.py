@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_h5.datasets.shard_memory import available_memory
+from lightning_h5.memory import available_memory, page_cache_memory
 
 GIB = 1 << 30
 NO_LIMIT_V1 = 9223372036854771712
@@ -121,3 +121,20 @@ def test_files_that_say_something_else_grant_nothing_and_break_nothing(tmp_path,
 def test_this_machine_says_what_is_left():
     found = available_memory()
     assert found is None or 0 < found.n_bytes < 1 << 50
+
+
+# Pages of files ---------------------------------------------------------------------------------------------------
+
+
+def test_pages_of_files_may_take_what_they_take_now(tmp_path):
+    own = {"proc/self/cgroup": "0::/job"} | group("/job", 10 * GIB, 9 * GIB, cache=6 * GIB)
+    system(tmp_path, machine(40 * GIB) | own)
+    assert page_cache_memory(tmp_path) == 7 * GIB + 99  # with those in active use
+    assert available_memory(tmp_path).n_bytes == 7 * GIB
+
+
+def test_pages_of_files_may_take_what_the_machine_has_without_a_limit(tmp_path):
+    assert page_cache_memory(tmp_path) is None
+    system(tmp_path, machine(40 * GIB))
+    assert page_cache_memory(tmp_path) == 40 * GIB
+    assert page_cache_memory() > 0

@@ -11,10 +11,12 @@ import pytest
 import torch
 from arguments import nested
 from lightning.pytorch import LightningModule
-from lightning_models import quiet_trainer
+from lightning_models import Recorder, quiet_trainer
 from processes import run_ranks, values
 
 from lightning_h5 import LazyH5DataModule
+from lightning_h5.datamodules import base
+from lightning_h5.datasets import row_table
 
 ROWS = 101
 
@@ -148,3 +150,25 @@ def test_fewer_rows_than_ranks_are_refused_with_the_numbers(tmp_path, stage):
 def refused(rank, file, stage):
     datamodule = LazyH5DataModule(file, test_path=file, x_key="x", y_key="y")
     getattr(quiet_trainer(devices=2, strategy="ddp"), stage)(Witness(), datamodule=datamodule)
+
+
+def decide(rank, file):
+    """The order of one of two ranks, on machines with much memory and with hardly any, and its rows."""
+    base.page_cache_memory = lambda: (1 << 40, 1)[rank]
+    row_table.HELD_BYTES = -1
+    module = LazyH5DataModule(file, x_key="large", batch_size=100, with_index=True, shuffle={"buffer": "1 MiB"})
+    trainer, model = quiet_trainer(devices=2, strategy="ddp", max_epochs=1), Recorder()
+    trainer.fit(model, datamodule=module)
+    return module.train_dataloader().sampler.parameters, model.train_rows[0]
+
+
+def test_ranks_with_different_memory_decide_alike(tmp_path):
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["large"] = np.arange(6000.0 * 128).reshape(6000, 128)
+    outcomes = run_ranks(decide, 2, tmp_path, str(path))
+    assert [outcome.error for outcome in outcomes] == [None, None], outcomes[0].output
+    (one, rows), (other, others) = (outcome.value for outcome in outcomes)
+    assert one == other
+    assert one.mode == "window"
+    assert sorted(rows + others) == list(range(6000))

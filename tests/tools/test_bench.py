@@ -182,11 +182,12 @@ def test_plain_h5py_that_fails_is_left_out(path, monkeypatch):
 CHOICES = {"x_key": "x", "y_key": "y", "batch_size": 8}
 
 
-def measure(path, *candidates, seconds=0.01, rounds=3):
+def measure(path, *candidates, seconds=0.01, rounds=3, cold=False):
     with LazyFileDataset([path], "x", "y", sample="row") as dataset:
         table = dataset.table
     bar = progress_bar(1, "", shows_progress=False)
-    return bench._measure(candidates, CHOICES | {"train_path": path}, table, seconds=seconds, rounds=rounds, bar=bar)
+    choices = CHOICES | {"train_path": path}
+    return bench._measure(candidates, choices, table, seconds=seconds, rounds=rounds, cold=cold, bar=bar)
 
 
 def test_candidates_take_turns_and_have_a_rate_of_each_round(path, monkeypatch, leaves_nothing):
@@ -200,6 +201,14 @@ def test_candidates_take_turns_and_have_a_rate_of_each_round(path, monkeypatch, 
     assert [len(rates[each]) for each in (lazy, cached)] == [3, 3]
     a, b = order[:2]  # they warm up
     assert order[2:] == [a, a, b, b] * 3
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_files_leave_the_page_cache_before_each_measurement_if_asked(path, monkeypatch, cold):
+    dropped, real = [], os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: (dropped.append(given[1:]), real(*given)))
+    measure(path, Candidate("LazyH5DataModule"), Candidate(None), cold=cold)
+    assert dropped.count((0, 0, os.POSIX_FADV_DONTNEED)) == (2 * 3 if cold else 0)
 
 
 def test_workers_start_before_threads_do_and_what_loads_rows_comes_last(path, monkeypatch):
