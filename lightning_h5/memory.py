@@ -7,7 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["AvailableMemory", "available_memory", "page_cache_memory"]
+__all__ = ["FREE_SHARE", "AvailableMemory", "available_memory", "page_cache_memory"]
+
+FREE_SHARE = 0.8
+"""Of the memory for pages of files that rows may fill: batches, blocks that are mixed, and other programs take some."""
 
 
 class AvailableMemory(NamedTuple):

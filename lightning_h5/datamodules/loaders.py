@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import log as ln
 from types import MappingProxyType
@@ -34,6 +35,7 @@ from ..order import (
     launched_nodes,
     resolve_replica,
 )
+from ..readers import storage_rates
 from ..sizes import whole
 from ..types import IntArray
 from .arguments import SPLITS, LoaderArguments, Split, picked
@@ -357,6 +359,7 @@ class MakesLoaders(RecordsSettings):
         checksums = "" if integrity else "no checksums, "
         self._log_once(f"training order: {text}; {checksums}integrity level {integrity} of 4")
         self._log_mixing(order, dataset)
+        self._log_rates(order, dataset)
         is_of_patches = isinstance(dataset, TableDataset) and isinstance(dataset.table.sampling, Patches)
         chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         workers = ", or use fewer workers" if self._options.num_workers > 1 else ""
@@ -366,6 +369,18 @@ class MakesLoaders(RecordsSettings):
                     f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so "
                     "neighboring rows of the file often share a batch. Raise shuffle.buffer to "
                     f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more{workers}{chunks}."
+                )
+
+    def _log_rates(self, order: Order, dataset: RowDataset) -> None:
+        """Log how much faster runs of rows come from the disk, if they are mixed since rows exceed memory."""
+        if self.rank or not order.exceeds_memory or self._options.shuffle.mode != "auto" or order.mode != "window":
+            return
+        with suppress(OSError):  # training finds it again
+            layouts = sorted(dataset.layouts(), key=lambda layout: layout.n_bytes)
+            if layouts and (rates := storage_rates(layouts[-1])) is not None:
+                self._log_once(
+                    f"single rows of {layouts[-1].key!r} come from its disk at about {rates[0]:,.0f} a second, and "
+                    f"runs of them at {rates[1]:,.0f}; shuffle='global' mixes better, and reads single ones"
                 )
 
     def _log_mixing(self, order: Order, dataset: RowDataset) -> None:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..datasets import RowDataset
+from ..memory import FREE_SHARE
 from ..options import ShuffleOptions
 from ..order import EpochRecipe, Mixture, MixtureRecipe, Mode
 from ..sizes import bytes_text
 
 __all__ = [
     "FEW_BLOCKS",
-    "FREE_SHARE",
     "LARGE_ROW",
     "Order",
     "blocks_mixed",
@@ -29,9 +29,6 @@ __all__ = [
 FEW_BLOCKS = 32
 """Below so many blocks mixed at a time a batch of a sorted file is visibly less mixed (see the table in the docs)."""
 
-
-FREE_SHARE = 0.8
-"""Of the memory that is free: batches, blocks that are mixed, and other programs take some of it, too."""
 
 LARGE_ROW = 512 << 10
 """Bytes of a row from which on it is read as fast as a run of rows."""

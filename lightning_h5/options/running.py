@@ -35,8 +35,10 @@ class ShuffleOptions(Options):
 
     Args:
         mode: "global" permutes all rows. "window" shuffles blocks (rows that share a chunk) a window at a time, so that
-            each chunk is decoded once an epoch. "auto" takes "global" if random access is as cheap as sequential
-            access, or all decoded rows fit ``buffer``, and "window" otherwise. "none" keeps the storage order.
+            each chunk is decoded once an epoch; of arrays without chunks, runs of a megabyte. "auto" takes "global" if
+            random access is as cheap as sequential access (arrays without chunks whose rows fit in the memory that
+            is free for pages of files), or all decoded rows fit ``buffer``, and "window" otherwise. "none" keeps the
+            storage order.
         buffer: decoded bytes that "window" mixes at a time on a rank, over all its workers, such as "512 MiB". It
             decides the order: the more blocks it holds, the better batches are mixed.
         streams: independent streams of blocks that "window" deals to ranks and workers. None makes one for each, so

@@ -19,7 +19,7 @@ from functools import cache, partial
 from itertools import islice, repeat
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ LEAST_IN_FLIGHT = 4  # of a worker process
 MIN_COMPILED = 1 << 15
 """Pieces from which on compiled loops are worth half a second: each saves up to a microsecond, in each epoch."""
 
+PROBE_EVERY = 32  # reads of a slow file system, which may be cached by then
 PROBED = 8  # pieces by which the pace is judged
 SLOW = 100e-6  # seconds a piece: from the page cache it takes one or two, from a local disk with many requests 12
 SLICES = 4  # for each read at a time, so that threads end together
@@ -72,17 +73,31 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
         pieces = _PlainPieces(fd, out, starts, stops, offsets)
     else:
         pieces = _CompiledPieces(loops, fd, out, starts, stops, offsets)
-    left, n_bytes, is_slow = np.arange(len(offsets)), 0, False
-    if not _without_nowait or os.fstat(fd).st_dev not in _without_nowait:
+    device = os.fstat(fd).st_dev
+    left, n_bytes = np.arange(len(offsets)), 0
+    is_slow = is_known = _is_known_as_slow(device)
+    if device not in _without_nowait and not is_slow:
         n_bytes, left, is_slow = pieces.read_cached()
         if len(left) == len(offsets) and not _has_nowait(fd):
-            _without_nowait.add(os.fstat(fd).st_dev)
+            _without_nowait.add(device)
     if len(left) > PROBED and not is_slow:
         more, is_slow = _probe(pieces, left[:PROBED])
         n_bytes, left = n_bytes + more, left[PROBED:]
-    if len(left) > 1 and is_slow:
-        return n_bytes + _read_by_team(pieces, left)
-    return n_bytes + (pieces.wait(left) if len(left) else 0)
+    if not is_slow or len(left) < 2:
+        return n_bytes + (pieces.wait(left) if len(left) else 0)
+    if not is_known:
+        _slow_devices[device] = PROBE_EVERY
+    return n_bytes + _read_by_team(pieces, left)
+
+
+def _is_known_as_slow(device: int) -> bool:
+    """Return whether each read of a file system took long the last time; it is probed again now and then."""
+    n_left = _slow_devices.get(device, 0)
+    if n_left > 1:
+        _slow_devices[device] = n_left - 1
+    else:
+        _slow_devices.pop(device, None)
+    return n_left > 0
 
 
 def _probe(pieces: _Pieces, which: IntArray) -> tuple[int, bool]:
@@ -115,9 +130,8 @@ def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
         return
     if is_cached(fd, int(offsets[0])) and is_cached(fd, int(offsets[-1] + sizes[-1] - 1)):
         return
-    if _compiled and _compiled[0] is not None:
-        functions = _c_functions()
-        _compiled[0][2](functions, fd, np.ascontiguousarray(sizes), np.ascontiguousarray(offsets))
+    if _compiled and (loops := _compiled[0]) is not None:
+        loops.advise(_c_functions(), fd, np.ascontiguousarray(sizes), np.ascontiguousarray(offsets))
         return
     for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
         os.posix_fadvise(fd, offset, size, _WILLNEED)
@@ -147,8 +161,19 @@ def is_cached(fd: int, place: int) -> bool:
         return False
 
 
-_Loops: TypeAlias = tuple[Callable[..., tuple[int, int, bool]], Callable[..., int], Callable[..., None]]
-"""What reads cached pieces, what waits for pieces, and what has the kernel fetch them."""
+class _Loops(NamedTuple):
+    """Compiled loops over pieces.
+
+    Attributes:
+        read_cached: read those that the page cache has.
+        wait: read them one after the other.
+        advise: have the kernel fetch them.
+    """
+
+    read_cached: Callable[..., tuple[int, int, bool]]
+    wait: Callable[..., int]
+    advise: Callable[..., None]
+
 
 # Ways to read -----------------------------------------------------------------------------------------------------
 
@@ -173,6 +198,7 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _WILLNEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
 _DONTNEED = getattr(os, "POSIX_FADV_DONTNEED", 0)
 _without_nowait: set[int] = set()  # file systems that cannot say what the page cache has
+_slow_devices: dict[int, int] = {}  # file systems of which each read took long, and reads until they are probed again
 
 
 def _has_nowait(fd: int) -> bool:
@@ -236,8 +262,8 @@ class _CompiledPieces:
         stops: IntArray,
         offsets: IntArray,
     ) -> None:
-        self._read_cached, self._wait, _ = loops
-        self._fd, self._offsets, self._out = fd, offsets, out  # the memory has to stay
+        self._loops, self._fd, self._out = loops, fd, out  # the memory has to stay
+        self._offsets = np.ascontiguousarray(offsets)
         self._memory = np.empty((len(offsets), 2), np.int64)  # as preadv takes it: address and bytes
         self._memory[:, 0] = out.__array_interface__["data"][0] + starts
         self._memory[:, 1] = stops - starts
@@ -245,12 +271,12 @@ class _CompiledPieces:
     def read_cached(self) -> tuple[int, IntArray, bool]:
         """See ``_Pieces``."""
         left = np.empty(len(self._offsets), np.int64)
-        n_bytes, n_left, is_slow = self._read_cached(_c_functions(), self._fd, self._memory, self._offsets, left)
+        n_bytes, n_left, is_slow = self._loops.read_cached(_c_functions(), self._fd, self._memory, self._offsets, left)
         return n_bytes, left[:n_left], bool(is_slow)
 
     def wait(self, which: IntArray) -> int:
         """See ``_Pieces``."""
-        n_bytes: int = self._wait(_c_functions(), self._fd, self._memory, self._offsets, which)
+        n_bytes: int = self._loops.wait(_c_functions(), self._fd, self._memory, self._offsets, which)
         return n_bytes
 
 
@@ -289,7 +315,7 @@ def _compile() -> _Loops | None:
     read_cached(functions, 0, memory, nothing, nothing)
     wait(functions, 0, memory, nothing, nothing)
     advise(functions, 0, nothing, nothing)
-    return read_cached, wait, advise
+    return _Loops(read_cached, wait, advise)
 
 
 _FUNCTIONS = ("pread", "preadv2", "posix_fadvise", "clock_gettime")

@@ -26,6 +26,7 @@ from ..hdf5 import (
     open_h5,
     words_in,
 )
+from ..memory import FREE_SHARE, available_memory, page_cache_memory
 from ..natural_order import natural_order
 from ..readers import open_reader
 from ..sizes import bytes_text, parse_bytes
@@ -387,6 +388,14 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
     if not costly:
         why = "all decoded rows fit shuffle.buffer"
         if all(array.is_contiguous for array in fields):
+            n_bytes, memory = round(n_files * sum(array.n_bytes for array in fields)), page_cache_memory()
+            if memory is not None and n_bytes > FREE_SHARE * memory:
+                why = (
+                    f"All rows take {_size(n_bytes)}, more than {FREE_SHARE:.0%} of the {_size(memory)} that this "
+                    "machine has free to keep them: the default order mixes runs of rows, which are read ten times as "
+                    "fast from a disk as single ones."
+                )
+                return lazy, {}, why
             why = "single rows are read by position"
         why = (
             f"Rows are read on demand: {why}, so that any order costs the same. `lightning-h5 bench` measures whether "
@@ -395,7 +404,6 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
         return lazy, {}, why
     # These import torch, which takes longer than inspecting most files.
     from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
-    from ..memory import available_memory
 
     free = available_memory()
     if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:

@@ -14,7 +14,8 @@ from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
 from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, LazyH5DataModule, ShuffleOptions
 from lightning_h5.datasets.base import ReadCost
-from lightning_h5.loading.choose_order import FEW_BLOCKS, FREE_SHARE, LARGE_ROW, choose_order
+from lightning_h5.loading.choose_order import FEW_BLOCKS, LARGE_ROW, choose_order
+from lightning_h5.memory import FREE_SHARE
 
 ROWS, WIDTH, PER_CHUNK = 400, 25, 8
 BLOCK = PER_CHUNK * WIDTH * 8
@@ -308,6 +309,15 @@ def test_the_mode_of_an_interrupted_run_is_kept(kept):
         )
         assert order.mode == kept
         assert "resumed" in order.why
+
+
+def test_the_log_has_the_reason_and_both_rates(make_h5, monkeypatch, caplog):
+    monkeypatch.setattr("lightning_h5.datamodules.base.page_cache_memory", lambda: 1 << 20)
+    path = make_h5(x=np.arange(3000.0 * 256).reshape(3000, 256))
+    with caplog.at_level(logging.INFO):
+        order_of(LazyH5DataModule(path, x_key="x", shuffle={"buffer": "1 MiB"}))
+    assert "the rows (5.9 MiB) exceed 80% of the 1.0 MiB that are free to keep them" in caplog.text
+    assert re.search(r"single rows of 'x' come from its disk at about [\d,]+ a second, and runs of them", caplog.text)
 
 
 @pytest.mark.parametrize("kind", [LazyH5DataModule, CombinedHDF5DataModule])

@@ -135,3 +135,28 @@ def test_advice_that_cannot_be_given_stops_nobody(make_h5, monkeypatch, trouble)
 
         monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
     reader.will_need(range(256))
+
+
+def cached_share(path):
+    """How much of a file the page cache has, by a byte of each 64 KiB."""
+    with open(path, "rb") as file:
+        places = range(0, os.path.getsize(path), 1 << 16)
+        return np.mean([many_reads.is_cached(file.fileno(), place) for place in places])
+
+
+@pytest.mark.parametrize("filters", [{}, {"compression": "gzip"}])
+@pytest.mark.parametrize("exceeds_memory", [False, True])
+def test_pages_are_given_back_if_the_rows_exceed_memory(make_h5, monkeypatch, filters, exceeds_memory):
+    memory = 1 if exceeds_memory else 1 << 40
+    monkeypatch.setattr("lightning_h5.datamodules.base.page_cache_memory", lambda: memory)
+    path = make_h5(x=Stored(VALUES, "chunked", (64, WIDTH), filters) if filters else Stored(VALUES))
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())  # pages that are not written yet stay
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached_share(path) > 0:
+        pytest.skip("this file system keeps pages")
+    module, loader = loader_of([path], shuffle={"buffer": "1 MiB"}, files={"cache_bytes": 6 << 20})
+    assert sum(len(rows) for _, rows in loader) == ROWS
+    share = cached_share(path)
+    assert share < 0.3 if exceeds_memory else share > 0.9
+    module.teardown()

@@ -25,6 +25,13 @@ def fd(tmp_path_factory):
     os.close(fd)
 
 
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    """What was seen of file systems before is forgotten."""
+    monkeypatch.setattr(many_reads, "_slow_devices", {})
+    monkeypatch.setattr(many_reads, "_without_nowait", set())
+
+
 def plain(patch):
     patch.setattr(many_reads, "_compiled", [None])
 
@@ -193,3 +200,16 @@ def test_loops_are_compiled_once_many_pieces_were_read(fd, monkeypatch):
     while not compiled:
         read(fd, range(1000), [1] * 1000)
     assert compiled == [33_000]
+
+
+def test_a_slow_file_system_is_read_by_a_team_at_once_and_probed_again(fd, monkeypatch):
+    probed = []
+    monkeypatch.setattr(many_reads, "_compiled", [None])
+    monkeypatch.setattr(many_reads, "PROBE_EVERY", 3)
+    monkeypatch.setattr(many_reads, "_PlainPieces", lambda *_: SlowPieces())
+    monkeypatch.setattr(many_reads, "_probe", lambda pieces, which: (probed.append(which), (len(which), True))[1])
+    when = []
+    for _ in range(8):
+        assert read(fd, range(2000), [1] * 2000)[1] == 2000
+        when.append(len(probed))
+    assert when == [1, 1, 1, 1, 2, 2, 2, 2], "the first time, and after three others"

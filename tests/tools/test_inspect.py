@@ -16,6 +16,7 @@ import lightning_h5
 from lightning_h5 import H5FileError
 from lightning_h5.counters import Counters
 from lightning_h5.loading import FEW_BLOCKS
+from lightning_h5.tools import advice
 from lightning_h5.tools.inspect import inspect_file, inspect_folder
 
 
@@ -145,6 +146,15 @@ def test_the_integrity_level_follows_from_checksums_and_format(make_h5, libver, 
     report = inspect_file(path)
     assert report.arrays[0].integrity == level
     assert report.integrity.startswith(f"level {level}: ")
+
+
+def test_the_advice_names_files_that_memory_cannot_keep(make_h5, monkeypatch):
+    path = make_h5(x=np.zeros((100, 1 << 14)), y=np.arange(100))
+    assert "any order costs the same" in " ".join(inspect_file(path).advice.reasons)
+    monkeypatch.setattr(advice, "page_cache_memory", lambda: 10 << 20)
+    found = inspect_file(path).advice
+    assert found.datamodule == "LazyH5DataModule"
+    assert "the default order mixes runs of rows" in " ".join(found.reasons)
 
 
 def test_the_advice_is_a_configuration_that_trains(zoo):
