@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import h5py
 import numpy as np
-from common import environment, line_of, table, write_json
+from common import add_outputs, environment, line_of, setting_of, table, write_outputs
 from slow_files import forget, slow_files
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
@@ -311,6 +311,47 @@ def show(result: dict[str, Any]) -> str:
     return "\n" + "\n\n".join(tables) + "\n"
 
 
+PAGE_WAYS = {
+    "in order": "the file from its beginning to its end (a limit)",
+    "pread": "single rows by the better of 16 and 64 threads (a limit)",
+    "plain": "plain h5py, the best of 0, 2, 4 and 16 workers",
+    "global": '`LazyH5DataModule`, `shuffle="global"`',
+    "default": "`LazyH5DataModule`, the default",
+}
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The documentation's tables."""
+    cases = [result for result in results["results"] if "slow" not in result["case"]]
+    lines = [f"| samples/s, cold | {' | '.join(result['case'] for result in cases)} |", f"|---|{'---:|' * len(cases)}"]
+    for way, name in PAGE_WAYS.items():
+        cells = []
+        for result in cases:
+            found = [
+                rate
+                for each, rate in result["samples_per_second"].items()
+                if each == way or (way in ("pread", "plain") and each.startswith(way))
+            ]
+            cells.append(f"{max(found):,.0f}" if found else "-")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    settings = results["settings"]
+    lines += [
+        "",
+        f"Files of {settings['gib']:g} GiB that left the page cache before each measurement; batches of {BATCH_SIZE}.",
+        f"{setting_of(results['environment'], 'cold')}.",
+    ]
+    for result in results["results"]:
+        if "slow" in result["case"]:
+            rates = result["samples_per_second"]
+            lines += [
+                "",
+                "Gzip through a file system that takes long for each read: "
+                + ", ".join(f"{name} {rate:,.0f} samples/s" for name, rate in rates.items())
+                + ".",
+            ]
+    return "\n".join(lines) + "\n"
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Rows a second from files that are not in memory.")
@@ -319,7 +360,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each way (default: %(default)s)")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of the cases' names (default: all)")
     parser.add_argument("--slow", action="store_true", help="also through slow file systems, which takes root")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")
+    add_outputs(parser)
     return parser.parse_args()
 
 
@@ -352,7 +393,8 @@ def main() -> None:
             results += found
             path.unlink()
             progress.update()
-    write_json(options.json, {"environment": about, "settings": vars(options) | {"json": None}, "results": results})
+    settings = {name: getattr(options, name) for name in ("gib", "seconds", "rounds")}
+    write_outputs(options, {"environment": about, "settings": settings, "results": results}, page)
 
 
 if __name__ == "__main__":

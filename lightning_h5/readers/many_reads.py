@@ -1,7 +1,7 @@
 """Read many pieces of a file together, so that a disk or a server has many requests to work on.
 
 A disk that is asked for one small piece after the other gives a tenth of what it can, and a network file system less.
-So the kernel hears of all pieces before the first is waited for: it copies those in its page cache, and begins to fetch
+So all pieces are requested before the first is waited for: the kernel copies those in its page cache, and begins to fetch
 the others. If each read takes long all the same, a team of threads reads.
 """
 

@@ -64,6 +64,19 @@ def test_chunked_arrays(run, tmp_path):
     assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
 
 
+@pytest.mark.wide
+def test_cold_files(run_alone, tmp_path):
+    out, page = tmp_path / "out.json", tmp_path / "page.md"
+    wanted = ["--gib", 0.01, "--seconds", 0.1, "--rounds", 1, "--cases", "contiguous 4", "gzip", "--json", out]
+    run_alone(BENCHMARKS / "cold.py", *wanted, "--page", page)
+    results = {result["case"]: result for result in json.loads(out.read_text())["results"]}
+    assert [*results] == ["contiguous 4 KiB", "contiguous 4 KiB, busy disk", "gzip 256 KiB, 4 KiB"]
+    for result in results.values():
+        assert min(result["samples_per_second"].values()) > 0
+        assert result["ratios"]
+    assert "| contiguous 4 KiB |" in page.read_text()
+
+
 @pytest.mark.slow
 def test_shards_in_memory(run_alone, tmp_path):
     """As a user starts it: its ranks come from a server of processes."""
