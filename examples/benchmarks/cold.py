@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import statistics
 import tempfile
@@ -191,8 +192,9 @@ def in_order(path: Path, case: Case) -> Callable[[], Any]:
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
-def rate(begin: Callable[[], Any], path: Path, seconds: float, *, cold: bool = True) -> float:
-    """Samples a second, from the first batch on."""
+def rate(begin: Callable[[], Any], path: Path, case: Case, seconds: float, *, cold: bool = True) -> float:
+    """Samples a second, from the first batch on; of a third of the file at most, or many would be in memory by then."""
+    most = path.stat().st_size / case.sample_bytes / 3 if cold else math.inf
     if cold:
         forget(path)
     batches = begin()
@@ -200,7 +202,7 @@ def rate(begin: Callable[[], Any], path: Path, seconds: float, *, cold: bool = T
     n_samples, began = 0.0, perf_counter()
     for n in batches:
         n_samples += n
-        if (passed := perf_counter() - began) >= seconds:
+        if (passed := perf_counter() - began) >= seconds or n_samples >= most:
             break
     close = getattr(batches, "close", None)
     if close is not None:
@@ -265,11 +267,11 @@ def measure(case: Case, path: Path, options: argparse.Namespace, progress: Any) 
     for _ in range(options.rounds):
         for name, begin in ways.items():
             progress.set_postfix_str(f"{case.name}: {name}")
-            rates[name].append(rate(begin, path, options.seconds))
+            rates[name].append(rate(begin, path, case, options.seconds))
     if case.compression is not None:
         for _ in range(options.rounds):
             path.read_bytes()
-            rates.setdefault("default, warm", []).append(rate(ways["default"], path, options.seconds, cold=False))
+            rates.setdefault("default, warm", []).append(rate(ways["default"], path, case, options.seconds, cold=False))
     medians = {name: statistics.median(each) for name, each in rates.items()}
     return {"case": case.name, "samples_per_second": medians, "ratios": ratios_of(medians)}
 
@@ -279,7 +281,7 @@ def measure_busy(case: Case, path: Path, other: Path, options: argparse.Namespac
     ways = {name: way for name, way in ways_of(path, case).items() if "default," not in name}
     with Busy(other):
         medians = {
-            name: statistics.median(rate(begin, path, options.seconds) for _ in range(options.rounds))
+            name: statistics.median(rate(begin, path, case, options.seconds) for _ in range(options.rounds))
             for name, begin in ways.items()
         }
     return {"case": f"{case.name}, busy disk", "samples_per_second": medians, "ratios": ratios_of(medians)}
@@ -291,13 +293,15 @@ def measure_slow(case: Case, path: Path, folder: Path, options: argparse.Namespa
     medians = {}
     path.read_bytes()
     warm = ours(path, case, shuffle=few)
-    medians["warm"] = statistics.median(rate(warm, path, options.seconds, cold=False) for _ in range(options.rounds))
+    medians["warm"] = statistics.median(
+        rate(warm, path, case, options.seconds, cold=False) for _ in range(options.rounds)
+    )
     for delay in DELAYS:
         target = folder / f"slow{delay}"
         target.mkdir()
         with slow_files(path.parent, target, delay=delay / 1000, bandwidth=1e10) as slow:
             begin = ours(slow / path.name, case, shuffle=few)
-            found = [rate(begin, slow / path.name, options.seconds) for _ in range(options.rounds)]
+            found = [rate(begin, slow / path.name, case, options.seconds) for _ in range(options.rounds)]
             medians[f"{delay} ms a read"] = statistics.median(found)
     ratios = {f"{name} / warm": rate / medians["warm"] for name, rate in medians.items() if name != "warm"}
     return {"case": f"{case.name}, slow file system", "samples_per_second": medians, "ratios": ratios}

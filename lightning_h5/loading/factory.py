@@ -209,7 +209,8 @@ def create_optimized_dataloader(
         plan: PlanSampler = ShardSampler(dataset.shard, parameters, **options)
     else:
         rank, world_size = (None, None) if replica is None else replica
-        plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, **options)
+        chooses = shuffle.mode == "auto"
+        plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, chooses=chooses, **options)
     cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
     retain = order.retain(cache_bytes) if is_training else False
     in_runs = order.mode == "window"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from time import perf_counter
@@ -26,11 +27,13 @@ from ..datasets import (
     own_streams,
 )
 from ..errors import MAX_LETTERS, H5Error
-from ..order import EpochPlan, Passes, PlanSampler, Position, Progress
+from ..options import ShuffleOptions
+from ..order import EpochPlan, OrderParameters, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
 from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
+from .choose_order import choose_order
 from .pinning import PinnedBatches, pin
 from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
 from .workers import WorkerPool
@@ -488,7 +491,21 @@ class H5DataLoader(DataLoader[Any]):
             position = Position.from_state(state, self.sampler, self._identity)
             if (text := position.change_of_nodes(self.sampler)) and not self.sampler.rank:
                 _log.info(text)
+            if position.order.mode != self.sampler.parameters.mode:
+                self._keep_order(position.order)
             self.passes.load(position)
+
+    def _keep_order(self, saved: OrderParameters) -> None:
+        """Continue in the mode that the saved run chose, and this one would not have: there may be other memory now."""
+        sampler, dataset = self.sampler, self.dataset
+        present = sampler.parameters
+        sampler.parameters = replace(present, mode=saved.mode, streams=saved.streams, window=saved.window)
+        world_size = sampler.replica.world_size
+        order = choose_order(
+            dataset, ShuffleOptions(), world_size=world_size, num_workers=self.num_workers, kept=saved.mode
+        )
+        cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
+        dataset.read_with(cache_bytes, in_runs=saved.mode == "window")
 
     @cached_property
     def _identity(self) -> Identity:

@@ -1,8 +1,8 @@
 """Read many pieces of a file together, so that a disk or a server has many requests to work on.
 
 A disk that is asked for one small piece after the other gives a tenth of what it can, and a network file system less.
-So all pieces are requested before the first is waited for: the kernel copies those in its page cache, and begins to fetch
-the others. If each read takes long all the same, a team of threads reads.
+So all pieces are requested before the first is waited for: the kernel copies those in its page cache, and begins to
+fetch the others. If each read takes long all the same, a team of threads reads.
 """
 
 from __future__ import annotations

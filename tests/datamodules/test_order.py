@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
-from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, LazyH5DataModule, ShuffleOptions
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    H5LazyDataset,
+    H5ResumeError,
+    LazyH5DataModule,
+    ShuffleOptions,
+    create_optimized_dataloader,
+)
 from lightning_h5.datasets.base import ReadCost
 from lightning_h5.loading.choose_order import FEW_BLOCKS, LARGE_ROW, choose_order
 from lightning_h5.memory import FREE_SHARE
@@ -338,3 +345,34 @@ def test_a_resume_on_another_machine_continues_the_order(tmp_path, make_h5, monk
     rest = fit(other, ckpt_path=tmp_path / "exception.ckpt")
     assert together(first, rest) == whole
     assert other.train_dataloader().sampler.parameters.mode == ("window" if began_with == 1 else "global")
+
+
+@pytest.mark.parametrize("began_with", [1, 1 << 40])
+def test_a_loop_that_goes_on_on_another_machine_continues_the_order(make_h5, monkeypatch, began_with):
+    path = make_h5(x=np.arange(3000.0 * 256).reshape(3000, 256))
+
+    def loader(memory):
+        monkeypatch.setattr("lightning_h5.loading.factory.page_cache_memory", lambda: memory)
+        return create_optimized_dataloader(
+            H5LazyDataset(path, "x", with_index=True), batch_size=100, shuffle={"buffer": "1 MiB"}, num_workers=0
+        )
+
+    def rows(batches):
+        return [batch[-1].tolist() for batch in batches]
+
+    first = loader(began_with)
+    whole = rows(first)
+    first.sampler.set_epoch(1)
+    whole += rows(first)
+    broken, seen = loader(began_with), []
+    for batch in broken:
+        seen += rows([batch])
+        if len(seen) == 11:
+            state = broken.state_dict()
+            break
+    other = loader(1 if began_with > 1 else 1 << 40)
+    other.load_state_dict(state)
+    seen += rows(other)
+    other.sampler.set_epoch(1)
+    assert seen + rows(other) == whole
+    assert other.dataset.in_runs == (began_with == 1)
