@@ -191,19 +191,21 @@ class MappedReader(_StoredRows):
         """Return whether the page cache has the rows, judged by some of them (50 microseconds)."""
         if not len(self) or not self._row_bytes:
             return True
-        return self._have_pages(np.linspace(0, len(self) - 1, N_PROBES, dtype=np.int64))
+        return self._look(np.linspace(0, len(self) - 1, N_PROBES, dtype=np.int64)) is True
 
     def _are_cached(self, rows: IntArray) -> bool:
-        """Return whether the page cache has rows, judged by a few of them (5 microseconds)."""
-        return self._have_pages(rows[:: max(1, len(rows) // N_LOOKS)])
+        """Return whether the page cache may have rows, judged by a few of them (5 microseconds)."""
+        return self._look(rows[:: max(1, len(rows) // N_LOOKS)]) is not False
 
-    def _have_pages(self, rows: IntArray) -> bool:
+    def _look(self, rows: IntArray) -> bool | None:
+        """Return whether the page cache has all of some rows; None if the file system does not say."""
         places = self._places(rows).tolist()
         try:
             with process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
-                return all(is_cached(fd, place) for place in places)
+                seen = {is_cached(fd, place) for place in places}
         except OSError:  # reading it raises the error
             return False
+        return False if False in seen else None if None in seen else True
 
     def _map(self) -> npt.NDArray[np.uint8]:
         with self._lock:

@@ -153,12 +153,16 @@ def forget_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
             os.posix_fadvise(fd, offset, size, _DONTNEED)
 
 
-def is_cached(fd: int, place: int) -> bool:
-    """Return whether a byte of a file is known to be in the page cache."""
+def is_cached(fd: int, place: int) -> bool | None:
+    """Return whether a byte of a file is in the page cache; None if the file system does not know."""
+    if not _NOWAIT:
+        return None
     try:
         return os.preadv(fd, [bytearray(1)], place, _NOWAIT) == 1
-    except OSError:  # also where this is not supported
+    except BlockingIOError:
         return False
+    except OSError as error:
+        return None if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) else False
 
 
 class _Loops(NamedTuple):
@@ -202,14 +206,8 @@ _slow_devices: dict[int, int] = {}  # file systems of which each read took long,
 
 
 def _has_nowait(fd: int) -> bool:
-    """Return whether a file system says what the page cache has."""
-    try:
-        os.preadv(fd, [bytearray(1)], 0, _NOWAIT)
-    except OSError as error:
-        return error.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
-    except AttributeError:
-        return False
-    return bool(_NOWAIT)
+    """Return whether a file system knows what the page cache has."""
+    return is_cached(fd, 0) is not None
 
 
 class _PlainPieces:
