@@ -70,7 +70,7 @@ CASES = (
     Case("contiguous 128 B", 32),
     Case("contiguous 4 KiB", 1024),
     Case("contiguous 48 KiB", 12288),
-    Case("windows of 16 x 4 KiB", 1024, window=16),
+    Case("windows of 16 x 256 B", 64, window=16),
     Case("raw chunks 256 KiB, 4 KiB", 1024, chunk_bytes=256 << 10),
     Case("gzip 256 KiB, 4 KiB", 1024, chunk_bytes=256 << 10, compression="gzip"),
 )
