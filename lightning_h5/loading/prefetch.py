@@ -224,6 +224,7 @@ class ReadAhead:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        self._queue.source.work.end_waiting()
 
     def _dismiss(self) -> None:
         if not self._closed:

@@ -22,6 +22,7 @@ __all__ = ["TaskQueue", "usable_cores"]
 
 MAX_THREADS = 16  # more would decode faster than any GPU needs, and wait for the GIL
 MAX_WAITING = 64  # threads of a rank while reads wait for a server
+IDLE_SECONDS = 0.2  # until such a thread without a task ends
 
 Task: TypeAlias = Callable[[], None]
 """Raises nothing: errors are passed to the reader of the result."""
@@ -38,6 +39,8 @@ class TaskQueue:
         self.pace = ReadPace()
         self._todo: SimpleQueue[Task | None] = SimpleQueue()
         self._team = 0
+        self._waiting: list[EndingThread] = []
+        self._over = threading.Event()
 
     def put(self, task: Task) -> None:
         """Add a task."""
@@ -84,10 +87,11 @@ class TaskQueue:
     @contextmanager
     def helpers(self) -> Iterator[None]:
         """Run threads during one read, as far as there are tasks for them, and the team has fewer than are useful."""
-        n_threads = 0
-        if self.pace.is_slow or not self._team:
-            most = MAX_WAITING // (worker_count() or 1)
-            n_threads = min(self._todo.qsize(), self.pace.threads(usable_cores(), most)) - 1 - self._team
+        if self.pace.is_slow:
+            self._start_waiting()
+            yield
+            return
+        n_threads = 0 if self._team else min(self._todo.qsize(), usable_cores()) - 1
         if n_threads <= 0:
             yield
             return
@@ -101,6 +105,25 @@ class TaskQueue:
             for thread in team:
                 thread.join()
 
+    def _start_waiting(self) -> None:
+        """Start threads that run tasks while reads wait: more than there are cores. They stay until tasks run out."""
+        self._waiting = [thread for thread in self._waiting if thread.is_alive()]
+        most = MAX_WAITING // (worker_count() or 1)
+        wanted = min(self._todo.qsize(), self.pace.threads(usable_cores(), most) - 1 - self._team - len(self._waiting))
+        if wanted > 0:
+            over = self._over = threading.Event() if self._over.is_set() else self._over
+            self._waiting += start_helpers(
+                EndingThread(_do_tasks_until, (self._todo, over), name="lightning_h5-wait", end=over.set)
+                for _ in range(wanted)
+            )
+
+    def end_waiting(self) -> None:
+        """End these threads; wait for the tasks that they run."""
+        self._over.set()
+        for thread in self._waiting:
+            thread.join()
+        self._waiting = []
+
     def _help_until(self, over: threading.Event) -> None:
         while not over.is_set() and self.help():
             pass
@@ -110,6 +133,19 @@ def _do_tasks(todo: SimpleQueue[Task | None]) -> None:
     while (task := todo.get()) is not None:
         task()
         del task  # a waiting thread must not keep a task's memory alive
+
+
+def _do_tasks_until(todo: SimpleQueue[Task | None], over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            task = todo.get(timeout=IDLE_SECONDS)
+        except Empty:
+            return
+        if task is None:  # the mark for a thread of the team
+            todo.put(None)
+            return
+        task()
+        del task
 
 
 def usable_cores() -> int:

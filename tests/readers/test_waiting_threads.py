@@ -1,0 +1,78 @@
+"""While reads wait for a disk or a server, more threads than cores run tasks, and none of them stays."""
+
+import threading
+import time
+
+import pytest
+
+from lightning_h5.readers import thread_pool
+from lightning_h5.readers.thread_pool import TaskQueue
+
+
+class Count:
+    """How many tasks run at the same time."""
+
+    def __init__(self):
+        self.now = self.most = self.done = 0
+        self.lock = threading.Lock()
+
+    def task(self):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.02)
+        with self.lock:
+            self.now -= 1
+            self.done += 1
+
+
+def waiting():
+    return [thread for thread in threading.enumerate() if thread.name == "lightning_h5-wait"]
+
+
+@pytest.fixture
+def work():
+    work = TaskQueue()
+    yield work
+    work.end_waiting()
+
+
+def run(work, n_tasks):
+    count = Count()
+    for _ in range(n_tasks):
+        work.put(count.task)
+    with work.helpers():
+        while count.done < n_tasks:
+            if not work.help():
+                time.sleep(0.001)
+    return count.most
+
+
+def test_more_threads_than_cores_run_tasks_while_reads_wait(work, monkeypatch):
+    monkeypatch.setattr(thread_pool, "usable_cores", lambda: 2)
+    assert run(work, 40) <= 2
+    work.pace._threads_per_core = 20.0
+    assert 20 <= run(work, 400) <= 40
+    work.end_waiting()
+    assert not waiting()
+    assert 20 <= run(work, 400) <= 40, "they start again"
+
+
+def test_threads_end_if_there_are_no_tasks(work, monkeypatch):
+    monkeypatch.setattr(thread_pool, "IDLE_SECONDS", 0.01)
+    work.pace._threads_per_core = 20.0
+    run(work, 100)
+    deadline = time.monotonic() + 10
+    while waiting():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_marks_of_a_team_stay_for_it(work):
+    work.pace._threads_per_core = 20.0
+    team = work.start_team(2)
+    run(work, 100)
+    work.end_team(2)
+    for thread in team:
+        thread.join(10)
+        assert not thread.is_alive()
