@@ -142,11 +142,14 @@ def test_threads_read_at_the_same_time(fd, way):
 
 
 class SlowPieces:
-    """Pieces of which each takes a while, and a count of those that are read at the same time."""
+    """Pieces of which each takes a while, and a count of those that are read at the same time.
 
-    def __init__(self, *_):
+    Reads take until ``enough`` have been under way at the same time, or some seconds.
+    """
+
+    def __init__(self, enough=0):
         self.now = self.most = 0
-        self.lock = threading.Lock()
+        self.enough, self.lock = enough, threading.Lock()
 
     def read_cached(self):
         return 0, np.arange(2000), False
@@ -156,14 +159,18 @@ class SlowPieces:
             with self.lock:
                 self.now += 1
                 self.most = max(self.most, self.now)
-            time.sleep(0.003)
+            deadline = time.monotonic() + 5
+            time.sleep(0.001)
+            while self.now > 8 and self.most < self.enough and time.monotonic() < deadline:
+                time.sleep(0.001)
             with self.lock:
                 self.now -= 1
         return len(which)
 
 
 def test_slow_reads_are_many_at_a_time_and_their_threads_end(fd, monkeypatch):
-    slow = SlowPieces()
+    slow = SlowPieces(enough=32)
+    monkeypatch.setattr(many_reads, "SLOW", 0)
     monkeypatch.setattr(many_reads, "_compiled", [None])
     monkeypatch.setattr(many_reads, "_PlainPieces", lambda *_: slow)
     monkeypatch.setattr(many_reads, "IDLE_SECONDS", 0.05)

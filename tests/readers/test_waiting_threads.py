@@ -10,17 +10,20 @@ from lightning_h5.readers.thread_pool import TaskQueue
 
 
 class Count:
-    """How many tasks run at the same time."""
+    """How many tasks run at the same time. They take until ``enough`` did, or some seconds."""
 
-    def __init__(self):
+    def __init__(self, enough):
         self.now = self.most = self.done = 0
-        self.lock = threading.Lock()
+        self.enough, self.lock = enough, threading.Lock()
 
     def task(self):
         with self.lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        time.sleep(0.02)
+        deadline = time.monotonic() + 5
+        time.sleep(0.001)
+        while self.most < self.enough and time.monotonic() < deadline:
+            time.sleep(0.001)
         with self.lock:
             self.now -= 1
             self.done += 1
@@ -37,8 +40,8 @@ def work():
     work.end_waiting()
 
 
-def run(work, n_tasks):
-    count = Count()
+def run(work, n_tasks, enough=0):
+    count = Count(enough)
     for _ in range(n_tasks):
         work.put(count.task)
     with work.helpers():
@@ -52,10 +55,10 @@ def test_more_threads_than_cores_run_tasks_while_reads_wait(work, monkeypatch):
     monkeypatch.setattr(thread_pool, "usable_cores", lambda: 2)
     assert run(work, 40) <= 2
     work.pace._threads_per_core = 20.0
-    assert 20 <= run(work, 400) <= 40
+    assert 20 <= run(work, 400, enough=20) <= 40
     work.end_waiting()
     assert not waiting()
-    assert 20 <= run(work, 400) <= 40, "they start again"
+    assert 20 <= run(work, 400, enough=20) <= 40, "they start again"
 
 
 def test_threads_end_if_there_are_no_tasks(work, monkeypatch):
