@@ -97,6 +97,7 @@ def test_the_system_is_told_where_the_rows_lie(make_h5, monkeypatch, kind):
     told = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, place, n_bytes, advice: told.append((place, n_bytes, advice)))
     monkeypatch.setattr(many_reads, "is_cached", lambda fd, place: False)
+    monkeypatch.setattr(many_reads, "_compiled", [None])
     for rows in (range(0), range(10, 60), range(500, 550), range(512, 768), range(ROWS - 1, ROWS)):
         told.clear()
         reader.will_need(rows)
@@ -129,6 +130,7 @@ def test_advice_that_cannot_be_given_stops_nobody(make_h5, monkeypatch, trouble)
         os.unlink(path)
     else:
         monkeypatch.setattr(many_reads, "is_cached", lambda fd, place: False)
+        monkeypatch.setattr(many_reads, "_compiled", [None])
 
         def refuse(*args):
             raise OSError(22, "Invalid argument")
