@@ -64,7 +64,7 @@ def test_chunked_arrays(run, tmp_path):
     assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_cold_files(run_alone, tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "page.md"
     wanted = ["--gib", 0.01, "--seconds", 0.1, "--rounds", 1, "--cases", "contiguous 4", "gzip", "--json", out]
