@@ -30,6 +30,7 @@ __all__ = ["c_call", "compiled"]
 _Given = ParamSpec("_Given")
 _Gives = TypeVar("_Gives")
 
+NAMED = "by meaning"  # how functions in the machine code are named
 COMPILERS = ("numba", "llvmlite", "numpy")  # their versions are part of the cache key
 
 
@@ -47,6 +48,8 @@ def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
     numba = _numba()
     if numba is None:
         return None
+    with suppress(TypeError):  # then it is not kept on disk either
+        _name_by_meaning(loop)
     machine = numba.njit(nogil=True)(loop)
     with suppress(Exception):  # no writable folder, or a Numba version with other internals
         machine._cache = _disk_cache()(machine)
@@ -82,6 +85,18 @@ def c_call() -> Any:
         return numba.types.int64(numba.types.int64, arguments), generate
 
     return numba.extending.intrinsic(call)
+
+
+def _name_by_meaning(loop: Any) -> None:
+    """Give a function a name that no other code has.
+
+    Numba names machine code by the function's name and a number, which begins at 1 in each process. Code from disk has
+    the numbers of another process: two loops of one name could have the same one, and LLVM would link the first of them
+    where the second is called.
+    """
+    meaning = hashlib.sha256(repr(_meaning_of(loop)).encode()).hexdigest()[:16]
+    if meaning not in loop.__qualname__:
+        loop.__qualname__ += f"_{meaning}"
 
 
 # On disk ---------------------------------------------------------------------------------------------------------
@@ -126,7 +141,9 @@ def _disk_cache() -> Any:
                     write_kept(self._path(sig, data.codegen), dumps(self._numba.reduce(data)))
 
         def _path(self, sig: Any, codegen: Any) -> str:
-            key = hashlib.sha256(repr((self._meaning, sig, codegen.magic_tuple(), _versions())).encode()).hexdigest()
+            key = hashlib.sha256(
+                repr((NAMED, self._meaning, sig, codegen.magic_tuple(), _versions())).encode()
+            ).hexdigest()
             return os.path.join(self._folder, f"{self._numba.filename_base}-{key[:32]}.machine")
 
     return DiskCache

@@ -66,6 +66,42 @@ def test_what_was_compiled_once_is_loaded_afterwards(folder):
     assert len(files(folder)) == 2
 
 
+SAME_NAMES = """
+import sys
+import numpy as np
+from lightning_h5.jit import compiled
+
+def make(k):
+    def inner(x, n):  # too long to become a part of what calls it
+        t = 0.0
+        for i in range(n):
+            if x[i] > 3: t += x[i] * k
+            elif x[i] < -3: t -= x[i] / k
+            else:
+                for j in range(i): t += np.sin(x[j]) * k
+        for i in range(n):
+            for j in range(n):
+                if x[i] > x[j]: t += np.tan(x[i] - x[j]) * k
+                elif x[i] < x[j]: t -= np.log(1.0 + abs(x[i] - x[j])) * k
+        return t * 0.0 + k
+    inner = compiled(inner)
+    def loop(x):
+        return inner(x, len(x)) + inner(x, len(x) - 1)
+    return compiled(loop)
+
+print(*(make(int(k))(np.arange(5.0)) for k in sys.argv[1:]))
+"""
+
+
+def test_loops_of_one_name_are_kept_apart_whichever_process_compiled_them(tmp_path):
+    """Numba numbers functions of one name anew in each process, and machine code from disk keeps its numbers."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(module.__file__).parents[1])}
+    for numbers in (["5"], ["7", "5"], ["9", "5", "7"]):
+        command = [sys.executable, "-c", SAME_NAMES, *numbers]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        assert [float(each) for each in said.stdout.split()] == [2.0 * float(k) for k in numbers]
+
+
 # Damage ----------------------------------------------------------------------------------------------------------
 
 
