@@ -185,10 +185,10 @@ def cost_of_files(
     has_cheap_random_access = all(
         arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in kinds for field in loose
     )
-    stored_bytes = table.layouts.of_kinds(
+    stored_row_bytes = table.layouts.of_kinds(
         lambda arrays: sum(_stored_row_bytes(arrays[field]) for field in loose), float
     )
-    stored = int((n_rows * stored_bytes).sum())
+    stored_bytes = int((n_rows * stored_row_bytes).sum())
     rows_of_blocks = rows_per_block(table)
     row_bytes = sum(layout.row_bytes for layout in kinds[0]) + encoded_bytes
     if isinstance(table.sampling, Patches):
@@ -197,7 +197,7 @@ def cost_of_files(
             has_cheap_random_access=False,
             block_bytes=max(1, table.sampling.block_bytes),
             decoded_bytes=sum(arrays[field].n_bytes for arrays in kinds for field in loose),
-            stored_bytes=stored,
+            stored_bytes=stored_bytes,
         )
     if (sampling := table.sampling) is not None:
         is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(table.layouts)
@@ -210,7 +210,7 @@ def cost_of_files(
         has_cheap_random_access=has_cheap_random_access,
         block_bytes=int(max(1, (rows_of_blocks * loose_bytes).max())),
         decoded_bytes=int((n_rows * loose_bytes).sum()),
-        stored_bytes=stored,
+        stored_bytes=stored_bytes,
     )
 
 

@@ -133,24 +133,18 @@ def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
     if _compiled and (loops := _compiled[0]) is not None:
         loops.advise(_c_functions(), fd, np.ascontiguousarray(sizes), np.ascontiguousarray(offsets))
         return
-    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-        os.posix_fadvise(fd, offset, size, _WILLNEED)
+    _advise(fd, offsets, sizes, _WILLNEED)
 
 
 def forget_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
-    """Have pieces leave the page cache; a page that is also of a neighbor stays.
-
-    Args:
-        fd: the file.
-        offsets: where each piece begins, shape ``(n_pieces,)``.
-        sizes: bytes of each.
-
-    Raises:
-        OSError: the file system takes no advice.
-    """
+    """Have pieces leave the page cache; a page that is also of a neighbor stays. Arguments are as above."""
     if _DONTNEED:
-        for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-            os.posix_fadvise(fd, offset, size, _DONTNEED)
+        _advise(fd, offsets, sizes, _DONTNEED)
+
+
+def _advise(fd: int, offsets: IntArray, sizes: IntArray, advice: int) -> None:
+    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+        os.posix_fadvise(fd, offset, size, advice)
 
 
 def is_cached(fd: int, place: int) -> bool | None:
@@ -224,24 +218,21 @@ class _PlainPieces:
         """See ``_Pieces``."""
         memory, offsets, sizes = self._memory, self._offsets, list[int]()
         reads = map(os.preadv, repeat(self._fd), ([one] for one in memory), offsets, repeat(_NOWAIT))
-        times = list[float]()
-        while len(sizes) < len(memory):
+        times, is_slow = list[float](), False
+        while len(sizes) < len(memory) and not is_slow:
             began = perf_counter()
             try:
                 sizes.extend(islice(reads, 1 if len(sizes) < PROBED else None))  # up to one that fails
             except OSError:
                 sizes.append(0)
             times.append(perf_counter() - began)
-            if len(sizes) == PROBED and _are_slow(times):
-                sizes += [0] * (len(memory) - PROBED)
-                left = [at for at, size in enumerate(sizes) if size < len(memory[at])]
-                return sum(sizes[at] for at in {*range(PROBED)} - {*left}), np.array(left, np.int64), True
+            is_slow = len(sizes) == PROBED and _are_slow(times)
         left = [at for at, size in enumerate(sizes) if size < len(memory[at])]
         for at in left:
             sizes[at] = 0
             with suppress(OSError):
                 os.posix_fadvise(self._fd, offsets[at], len(memory[at]), _WILLNEED)
-        return sum(sizes), np.array(left, np.int64), False
+        return sum(sizes), np.array([*left, *range(len(sizes), len(memory))], np.int64), is_slow
 
     def wait(self, which: IntArray) -> int:
         """See ``_Pieces``."""
@@ -279,8 +270,6 @@ class _CompiledPieces:
 
 
 _compiled: list[_Loops | None] = []  # one entry once it was tried
-
-
 _n_plain = 0  # pieces that were read without compiled loops
 
 
@@ -360,7 +349,7 @@ def _cached_loop() -> Callable[..., tuple[int, int, bool]]:
 def _waiting_loop() -> Callable[..., int]:
     call = c_call()
 
-    def loop(functions: tuple[int, int, int], fd: int, memory: IntArray, offsets: IntArray, which: IntArray) -> int:
+    def loop(functions: tuple[int, ...], fd: int, memory: IntArray, offsets: IntArray, which: IntArray) -> int:
         n_bytes = 0
         for at in which:
             n = call(functions[0], (np.int32(fd), memory[at, 0], memory[at, 1], offsets[at]))
