@@ -57,6 +57,12 @@ class LayoutReader:
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         raise NotImplementedError
 
+    def will_need(self, rows: range) -> None:
+        """Begin to fetch rows, if they have a place in the file. Does not wait, and never raises."""
+
+    def give_back(self, rows: range) -> None:
+        """Have rows leave the page cache, if they have a place in the file. Never raises."""
+
     def close(self) -> None:
         """Release nothing: files belong to the handle pool."""
 

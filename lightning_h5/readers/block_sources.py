@@ -21,7 +21,6 @@ from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
 from .chunk_cache import BlockMemory
-from .contiguous import ContiguousReader, RunsReader
 
 __all__ = ["TASK_BYTES", "BlockSource", "BlockSources", "Change", "FieldLayouts", "PreparedSource", "ReaderSource"]
 
@@ -134,10 +133,9 @@ class ReaderSource:
 
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""
-        if isinstance(self._reader, ContiguousReader | RunsReader):
-            for block in blocks.tolist():
-                first = block * self.rows_per_block
-                self._reader.will_need(range(first, min(first + self.rows_per_block, self.n_rows)))
+        for block in blocks.tolist():
+            first = block * self.rows_per_block
+            self._reader.will_need(range(first, min(first + self.rows_per_block, self.n_rows)))
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
@@ -145,7 +143,7 @@ class ReaderSource:
             first = block * self.rows_per_block
             last = min(first + self.rows_per_block, self.n_rows)
             self._reader.read(np.arange(first, last), rows[: last - first])
-            if self._gives_back and isinstance(self._reader, ContiguousReader | RunsReader):
+            if self._gives_back:
                 self._reader.give_back(range(first, last))
 
     def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:

@@ -68,12 +68,12 @@ class _StoredRows(LayoutReader):
         return places
 
     def will_need(self, rows: range) -> None:
-        """Begin to fetch rows, in large pieces. Does not wait, and never raises."""
+        """See ``LayoutReader.will_need``; in large pieces."""
         if rows and self._row_bytes:
             prefetch_stored(self.layout, *self._pieces(rows), self._counters)
 
     def give_back(self, rows: range) -> None:
-        """Have rows leave the page cache. Never raises."""
+        """See ``LayoutReader.give_back``."""
         if rows and self._row_bytes:
             give_back(self.layout, *self._pieces(rows))
 
