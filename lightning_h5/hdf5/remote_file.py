@@ -21,6 +21,7 @@ import numpy as np
 
 from ..errors import H5FileError
 from ..staging import ObjectStatus, is_url, mirror_of, object_status, shown_url
+from .garbage import guard_collections, inside_library
 from .metadata_index import MetadataIndex
 from .paths import SIGNATURE, SIGNATURE_OFFSETS
 
@@ -68,7 +69,8 @@ class _FileByPlace(io.RawIOBase):
     def readinto(self, memory: Any) -> int:
         """Read from the present position on, as the library asks."""
         view = memoryview(memory).cast("B")
-        data = self.pread(len(view), self._at)
+        with inside_library():
+            data = self.pread(len(view), self._at)
         view[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -109,6 +111,7 @@ class RemoteFile(_FileByPlace):
         self.index: MetadataIndex | None = None  # of published metadata
         self.is_paged = False
         self._base = 0  # bytes before the library's address space
+        guard_collections()
         _open[self.name] = self
 
     def __repr__(self) -> str:

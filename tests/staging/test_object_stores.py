@@ -1,5 +1,6 @@
 """Training from objects of a store: the rows of the file, few requests, and one clear error for each failure."""
 
+import gc
 import logging
 import os
 import re
@@ -8,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import suppress
 
 import h5py
@@ -32,6 +34,7 @@ from lightning_h5.cli.text import file_text
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.hdf5.remote_file import RemoteFile
 from lightning_h5.staging import network, objects, policy, stores
+from lightning_h5.staging.origin import ObjectOrigin
 from lightning_h5.tools.index_file import write_index
 
 pytest.importorskip("obstore")
@@ -120,6 +123,28 @@ def test_text_comes_through_the_library_also_in_workers(server, folder, x, stagi
     for _, (numbers, names) in datamodule.train_dataloader():
         assert names == [f"row {number}" for number in numbers.tolist()]
     datamodule.teardown("fit")
+
+
+@pytest.mark.timeout(60)
+def test_garbage_that_a_fetching_thread_finds_never_keeps_the_library_waiting(server, folder, x, staging, monkeypatch):
+    class Garbage:
+        def __init__(self):
+            self.file, self.cycle = h5py.File(folder / "run.h5"), self
+
+    def read(origin, *place, original=ObjectOrigin.read):
+        if kept:
+            kept.pop()
+        gc.collect()
+        return original(origin, *place)
+
+    kept = [Garbage() for _ in range(16)]
+    garbage = weakref.WeakSet(kept)
+    monkeypatch.setattr(ObjectOrigin, "read", read)
+    datamodule = module(server.url("run.h5"), staging)
+    datamodule.setup("fit")
+    assert sorted(epoch(datamodule, x)) == list(range(ROWS))
+    gc.collect()
+    assert len(garbage) == len(kept) < 16
 
 
 def test_an_epoch_takes_a_request_a_chunk_at_most_and_the_next_one_none(server, folder, x, staging):
@@ -543,6 +568,7 @@ def test_a_forked_process_reads_through_its_parent(server, folder, x, staging):
     child = os.fork()
     if not child:
         try:
+            torch.set_num_threads(1)  # OpenMP of GNU hangs in a forked child
             os._exit(0 if sorted(epoch(datamodule, x)) == list(range(ROWS)) else 1)
         finally:
             os._exit(2)
