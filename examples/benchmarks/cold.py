@@ -39,7 +39,7 @@ BATCH_SIZE = 256
 BLOCK = 64 << 20  # bytes that are written together
 WORKERS = (0, 2, 4, 16)
 THREADS = (16, 64)
-DELAYS = (1, 10)  # milliseconds of a read through a slow file system
+DELAYS = (0, 1, 10)  # milliseconds of a read through a slow file system; without any, its own cost shows
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,16 @@ def in_order(path: Path, case: Case) -> Callable[[], Any]:
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
-def rate(begin: Callable[[], Any], path: Path, case: Case, seconds: float, *, cold: bool = True) -> float:
-    """Samples a second, from the first batch on; of a third of the file at most, or many would be in memory by then."""
-    most = path.stat().st_size / case.sample_bytes / 3 if cold else math.inf
-    if cold:
+def share_of(way: str) -> float:
+    """The share of the samples that a way reads at most: of random ones, many of a larger share would be in memory."""
+    return 1 if way.startswith(("default", "in order")) else 1 / 3
+
+
+def rate(begin: Callable[[], Any], path: Path, case: Case, seconds: float, share: float | None = 1) -> float:
+    """Samples a second, from the first batch on; of a share of a file that is not in memory, unless it is None."""
+    with h5py.File(path) as file:
+        most = math.inf if share is None else len(file["x"]) / case.window * share
+    if share is not None:
         forget(path)
     batches = begin()
     next(batches)
@@ -251,6 +257,8 @@ def ratios_of(medians: dict[str, float]) -> dict[str, float]:
     """What is compared with what."""
     best_plain = max(rate for name, rate in medians.items() if name.startswith("plain"))
     found = {"default / plain h5py": medians["default"] / best_plain}
+    if "default, warm" in medians:
+        found["default / default, warm"] = medians["default"] / medians["default, warm"]
     if "in order" in medians:
         found["default / in order"] = medians["default"] / medians["in order"]
     if "global" in medians:
@@ -267,11 +275,11 @@ def measure(case: Case, path: Path, options: argparse.Namespace, progress: Any) 
     for _ in range(options.rounds):
         for name, begin in ways.items():
             progress.set_postfix_str(f"{case.name}: {name}")
-            rates[name].append(rate(begin, path, case, options.seconds))
+            rates[name].append(rate(begin, path, case, options.seconds, share_of(name)))
     if case.compression is not None:
         for _ in range(options.rounds):
             path.read_bytes()
-            rates.setdefault("default, warm", []).append(rate(ways["default"], path, case, options.seconds, cold=False))
+            rates.setdefault("default, warm", []).append(rate(ways["default"], path, case, options.seconds, None))
     medians = {name: statistics.median(each) for name, each in rates.items()}
     return {"case": case.name, "samples_per_second": medians, "ratios": ratios_of(medians)}
 
@@ -281,7 +289,9 @@ def measure_busy(case: Case, path: Path, other: Path, options: argparse.Namespac
     ways = {name: way for name, way in ways_of(path, case).items() if "default," not in name}
     with Busy(other):
         medians = {
-            name: statistics.median(rate(begin, path, case, options.seconds) for _ in range(options.rounds))
+            name: statistics.median(
+                rate(begin, path, case, options.seconds, share_of(name)) for _ in range(options.rounds)
+            )
             for name, begin in ways.items()
         }
     return {"case": f"{case.name}, busy disk", "samples_per_second": medians, "ratios": ratios_of(medians)}
@@ -293,9 +303,7 @@ def measure_slow(case: Case, path: Path, folder: Path, options: argparse.Namespa
     medians = {}
     path.read_bytes()
     warm = ours(path, case, shuffle=few)
-    medians["warm"] = statistics.median(
-        rate(warm, path, case, options.seconds, cold=False) for _ in range(options.rounds)
-    )
+    medians["warm"] = statistics.median(rate(warm, path, case, options.seconds, None) for _ in range(options.rounds))
     for delay in DELAYS:
         target = folder / f"slow{delay}"
         target.mkdir()
@@ -303,7 +311,12 @@ def measure_slow(case: Case, path: Path, folder: Path, options: argparse.Namespa
             begin = ours(slow / path.name, case, shuffle=few)
             found = [rate(begin, slow / path.name, case, options.seconds) for _ in range(options.rounds)]
             medians[f"{delay} ms a read"] = statistics.median(found)
-    ratios = {f"{name} / warm": rate / medians["warm"] for name, rate in medians.items() if name != "warm"}
+    ratios = {
+        f"{name} / {base}": rate / medians[base]
+        for base in ("warm", "0 ms a read")
+        for name, rate in medians.items()
+        if name not in ("warm", base)
+    }
     return {"case": f"{case.name}, slow file system", "samples_per_second": medians, "ratios": ratios}
 
 

@@ -209,7 +209,7 @@ class FileDataset(TableDataset):
         asked = self.table.rows_of(self.located(rows), epoch)
         with self._blames_changes(asked):
             chunked = self._chunked_readers()
-            had_room = [reader.prefetch(asked.fields[field].rows) for field, reader in chunked.items()]
+            had_room = [reader.prefetch(asked.fields[field].rows, epoch) for field, reader in chunked.items()]
             self.work.pace.look(self.counters)
             if self.work.pace.is_slow:
                 self._will_need_each(asked, {*self._read_on_demand} - {*chunked})

@@ -145,7 +145,7 @@ class ChunkCache:
         """
         with self._changed:
             if not self._n_holders and not len(self._free) and (self._slot_of[blocks] < 0).all():
-                self._evict(len(blocks))
+                self._free_oldest(max(len(blocks), len(self) // 64))  # more than needed, as the search is slow
             lease = self._place(blocks, n_tasks)
             if len(lease.held):
                 self._is_done[lease.held] = False
@@ -188,6 +188,12 @@ class ChunkCache:
             slots = slots[slots >= 0]
             self._is_done[slots] = True
             self._release(slots)
+            self._changed.notify_all()
+
+    def let_go_of_rest(self) -> None:
+        """Free the slots of all blocks that are not in use: what an epoch that was left early would have read."""
+        with self._changed:
+            self._free_oldest(len(self))
             self._changed.notify_all()
 
     def finish_task(self, slots: IntArray, error: Exception | None = None) -> None:
@@ -255,11 +261,10 @@ class ChunkCache:
         idle = self._is_done[slots] & (self._n_leases[slots] == 0) & (self._n_tasks[slots] == 0)
         self._free.push(slots[idle & ~self._free.has[slots]])
 
-    def _evict(self, n: int) -> None:
-        """Free the least recently used slots."""
+    def _free_oldest(self, n: int) -> None:
+        """Free up to so many slots, the least recently used first."""
         idle = self._idle()
-        n = min(len(idle), max(n, len(self) // 64))  # more than needed, as the search is slow
-        if n:
+        if n := min(len(idle), n):
             oldest = idle[np.argpartition(self._used[idle], n - 1)[:n]]
             self._is_done[oldest] = True
             self._release(oldest[np.argsort(-self._used[oldest])])

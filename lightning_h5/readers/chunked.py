@@ -164,11 +164,12 @@ class ChunkedReader:
 
         return copy
 
-    def prefetch(self, rows: IntArray) -> bool:
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """Start to load the blocks of rows, as far as slots are free; return False if there were too few."""
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
+        self._leave_last_epoch(cache, epoch)
         needed = np.unique(self.map.pieces(np.asarray(rows, dtype=np.int64)).blocks)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
@@ -205,6 +206,14 @@ class ChunkedReader:
             if not self._work.help():
                 cache.wait_for_room()
         return lease
+
+    def _leave_last_epoch(self, cache: ChunkCache, epoch: int | None) -> None:
+        """Free the slots of what the last epoch did not read, if it was left early, and another one begins."""
+        with self._lock:
+            if epoch is None or self._epoch is None or epoch <= self._epoch or self._retain:
+                return
+            self._left, self._epoch = None, epoch
+        cache.let_go_of_rest()
 
     def _tasks_of(self, blocks: IntArray) -> IntArray:
         """Return the number of tasks that load each block: one for several parts, and one for several small blocks."""

@@ -147,6 +147,16 @@ def test_planned_epochs_are_right_in_any_order_and_interleaved(
     forget(layouts)
 
 
+def test_an_epoch_that_was_left_early_leaves_all_slots_to_the_next_one(make_h5):
+    values = np.arange(80).reshape(40, 2)
+    layout = look(make_h5(x=Stored(values, "chunked", (4, 2), {"compression": "gzip"})))
+    reader = open_pool(layout, n_blocks=5, retain=False)
+    assert reader.prefetch(np.arange(0, 20, 4))
+    assert_same_rows(reader.read(np.arange(0, 20, 4), epoch=0), values[:20:4])  # each block has more rows to read
+    assert not reader.prefetch(np.array([20]), epoch=0)
+    assert reader.prefetch(np.array([0, *range(20, 36, 4)]), epoch=1)
+
+
 CASTS = {
     "?": ["u1", "i8", "f4"],
     "u1": ["f4", "f8", "i4", "i2"],
