@@ -43,7 +43,7 @@ __all__ = ["H5DataLoader", "Iteration", "SampleCollate"]
 _log = logging.getLogger(__name__)
 
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few enough to hold in memory
-MAX_TOGETHER = 16  # batches planned at a time: more would not be faster
+MAX_TOGETHER = 64  # batches planned at a time: more would not be faster
 TOGETHER_BYTES = 3 << 20  # bytes read but not consumed, so that they stay in the shared CPU cache
 TOGETHER_BYTES_MORE = 8 << 20  # for rows in memory
 TOGETHER_BYTES_DECODED = 16 << 20  # for chunks, whose windows take many times their bytes: 1.5 to 2 times faster

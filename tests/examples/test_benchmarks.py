@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from scripts import run_forked, run_script
 
-import lightning_h5
-
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "examples" / "benchmarks"
 PEERS = {"litdata": "litdata", "mosaicml-streaming": "streaming", "ffcv": "ffcv"}
@@ -207,25 +205,6 @@ def test_layouts(run, tmp_path):
     run(BENCHMARKS / "layouts.py", tmp_path)
     for name in ("chunk_cost.html", "layouts.md"):
         assert (tmp_path / name).read_text() == (parts / name).read_text()
-
-
-MAX_PASSED = 25  # modules: one idea each
-
-
-@pytest.mark.wide
-def test_the_structure_of_the_package(run_alone, tmp_path):
-    """In a process of its own, as threads of other tests would be traced too."""
-    out = run_alone(BENCHMARKS / "structure.py", "--json", tmp_path / "out.json")
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert written["modules"] > 50
-    assert written["code_lines"] > 50 * written["modules"]
-    assert set(written["constructor_arguments"]) == {
-        name for name in lightning_h5.__all__ if name.endswith("DataModule")
-    }
-    passed = set(written["modules_of_a_batch"])
-    assert {"loading/prefetch.py", "readers/chunked.py", "readers/chunk_loader.py"} <= passed, "chunks were decoded"
-    assert len(passed) <= MAX_PASSED, f"a batch passes {sorted(passed)}"
-    assert f"a shuffled batch of a gzip file passes: {len(passed)}" in out
 
 
 @pytest.mark.wide
