@@ -356,7 +356,8 @@ def page(results: Mapping[str, Any]) -> str:
                 if each == way or (way in ("pread", "plain") and each.startswith(way))
             ]
             cells.append(f"{max(found):,.0f}" if found else "-")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        if {*cells} != {"-"}:
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     settings = results["settings"]
     lines += [
         "",
