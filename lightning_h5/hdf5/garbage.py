@@ -3,7 +3,8 @@
 An object of h5py's takes h5py's lock when it is deleted, in whatever thread the collector finds it. While the library
 reads an object of a store, one thread holds that lock and waits for others, which fetch the bytes. If one of these ran
 the collector then, both would wait forever. So a collection takes the lock before it starts. Where another thread has
-the lock, or the library itself called Python, the collection finds nothing, and a later one does its work.
+the lock, or the library itself called Python, the collection finds nothing, and a later one does its work. Objects that
+a program froze (``gc.freeze``) are collected with the others after that.
 """
 
 from __future__ import annotations
