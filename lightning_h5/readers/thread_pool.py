@@ -113,7 +113,9 @@ class TaskQueue:
         if wanted > 0:
             over = self._over = threading.Event() if self._over.is_set() else self._over
             self._waiting += start_helpers(
-                EndingThread(_do_tasks_until, (self._todo, over), name="lightning_h5-wait", end=over.set)
+                EndingThread(
+                    _do_tasks_until, (self._todo, over), name="lightning_h5-wait", end=partial(_end, self._todo, over)
+                )
                 for _ in range(wanted)
             )
 
@@ -121,7 +123,9 @@ class TaskQueue:
         """End these threads; wait for the tasks that they run."""
         self._over.set()
         for thread in self._waiting:
-            thread.join()
+            while thread.is_alive():
+                self.put(_nothing)  # another thread may have taken the last one
+                thread.join(IDLE_SECONDS)
         self._waiting = []
 
     def _help_until(self, over: threading.Event) -> None:
@@ -133,6 +137,18 @@ def _do_tasks(todo: SimpleQueue[Task | None]) -> None:
     while (task := todo.get()) is not None:
         task()
         del task  # a waiting thread must not keep a task's memory alive
+
+
+def _end(todo: SimpleQueue[Task | None], over: threading.Event) -> None:
+    """End a thread of ``_do_tasks_until``."""
+    over.set()
+    # A thread that is woken for a task which another one takes, and resumes after its time is over, waits without end:
+    # Python's timed `get` then waits for a negative time.
+    todo.put(_nothing)
+
+
+def _nothing() -> None:
+    """Wake a thread."""
 
 
 def _do_tasks_until(todo: SimpleQueue[Task | None], over: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from queue import SimpleQueue
 
 import pytest
 
@@ -79,3 +80,20 @@ def test_the_marks_of_a_team_stay_for_it(work):
     for thread in team:
         thread.join(10)
         assert not thread.is_alive()
+
+
+class QueueThatWaits(SimpleQueue):
+    """Its timed ``get`` has no end; that of Python has none if a thread that was woken for nothing is late."""
+
+    def get(self, block=True, timeout=None):
+        return super().get(block)
+
+
+def test_threads_end_though_pythons_queue_may_wait_forever(work, monkeypatch):
+    monkeypatch.setattr(thread_pool, "IDLE_SECONDS", 0.01)
+    work._todo = QueueThatWaits()
+    work.pace._threads_per_core = 20.0
+    run(work, 100)
+    assert waiting(), "they wait for a task"
+    work.end_waiting()
+    assert not waiting()
