@@ -179,6 +179,12 @@ def test_training(run, tmp_path):
     assert "opening 300 chunks" in out
 
 
+def test_kinds_of_samples(run_alone):
+    kinds = ["windows in memory", "sparse rows"]
+    out = run_alone(BENCHMARKS / "samples.py", "--rounds", 1, "--seconds", 0.01, "--against", ROOT, "--kinds", *kinds)
+    assert all(re.search(rf"^{kind} +[\d,]+ samples a CPU second +[\d.]+ x$", out, re.MULTILINE) for kind in kinds)
+
+
 def test_plan(run):
     out = run(BENCHMARKS / "plan.py", "--rows", 10**5, "--blocks", 1000)
     assert re.search(r"^ *global ", out, re.MULTILINE)
