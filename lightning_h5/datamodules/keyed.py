@@ -290,7 +290,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         """Return how often each sample of the training files is to come."""
 
         def column(key: str, argument: str) -> npt.NDArray[Any]:
-            if dataset.table.sampling is not None:
+            if key in dataset.table.columns:
                 return dataset.table.values_of_samples(key)
             found, rows = self._column(files, key, dataset.table.n_rows, argument), dataset.indices
             return found if rows is None else found[rows]

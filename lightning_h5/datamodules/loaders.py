@@ -15,7 +15,7 @@ import torch
 
 from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
-from ..datasets import Patches, RowDataset, TableDataset
+from ..datasets import RowDataset, TableDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
@@ -349,8 +349,8 @@ class MakesLoaders(RecordsSettings):
     def _log_order(self, order: Order, dataset: RowDataset) -> None:
         text = order.why + f", seed {self.seed}"
         if not order.sources:
-            is_of_rows = not isinstance(dataset, TableDataset) or dataset.table.sampling is None
-            noun = "rows" if is_of_rows else "samples"
+            is_of_samples = isinstance(dataset, TableDataset) and dataset.table.indexer.noun != "rows"
+            noun = "samples" if is_of_samples else "rows"
             what = self.mixed_rows(dataset.n_rows, noun) if order.recipe is None else order.recipe.text
             mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
             streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
@@ -360,7 +360,7 @@ class MakesLoaders(RecordsSettings):
         self._log_once(f"training order: {text}; {checksums}integrity level {integrity} of 4")
         self._log_mixing(order, dataset)
         self._log_rates(order, dataset)
-        is_of_patches = isinstance(dataset, TableDataset) and isinstance(dataset.table.sampling, Patches)
+        is_of_patches = isinstance(dataset, TableDataset) and dataset.table.indexer.held_as == "cells"
         chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         workers = ", or use fewer workers" if self._options.num_workers > 1 else ""
         for each in order.sources or (order,):

@@ -189,7 +189,7 @@ class SourceFiles:
             H5ValueError: they may be.
         """
         tables = [each.scanned for source, each in opened.items() if self._of(source)["sample"] is None]
-        found = [table for table in tables if table is not None and table.sampling is None]
+        found = [table for table in tables if table is not None and table.indexer.held_as == "rows"]
         sizes = {file_number(path): size for t in found for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
         if len({tuple(array.axes for array in table.layouts[0]) for table in found}) == 1:
             refuse_images(found[0].layouts[0], sizes.values(), len(sizes))
@@ -205,8 +205,8 @@ class SourceFiles:
         parts = []
         for source, dataset in opened.items():
             table = dataset.table
-            if table.sampling is not None:
-                parts.append(table.values_of_samples(self._key(source, name)))
+            if (key := self._key(source, name)) in table.columns:
+                parts.append(table.values_of_samples(key))
                 continue
             values = self._column(source, table, table.paths, name, table.n_rows, argument)
             parts.append(values if dataset.indices is None else values[dataset.indices])

@@ -141,10 +141,10 @@ class _Objects:
     def _numbers_in(self, part: int) -> IntArray:
         """Return the rows of a part that samples are made of, or its segments, counted from its first."""
         table = self._table
-        if table.sampling is None:
+        if table.indexer.held_as == "rows":
             bounds, numbers = table.starts, self._dataset.indices
         else:
-            segments = table.sampling.segments
+            segments = table.indexer.segments
             numbers = segments.numbers_of(np.arange(len(segments)))
             bounds = np.arange(table.n_parts + 1) if table.first_segments is None else table.first_segments
         low, high = bounds[part : part + 2].tolist()

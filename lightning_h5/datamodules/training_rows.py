@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import MixtureDataset, Patches, RowDataset, TableDataset, WholeSegments, Windows
+from ..datasets import MixtureDataset, RowDataset, RowTable, TableDataset
 from ..errors import H5ValueError, listing
 from ..loading.choose_order import Order
 from ..options import MixtureOptions, SegmentOptions, WeightOptions
@@ -235,46 +235,40 @@ def weights_of(dataset: RowDataset) -> RowWeights | None:
 
 def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -> Order:
     """Return the order of epochs of a dataset, in batches of segments of similar lengths if these are wanted."""
-    sampling = dataset.table.sampling if isinstance(dataset, TableDataset) else None
-    if not segments.bucket or order.mode == "none" or not isinstance(sampling, WholeSegments):
+    lengths = dataset.table.indexer.lengths if isinstance(dataset, TableDataset) else None
+    if not segments.bucket or order.mode == "none" or lengths is None:
         return order
-    lengths = sampling.segments.lengths
     return order._replace(recipe=LengthRecipe(lengths, dataset.blocks(), f"{len(lengths):,} segments, by length"))
+
+
+def _tables(dataset: RowDataset) -> list[RowTable]:
+    """Return the tables of a dataset, or of its sources."""
+    return [each.table for each in dataset.sources or [dataset] if isinstance(each, TableDataset)]
 
 
 def segments_left_out(dataset: RowDataset) -> Iterator[str]:
     """Yield how many segments lack an array, are too short for a window, or too small for a patch."""
-    for each in dataset.sources or [dataset]:
-        if isinstance(each, TableDataset) and (n := each.table.n_missing):
-            yield f"{n:,} segments or files lack an array and are left out"
-        sampling = each.table.sampling if isinstance(each, TableDataset) else None
-        if isinstance(sampling, Patches) and (n := sampling.n_left_out):
-            yield (
-                f"{n:,} of {len(sampling.segments):,} volumes are smaller than a patch {sampling.options.sizes} and "
-                "have no sample"
-            )
-        if isinstance(sampling, Windows) and (n := sampling.n_left_out):
-            what = f"are shorter than a window ({sampling.reach} steps)" if sampling.reach > 1 else "have no steps"
-            yield f"{n:,} of {len(sampling.segments):,} segments {what} and have no sample"
+    for table in _tables(dataset):
+        if table.n_missing:
+            yield f"{table.n_missing:,} segments or files lack an array and are left out"
+        if (text := table.indexer.left_out()) is not None:
+            yield text
 
 
 def segments_without_steps(dataset: RowDataset) -> Iterator[str]:
     """Yield a warning if whole segments are samples, and some have no steps."""
-    for each in dataset.sources or [dataset]:
-        sampling = each.table.sampling if isinstance(each, TableDataset) else None
-        if isinstance(sampling, WholeSegments) and (n := sampling.n_left_out):
-            yield (
-                f"{n:,} segment{' has' if n == 1 else 's have'} no steps in at least one field, and so no sample, in "
-                "evaluation either. If they matter, let your metrics count them."
-            )
+    for table in _tables(dataset):
+        if (text := table.indexer.warning()) is not None:
+            yield text
 
 
 def segment_ends(dataset: RowDataset) -> IntArray | None:
     """Return how many samples there are up to the end of each segment; None if samples are no parts of segments."""
-    found: list[IntArray] = []
+    ends: list[IntArray] = []
     for each in dataset.sources or [dataset]:
-        sampling = each.table.sampling if isinstance(each, TableDataset) and each.indices is None else None
-        if not isinstance(sampling, Windows):
+        has_all = isinstance(each, TableDataset) and each.indices is None
+        of_table = _tables(each)[0].indexer.ends_of_segments if has_all else None
+        if of_table is None:
             return None
-        found.append(sampling.ends + (found[-1][-1] if found else 0))
-    return np.concatenate(found)
+        ends.append(of_table + (ends[-1][-1] if ends else 0))
+    return np.concatenate(ends)

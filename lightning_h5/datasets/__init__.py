@@ -12,7 +12,6 @@ from .discovery import FieldMap, expand_those_there
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats
-from .patches import Patches
 from .rank_cached import RankMemCachedH5Dataset
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
@@ -32,7 +31,7 @@ from .user_functions import (
     note_rows,
     own_streams,
 )
-from .windows import WholeSegments, Windows
+from .windows import WholeSegments
 from .worker_buffers import (
     WorkerMemory,
     h5_worker_init_fn,
@@ -56,7 +55,6 @@ __all__ = [
     "LazyFileDataset",
     "MixtureDataset",
     "NoRowPassesError",
-    "Patches",
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
@@ -68,7 +66,6 @@ __all__ = [
     "TableDataset",
     "Transform",
     "WholeSegments",
-    "Windows",
     "WorkerFailure",
     "WorkerMemory",
     "are_cells",

@@ -34,6 +34,7 @@ from .file_contents import FileContents, collector_paused, opened
 from .joins import Joins, with_others
 from .part_layouts import ListedParts
 from .row_table import RowTable
+from .rows import Rows
 
 __all__ = ["Catalog"]
 
@@ -185,7 +186,9 @@ class Catalog:
         if columns:
             self.joins.check_place(sum(n_rows), paths)
         all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
-        return RowTable(tuple(used), ListedParts(layouts), tuple(guards), lacks=all_lacks)
+        starts = np.concatenate([[0], np.cumsum(n_rows)])
+        rows = Rows.of(starts, len(asked))
+        return RowTable(tuple(used), ListedParts(layouts), tuple(guards), starts, rows, lacks=all_lacks)
 
     def _with_values(self, array: ArrayLayout, options: OpenOptions) -> ArrayLayout:
         """Return an array of references as a column of the values in its cells; other arrays as they are."""

@@ -16,11 +16,10 @@ from ..hdf5 import OpenOptions
 from ..readers import ChunkedReader, EncodedReader, TaskQueue, images_alike, is_pooled, open_chunked
 from ..types import IntArray, RowReader
 from .buffers import BufferPool, tensor_of
-from .patches import Patches
-from .read_costs import reads_of_blocks, rows_per_block
+from .indexer import FieldRows
+from .read_costs import RowUnits
 from .row_table import RowTable
 from .sample_layout import FieldPlan
-from .segments import FieldRows
 
 __all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each"]
 
@@ -57,7 +56,7 @@ def open_chunked_fields(
         work: threads that decode.
         counters: for what is read.
     """
-    kinds, sampling = table.layouts.examples, table.sampling
+    kinds, indexer = table.layouts.examples, table.indexer
     of_segments = {*table.fields_of_segments}
     of_rows = {*table.fields_of_rows, *of_segments}
     chunked = [
@@ -68,14 +67,12 @@ def open_chunked_fields(
     row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
     for field in set(chunked) & of_segments:  # the others have several rows in a sample
         row_bytes[field] = max(1, row_bytes[field] * table.n_segments // max(1, table.n_rows))
-    total, rows_per_run = sum(row_bytes[field] for field in chunked), rows_per_block(table)
+    total, rows_per_run = sum(row_bytes[field] for field in chunked), RowUnits(table).rows_per_block
 
     def rows_used(field: int) -> IntArray | None:
-        if sampling is None:
-            return samples
-        return sampling.segments.numbers_of(located()) if field in of_segments else None  # samples are whole segments
+        return indexer.segments.numbers_of(located()) if field in of_segments else None  # samples are whole segments
 
-    changed_later = {field for field in chunked if isinstance(sampling, Patches) or plans[field].guard is not None}
+    changed_later = {field for field in chunked if indexer.cuts(field) or plans[field].guard is not None}
     return {
         field: open_chunked(
             table.layouts.of_field(field),
@@ -86,7 +83,7 @@ def open_chunked_fields(
             counters=counters,
             rows=rows_used(field),
             first_row=table.first_segments if field in of_segments else table.starts,
-            reads=None if sampling is None or field in of_segments else partial(reads_of_blocks, table, samples, field),
+            reads=None if field in of_segments else partial(indexer.reads_of_blocks, samples, field),
             retain=retain,
             prepare=None if field in changed_later else plans[field].affine,
             dtype=None if field in changed_later else plans[field].gathered,
@@ -107,7 +104,7 @@ def read_each(
         n_samples: samples that these are of.
         reader_of: returns the reader of a part and a field.
     """
-    if table.has_steps and not table.has_steps[field]:
+    if not table.has_steps[field]:
         parts, local = table.locate_values(field, wanted.rows)
         each = [reader_of(part, field).read(local[at : at + 1])[0] for at, part in enumerate(parts.tolist())]
         return [np.asarray(one) if isinstance(one, np.generic) else one for one in each]
@@ -121,12 +118,10 @@ def read_each(
 class EncodedRows:
     """Reads rows of a field that are decoded one by one, such as images.
 
-    Args:
-        guess: expect images of the shape that the last batch had, to decode them into one tensor.
+    Images are expected to have the shape that those of the last batch had, and then decoded into one tensor.
     """
 
-    def __init__(self, *, guess: bool) -> None:
-        self._guess = guess
+    def __init__(self) -> None:
         self._alike: tuple[tuple[int, ...], np.dtype[Any]] | None = None  # shape and dtype of the last batch's rows
 
     def read(
@@ -142,7 +137,7 @@ class EncodedRows:
         """
         block: npt.NDArray[Any] | None = None
         memory: list[npt.NDArray[Any]] | None = None
-        if self._guess and self._alike is not None:
+        if self._alike is not None:
             (n_channels, *sizes), dtype = self._alike
             block = buffers.array((n_rows, *sizes, n_channels), dtype)
             memory = list(np.moveaxis(block, -1, 1))

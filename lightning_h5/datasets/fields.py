@@ -32,7 +32,6 @@ from .compatibility import Asked, has_lists, is_encoded
 from .multiply_add import Affine
 from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
 from .sparse_rows import SparseField
-from .windows import WholeSegments
 
 if TYPE_CHECKING:
     from .row_table import RowTable
@@ -135,39 +134,39 @@ class Fields:
         """Return the fields as samples of a table have them.
 
         Args:
-            table: the files; its sampling makes the samples.
+            table: the files, and what makes the samples.
             mask: add which steps of each field are no padding.
             collate: how samples of several shapes become a batch.
         """
-        lists = [at for at, array in enumerate(table.layouts[0]) if at < self.n_inputs and has_lists(array)]
-        if table.sampling is None:
-            may_differ = self.sample_layout.x.transform is not None  # samples may differ in length
-            length_of = (lists[0], 0) if lists else (0, 0) if may_differ else None
-            return replace(
-                self, sample_layout=replace(self.sample_layout, collate=collate, length_of=collate and length_of)
-            )
-        if self.matrices:
-            return replace(self, sample_layout=replace(self.sample_layout, collate=collate))
         layout, masked = self.sample_layout, tuple(table.step_fields) if mask else ()
         x, more = layout.x, layout.more
         names = tuple(f"{self.names[field]}_valid" for field in masked)
         if names:
             x = replace(x, fields=replace(x.fields, keys=x.fields.keys + names, names=x.fields.names + names))
-        if layout.with_index:
+        if layout.with_index and table.indexer.has_places:
             more += PLACES
+        layout = replace(layout, x=x, more=more, collate=collate)
+        return replace(self, masked=masked, sample_layout=replace(layout, length_of=self.length_of(table, layout)))
+
+    def length_of(self, table: RowTable, layout: SampleLayout) -> tuple[int, int] | None:
+        """Return the input field whose steps are the length of a sample, and their axis; None if all have one length.
+
+        Args:
+            table: the files, and what makes the samples.
+            layout: what a sample looks like.
+        """
+        if not layout.collate:
+            return None
         steps = [field for field in table.step_fields if field < self.n_inputs] or table.step_fields
-        ragged = [field for field in range(self.n_inputs) if table.is_ragged[field]] or lists
-        length_of = None
-        if isinstance(table.sampling, WholeSegments):
-            counted = next((field for field in steps if table.sampling.has_all_steps(field)), steps[0])
-            length_of = counted, table.step_places[counted]
-        elif ragged:
-            length_of = ragged[0], 0
-        return replace(
-            self,
-            masked=masked,
-            sample_layout=replace(layout, x=x, more=more, collate=collate, length_of=length_of),
-        )
+        counted = table.indexer.counted_field(steps)
+        if counted is not None:
+            return counted, table.step_places[counted]
+        inputs = range(self.n_inputs)
+        ragged = [field for field in inputs if table.is_ragged[field] and not table.indexer.cuts(field)]
+        ragged = ragged or [field for field in inputs if has_lists(table.layouts[0][field])]
+        if ragged:
+            return ragged[0], 0
+        return (0, 0) if layout.x.transform is not None else None  # which may give samples several lengths
 
     @classmethod
     def of(

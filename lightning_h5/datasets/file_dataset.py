@@ -34,10 +34,11 @@ from .base import RawBatch, ReadCost
 from .buffers import Column
 from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each
 from .fields import Fields
+from .indexer import BatchRows
 from .read_costs import blocks_of, cost_of_files
-from .row_table import HELD_BYTES, BatchRows, RowTable
+from .row_table import HELD_BYTES, RowTable
 from .sample_layout import Transform
-from .table_dataset import TableDataset, column_of_samples
+from .table_dataset import TableDataset
 
 __all__ = ["CACHE_BYTES", "FileDataset"]
 
@@ -78,11 +79,10 @@ class FileDataset(TableDataset):
         holds_all: bool = False,
     ) -> None:
         self._mmap, self._holds_all = mmap, holds_all
-        self._has_samples = table.sampling is not None
         self.cache_bytes, self.in_runs = cache_bytes, False
         self.retain: bool | None = None
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
-        self._encoded = [EncodedRows(guess=not self._has_samples) for _ in self.plans]
+        self._encoded = [EncodedRows() for _ in self.plans]
 
     def join(self, counters: Counters, work: TaskQueue) -> None:
         """See ``RowDataset.join``."""
@@ -96,7 +96,7 @@ class FileDataset(TableDataset):
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: has decoded what is not decoded yet."""
-        return self.begin_rows(rows, self.table.rows_of(self.located(rows), epoch), epoch, at_once=at_once)
+        return self.begin_rows(rows, self.table.indexer.rows_of(self.located(rows), epoch), epoch, at_once=at_once)
 
     def begin_rows(
         self, rows: IntArray, asked: BatchRows, epoch: int | None, *, at_once: bool
@@ -134,13 +134,11 @@ class FileDataset(TableDataset):
                     read.finish()
                     is_final = wanted.patches is None and plan.guard is None
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
-                elif self._has_samples and self.table.is_ragged[field]:
+                elif self.table.is_ragged[field]:
                     each = read_each(self.table, field, wanted, len(rows), self._reader)
                     columns.append([plan.finished(one, self._buffers) for one in each])
                 else:
-                    has_steps = self._has_steps(field)  # else rows of a segment, or one of all segments of a part
-                    is_own = self._has_samples and (self.table.own_sizes[field] is not None or not has_steps)
-                    which = id(wanted), field if is_own else -1
+                    which = id(wanted), -1 if self._is_plain(field) else field
                     if which not in by_part:
                         by_part[which] = self._by_part(field, wanted.rows)
                     n_rows, parts = len(wanted.rows), by_part[which]
@@ -157,24 +155,21 @@ class FileDataset(TableDataset):
 
     def _of_samples(self, asked: BatchRows, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return columns with an entry for each sample."""
-        if asked.places is None:
-            return tuple(columns)
-        table = self.table
-        made = [
-            column_of_samples(table, field, found, column, self._buffers)
-            for field, (found, column) in enumerate(zip(asked.fields, columns, strict=True))
+        assembled = [
+            assembler.column(rows, column, self._buffers)
+            for assembler, rows, column in zip(self.assemblers, asked.fields, columns, strict=True)
         ]
-        return (*self.in_samples(asked, made), *self.further_columns(asked))
+        return (*self.in_samples(asked, assembled), *self.further_columns(asked))
 
-    def _has_steps(self, field: int) -> bool:
-        return not self.table.has_steps or self.table.has_steps[field]
+    def _is_plain(self, field: int) -> bool:
+        """Return whether a field has a row for each of the table's, as these are numbered."""
+        return self.table.has_steps[field] and self.table.own_sizes[field] is None
 
     def _by_part(self, field: int, rows: IntArray) -> RowsByPart:
         """Return, for each part that rows are in, their places in the batch (None for all) and their rows there."""
-        is_plain = not self._has_samples or (self.table.own_sizes[field] is None and self._has_steps(field))
-        if is_plain and self.table.n_parts == 1:
+        if self._is_plain(field) and self.table.n_parts == 1:
             return {0: (None, rows)}
-        parts, local = self.table.locate(rows) if self._has_steps(field) else self.table.locate_values(field, rows)
+        parts, local = self.table.locate(rows) if self.table.has_steps[field] else self.table.locate_values(field, rows)
         local = self.table.own_rows(field, parts, local)
         places = {part: np.flatnonzero(parts == part) for part in np.unique(parts).tolist() or [0]}
         return {part: (here, local[here]) for part, here in places.items()}
@@ -206,7 +201,7 @@ class FileDataset(TableDataset):
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
-        asked = self.table.rows_of(self.located(rows), epoch)
+        asked = self.table.indexer.rows_of(self.located(rows), epoch)
         with self._blames_changes(asked):
             chunked = self._chunked_readers()
             had_room = [reader.prefetch(asked.fields[field].rows, epoch) for field, reader in chunked.items()]
@@ -219,7 +214,7 @@ class FileDataset(TableDataset):
         """Begin to fetch rows of arrays without chunks."""
         for field in fields:
             rows = asked.fields[field].rows
-            if self.table.is_ragged[field] or not self._has_steps(field):
+            if self.table.is_ragged[field] or not self.table.has_steps[field]:
                 continue
             for part, (_, local) in self._by_part(field, rows).items():
                 reader = self._reader(part, field)
@@ -233,17 +228,15 @@ class FileDataset(TableDataset):
         return blocks_of(self.table, self.indices)
 
     @cached_property
-    def _encoded_bytes(self) -> int:
-        """Bytes of a row of the fields that are decoded one by one, by the first row of each."""
-        n_bytes = 0
+    def _encoded_bytes(self) -> list[int]:
+        """For each field the bytes of its first row, if rows are decoded one by one; 0 for other fields."""
+        sizes = [0] * len(self.plans)
         for field, plan in enumerate(self.plans):
             if plan.is_encoded and self.table.n_rows:
-                try:
+                with suppress(OSError):  # reading the row raises it again
                     row = self._reader(0, field).read(np.zeros(1, np.int64))[0]
-                except OSError:  # reading the row raises it again
-                    continue
-                n_bytes += getattr(row, "nbytes", 0)
-        return n_bytes
+                    sizes[field] = getattr(row, "nbytes", 0)
+        return sizes
 
     @property
     def cost(self) -> ReadCost:
@@ -260,16 +253,13 @@ class FileDataset(TableDataset):
 
     def _samples_of(self, n_rows: int) -> int:
         """Return about how many samples are around so many rows."""
-        if self.table.sampling is None or not n_rows:
-            return n_rows
-        return max(1, n_rows * self.table.n_samples // max(1, self.table.n_rows))
+        return n_rows and max(1, n_rows * self.table.n_samples // max(1, self.table.n_rows))
 
     @cached_property
     def _cost_of_files(self) -> ReadCost:
         """What follows from the files alone."""
         return cost_of_files(
             self.table,
-            self.plans,
             self._read_on_demand,
             encoded_bytes=self._encoded_bytes,
             dense_bytes=self.dense_bytes,
@@ -356,7 +346,7 @@ class FileDataset(TableDataset):
                 self.options,
                 mmap=self._mmap,
                 held_bytes=held_bytes,
-                in_blocks=self.table.sampling is not None and self.table.is_ragged[field],
+                in_blocks=self.table.is_ragged[field],
                 counters=self.counters,
                 work=self.work,
             )

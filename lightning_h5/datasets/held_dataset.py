@@ -287,7 +287,7 @@ class HeldDataset(TableDataset):
         numbers = self.shard.rows(self.draw)
         if self.has_all_rows:
             return numbers, numbers
-        if self.table.sampling is None:
+        if self.table.indexer.held_as == "rows":
             return self.located(as_array(numbers)), numbers
         if self.samples.has_cells:
             return range(0), numbers  # cells are found by their numbers among those that are held
@@ -306,7 +306,7 @@ class HeldDataset(TableDataset):
     def n_held_bytes(self, rank: int) -> int:
         """Return the bytes of the rows of the files that a rank holds; about as many however shards are drawn."""
         samples = self.shard.rows(0, rank)
-        if self.table.sampling is None:
+        if self.table.indexer.held_as == "rows":
             return len(samples) * sum(plan.row_bytes for plan in self.samples.plans)
         return self.samples.n_bytes(self.located(as_array(samples)))
 
@@ -392,15 +392,14 @@ class HeldDataset(TableDataset):
 
     def _copy(self, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
         held = self._of_rank(rows)
-        if self.table.sampling is not None:
-            return self._copy_samples(held, rows, epoch, all_cores=all_cores)
-        columns = held.take(rows, self._buffers, all_cores=all_cores)
-        return RawBatch(held.numbers(rows), columns)
+        if self.table.indexer.held_as == "rows":
+            return RawBatch(held.numbers(rows), held.take(rows, self._buffers, all_cores=all_cores))
+        return self._copy_samples(held, rows, epoch, all_cores=all_cores)
 
     def _copy_samples(self, held: HeldRows, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
         """Return samples of several rows: those in memory, and the fields that are not held by rows."""
         numbers = held.numbers(rows)
-        asked = self.table.rows_of(self.located(numbers), epoch)
+        asked = self.table.indexer.rows_of(self.located(numbers), epoch)
         of_rank = np.empty(0, np.int64) if self.samples.has_cells else self._rows_of_rank()
         columns = self.samples.columns(held, numbers, asked, of_rank, self._buffers, all_cores=all_cores)
         return RawBatch(numbers, (*self.in_samples(asked, columns), *self.further_columns(asked)))
@@ -417,9 +416,7 @@ class HeldDataset(TableDataset):
     @property
     def cost(self) -> ReadCost:
         """See ``RowDataset.cost``; text is not counted."""
-        sizes = [plan.row_bytes for plan in self.plans]
-        sampling = self.table.sampling
-        row_bytes = sum(sizes) if sampling is None else sampling.mean_bytes(sizes) + self.dense_bytes
+        row_bytes = self.table.indexer.mean_bytes([plan.row_bytes for plan in self.plans]) + self.dense_bytes
         return ReadCost(row_bytes, is_in_memory=True)
 
     def blocks(self) -> BlockTable:

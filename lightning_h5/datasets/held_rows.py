@@ -22,9 +22,9 @@ from ..types import IntArray
 from .buffers import BufferPool, Column, tensor_of
 from .columns import row_tasks, text_tasks
 from .fields import torch_dtype_of
+from .indexer import FieldRows
 from .row_table import RowTable
 from .sample_layout import FieldPlan, as_tensor, numpy_dtype_like
-from .segments import FieldRows
 from .shard_memory import ShardMemory
 
 __all__ = ["HeldRows", "checked_device"]

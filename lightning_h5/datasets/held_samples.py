@@ -14,10 +14,8 @@ from .buffers import BufferPool, Column
 from .fields import Fields
 from .file_dataset import FileDataset
 from .held_rows import HeldRows
-from .patches import Patches
-from .read_costs import SAMPLES_AT_A_TIME
-from .row_table import BatchRows, RowTable
-from .table_dataset import column_of_samples
+from .indexer import SAMPLES_AT_A_TIME, BatchRows
+from .row_table import RowTable
 
 __all__ = ["HeldSamples"]
 
@@ -38,9 +36,10 @@ class HeldSamples:
     def __init__(self, table: RowTable, fields: Fields, options: OpenOptions) -> None:
         plans = self._all_plans = fields.plans(table.as_read)
         self._all, self._fields = table, table.fields_of_rows
+        self._assemblers = [table.assembler(field) for field in range(table.n_fields)]
         self.table = table.with_fields(self._fields)
         self.plans = [plans[field] for field in self._fields]
-        self.has_cells = isinstance(table.sampling, Patches)
+        self.has_cells = table.indexer.held_as == "cells"
         if self.has_cells:  # held as they are stored
             self.plans = list(fields.among(self._fields).as_stored().plans(self.table.layouts[0]))
         self._others: FileDataset | None = None
@@ -61,13 +60,13 @@ class HeldSamples:
 
     def rows_needed(self, samples: IntArray) -> list[IntArray]:
         """Return the rows that samples of the table have, ascending; of each field that is held if they are cells."""
-        sampling = self._all.sampling
-        if sampling is None:
+        indexer = self._all.indexer
+        if indexer.held_as == "rows":
             return [np.unique(samples)]
         needed = np.zeros((len(self.plans) if self.has_cells else 1, self._all.n_rows), dtype=np.bool_)
         for start in range(0, len(samples), SAMPLES_AT_A_TIME):
             some = samples[start : start + SAMPLES_AT_A_TIME]
-            for number, rows in enumerate(sampling.rows_of_any_epoch(some)):
+            for number, rows in enumerate(indexer.rows_of_any_epoch(some)):
                 needed[number if self.has_cells else 0, rows] = True
         return [np.flatnonzero(one) for one in needed]
 
@@ -110,7 +109,7 @@ class HeldSamples:
                 if id(found) not in places:
                     places[id(found)] = np.searchsorted(of_rank, found.rows)
                 column = held.take_of(at, places[id(found)], buffers, all_cores=all_cores)
-            columns.append(column_of_samples(self._all, field, found, column, buffers))
+            columns.append(self._assemblers[field].column(found, column, buffers))
         return columns
 
     def _columns_of_others(self, numbers: IntArray, asked: BatchRows) -> tuple[Column, ...]:

@@ -21,7 +21,7 @@ from .buffers import BufferPool, Column, put_rows
 from .compatibility import are_packed_alike, different_packing
 from .file_dataset import FileDataset
 from .sample_layout import SampleLayout, SamplePart, Transform
-from .sparse_rows import SparseRows
+from .sparse_rows import CsrRows
 
 __all__ = ["SOURCE", "MixtureDataset", "mixture_dataset", "rows_of", "weighted_dataset"]
 
@@ -87,7 +87,7 @@ def _are_alike(parts: Sequence[Column]) -> bool:
     for part in parts:
         if isinstance(part, torch.Tensor):
             kinds.add((part.dtype, part.shape[1:]))
-        elif isinstance(part, SparseRows):
+        elif isinstance(part, CsrRows):
             kinds.add((part.values.dtype, part.n_columns))
         else:
             kinds.add(type(part))
@@ -184,9 +184,9 @@ class MixtureDataset(RowDataset):
         if not _are_alike(parts):
             return MixedColumn(parts, [share.places for share in shares])
         first = parts[0]
-        if isinstance(first, SparseRows):
-            rows = [part for part in parts if isinstance(part, SparseRows)]
-            return SparseRows.placed([(share.places, one) for share, one in zip(shares, rows, strict=True)])
+        if isinstance(first, CsrRows):
+            rows = [part for part in parts if isinstance(part, CsrRows)]
+            return CsrRows.placed([(share.places, one) for share, one in zip(shares, rows, strict=True)])
         column: Column = [None] * n_rows
         if isinstance(first, torch.Tensor):
             column = self._buffers.tensor((n_rows, *first.shape[1:]), first.dtype)

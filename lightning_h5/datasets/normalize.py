@@ -25,7 +25,6 @@ from ..types import PathLike
 from .catalog import Catalog
 from .fields import Fields, torch_dtype_of
 from .multiply_add import Affine
-from .patches import Patches
 from .row_table import RowTable
 
 __all__ = ["FORMAT", "FieldStats", "Normalize", "normalized", "read_stats", "write_stats"]
@@ -208,7 +207,7 @@ def normalized(
             raise H5ValueError(
                 f"{fields.names[at]!r} is to be normalized, but {dtype} was requested. Pass a floating dtype."
             )
-        is_patch = isinstance(table.sampling, Patches) and table.sampling.shape_of(at) is not None
+        is_patch = table.indexer.cuts(at)
         each = [arrays[at]] if is_patch else [of_part[at] for of_part in table.layouts.examples]
         affines[at] = _affine(of_field.of_part() if is_patch else of_field, fields.names[at], each)
         stored = torch_dtype_of(arrays[at].dtype)

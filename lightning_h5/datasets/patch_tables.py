@@ -121,7 +121,7 @@ class VolumeTable:
             found.append(tuple(a if grid is None else a.in_cells(grid.cell, n) for a, grid, n in pairs))
         return tuple(found)
 
-    def sampling(self, starts: IntArray, n_lines: IntArray, arrays: Sequence[ArrayLayout], seed: int) -> Patches:
+    def indexer(self, starts: IntArray, n_lines: IntArray, arrays: Sequence[ArrayLayout], seed: int) -> Patches:
         """Return the patches of all volumes.
 
         Args:

@@ -14,10 +14,12 @@ import torch
 
 from ..errors import H5ValueError
 from ..options import PatchOptions
-from ..order import uniform
+from ..order import BlockTable, uniform
 from ..types import IntArray, cached_property
+from .assemblers import Assembler, PatchAssembler
+from .indexer import FieldRows, Indexer, Places, Units
 from .patch_grids import CellAxis, CellGrid, Pieces
-from .segments import BoolArray, FieldRows, Places, Segments
+from .segments import BoolArray, Segments
 
 __all__ = ["PatchRows", "Patches", "Volume"]
 
@@ -213,7 +215,7 @@ class PatchRows:
 
 
 @dataclass(frozen=True, eq=False)
-class Patches:
+class Patches(Indexer):
     """Samples that are patches of volumes; each segment is one.
 
     Attributes:
@@ -230,6 +232,11 @@ class Patches:
     lines: IntArray
     seed: int = 0
 
+    noun = "patches"
+    segment_noun = "volume"
+    is_known_by_row = False
+    passes_whole = True
+    held_as = "cells"
     reach = 1
 
     @property
@@ -245,33 +252,46 @@ class Patches:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    @property
-    def n_left_out(self) -> int:
-        """Volumes without any patch."""
-        return int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+    def left_out(self) -> str | None:
+        """See ``Indexer.left_out``."""
+        n = int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+        if not n:
+            return None
+        return (
+            f"{n:,} of {len(self.segments):,} volumes are smaller than a patch {self.options.sizes} and have no sample"
+        )
 
-    def shape_of(self, field: int) -> tuple[int, ...] | None:
-        """Return the shape of a patch of a field; None for a field with one value for each segment."""
-        return None if (grid := self.volumes[0].grids[field]) is None else grid.shape_of(self.options.sizes)
+    def cuts(self, field: int) -> bool:
+        """See ``Indexer.cuts``."""
+        return self.volumes[0].grids[field] is not None
+
+    def shape_read(self, field: int, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Indexer.shape_read``."""
+        grid = self.volumes[0].grids[field]
+        return row_shape if grid is None else grid.shape_of(self.options.sizes)
+
+    def assembler(self, field: int, *, is_ragged: bool, place: int) -> Assembler:
+        """See ``Indexer.assembler``."""
+        return PatchAssembler() if self.cuts(field) else Assembler()
 
     def among(self, segments: IntArray) -> Patches:
-        """See ``Sampling.among``."""
+        """See ``Indexer.among``."""
         return replace(
             self, segments=self.segments.among(segments), kinds=self.kinds[segments], lines=self.lines[segments]
         )
 
     def in_parts(self, low: IntArray, high: IntArray) -> Patches:
-        """See ``Sampling.in_parts``."""
+        """See ``Indexer.in_parts``."""
         raise H5ValueError("split.by='time' was given with patch, and volumes have no steps. Pass 'segment'.")
 
     def keeping(self, is_kept: BoolArray) -> Patches:
-        """See ``Sampling.keeping``."""
+        """See ``Indexer.keeping``."""
         raise H5ValueError(
             "label was given with patch, and volumes have no steps. Pass where with a value that a volume has once."
         )
 
     def of_fields(self, fields: Sequence[int]) -> Patches:
-        """See ``Sampling.of_fields``."""
+        """See ``Indexer.of_fields``."""
         segments = replace(self.segments, kinds=tuple(self.segments.kinds[at] for at in fields))
         volumes = tuple(self._of_fields(volume, fields) for volume in self.volumes)
         return replace(self, segments=segments, volumes=volumes)
@@ -290,7 +310,7 @@ class Patches:
         return np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
 
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
-        """See ``Sampling.places``; steps are where patches start along each axis that is cut."""
+        """See ``Indexer.places``; steps are where patches start along each axis that is cut."""
         segments = np.searchsorted(self.ends, samples, side="right")
         numbers = samples - self._before(segments)
         steps = np.empty((len(samples), len(self.options.sizes)), dtype=np.int64)
@@ -315,7 +335,7 @@ class Patches:
                 yield int(kinds[here[0]]), here
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
-        """See ``Sampling.rows``: cells of the kinds of volumes, one after the other."""
+        """See ``Indexer.rows``: cells of the kinds of volumes, one after the other."""
         n_fields, segments = len(self.segments.kinds), places.segments
         values = FieldRows(self.segments.numbers_of(segments))
         groups: list[list[Pieces]] = [[] for _ in range(n_fields)]
@@ -330,16 +350,17 @@ class Patches:
         is_padded = self.options.border == "pad"
         made = []
         for field, pieces_of_kinds in enumerate(groups):
-            shape = self.shape_of(field)
-            if shape is None:
+            grid = self.volumes[0].grids[field]
+            if grid is None:
                 made.append(values)
                 continue
-            patches = PatchRows(pieces_of_kinds, (len(segments), *shape), is_padded)
+            shape = (len(segments), *grid.shape_of(self.options.sizes))
+            patches = PatchRows(pieces_of_kinds, shape, is_padded)
             made.append(FieldRows(np.concatenate(cells[field]), patches=patches))
         return tuple(made)
 
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
-        """See ``Sampling.rows_of_any_epoch``."""
+        """See ``Indexer.rows_of_any_epoch``."""
         fields = [field for field, kind in enumerate(self.segments.kinds) if kind is not None]
         if self.options.random is None:
             found = self.rows(self.places(samples))
@@ -367,32 +388,38 @@ class Patches:
             found[firsts[here[0]] : firsts[here[0]] + len(reads)] += reads
         return found
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of the cells of a block, at most."""
-        return max(volume.block_bytes for volume in self.volumes)
+    def block_bytes(self, units: Units, row_bytes: IntArray) -> int:
+        """See ``Indexer.block_bytes``: those of cells."""
+        return max(1, *(volume.block_bytes for volume in self.volumes))
 
-    def block_sizes(self) -> IntArray:
-        """Return how many samples each block has, in order."""
+    def blocks(self, units: Units, samples: IntArray | None) -> BlockTable:
+        """See ``Indexer.blocks``: patches that share cells."""
         each = [volume.block_sizes for volume in self.volumes]
-        return np.concatenate([np.empty(0, np.int64), *(each[kind] for kind in self.kinds.tolist())])
+        sizes = np.concatenate([np.empty(0, np.int64), *(each[kind] for kind in self.kinds.tolist())])
+        if samples is None:
+            return BlockTable.of_sizes(sizes)
+        return BlockTable.of_runs(np.searchsorted(np.cumsum(sizes), samples, side="right"))
+
+    def is_cheap(self, *, by_rows: bool, by_steps: bool, n_parts: int) -> bool:
+        """See ``Indexer.is_cheap``: patches share cells."""
+        return False
 
     def n_before(self, rows: IntArray) -> IntArray:
-        """See ``Sampling.n_before``: of whole segments."""
+        """See ``Indexer.n_before``: of whole segments."""
         return self._before(np.searchsorted(self.segments.steps[0].firsts_of(), rows))
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
-        """See ``Sampling.n_reads_before``."""
+        """See ``Indexer.n_reads_before``."""
         if self.options.random is not None:
             return None
         reads = np.concatenate([[0], np.cumsum(self._n_reads(field, np.arange(len(self.segments))))])
         return reads[np.minimum(rows, len(reads) - 1)]
 
-    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
-        """See ``Sampling.mean_bytes``, from the bytes of a patch of each field."""
-        return sum(row_bytes)
+    def mean_bytes(self, sizes: Sequence[int]) -> int:
+        """See ``Indexer.mean_bytes``."""
+        return sum(sizes)
 
     def digest(self) -> bytes:
-        """See ``Sampling.digest``."""
+        """See ``Indexer.digest``."""
         drawn, volumes = self.options.random and self.seed, b"".join(volume.digest() for volume in self.volumes)
         return repr(drawn).encode() + volumes + self.kinds.tobytes() + self.lines.tobytes() + self.segments.digest()

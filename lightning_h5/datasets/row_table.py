@@ -8,19 +8,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
 from ..types import IntArray, cached_property
+from .assemblers import Assembler
+from .indexer import BatchRows, Indexer
 from .part_layouts import PartLayouts
-from .patches import Patches
-from .segments import FieldRows, Places, Sampling
-from .windows import WholeSegments
 
-__all__ = ["HELD_BYTES", "RUN_BYTES", "BatchRows", "Parts", "RowTable"]
+__all__ = ["HELD_BYTES", "RUN_BYTES", "Parts", "RowTable", "starts_of"]
 
 HELD_BYTES = 16 << 20
 """An array whose rows take no more than this, over all files, is read whole, once, in each process."""
@@ -44,18 +43,6 @@ class Parts:
     aliases: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
 
-class BatchRows(NamedTuple):
-    """The rows that some samples have.
-
-    Attributes:
-        fields: the rows of each field.
-        places: where the samples are; None if samples are rows.
-    """
-
-    fields: tuple[FieldRows, ...]
-    places: Places | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class RowTable:
     """Some arrays of some files with consecutive rows: a view of the catalog.
@@ -67,24 +54,25 @@ class RowTable:
         paths: the files.
         layouts: for each part its arrays, in the order of the dataset's fields.
         guards: for each file how it looked when it was described.
-        sampling: how segments of rows become samples; None if each row is one, which takes no memory.
+        starts: first row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``.
+        indexer: says which rows samples have.
         parts: the parts; None if each file is one.
         has_steps: for each field whether its rows are steps; the others have a row for each segment, or for each part.
             Empty if all are.
-        is_shared: for each field whether all segments of a part have the same steps of it.
-        step_places: for each field the axis of a sample that its steps are along.
+        is_shared: for each field whether all segments of a part have the same steps of it; empty if none is.
+        step_places: for each field the axis of a sample that its steps are along; empty if it is the first of all.
         columns: values of further arrays, one for each segment.
         first_segments: number of each part's first segment, and of all segments at the end, shape ``(n_parts + 1,)``;
             None if each part is one.
         lacks: which rows have no line in a side table, and are left out; None if all have one.
         n_missing: segments that lack an array and are left out (``segments.missing``).
-        numbering: ``starts`` of a table with more fields, by which rows are numbered; None if there is none.
     """
 
     paths: tuple[str, ...]
     layouts: PartLayouts
     guards: tuple[ChangeGuard, ...]
-    sampling: Sampling | None = None
+    starts: IntArray
+    indexer: Indexer
     parts: Parts | None = None
     has_steps: tuple[bool, ...] = ()
     is_shared: tuple[bool, ...] = ()
@@ -93,35 +81,27 @@ class RowTable:
     first_segments: IntArray | None = None
     lacks: npt.NDArray[np.bool_] | None = None
     n_missing: int = 0
-    numbering: IntArray | None = None
 
-    @cached_property
-    def starts(self) -> IntArray:
-        """First row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``."""
-        if self.numbering is not None:
-            return self.numbering
-        sizes = np.zeros(self.n_parts, dtype=np.int64)
-        for at in self.step_fields if self.has_steps else [0]:
-            numbered = self.layouts.of_kinds(partial(_rows_numbered, at))
-            sizes = np.maximum(sizes, np.where(numbered < 0, self.layouts.n_rows(at), numbered))
-        return np.concatenate([[0], np.cumsum(sizes)])
+    def __post_init__(self) -> None:
+        n_fields = self.layouts.n_fields
+        for name, default in (("has_steps", True), ("is_shared", False), ("step_places", 0)):
+            if not getattr(self, name):
+                object.__setattr__(self, name, (default,) * n_fields)
 
     @cached_property
     def as_read(self) -> tuple[ArrayLayout, ...]:
         """The arrays of the first part, with the shape of what is read of each at a time: a row, or a patch."""
         arrays: tuple[ArrayLayout, ...] = self.layouts[0]
-        if not isinstance(self.sampling, Patches):
-            return arrays
-        shapes = [self.sampling.shape_of(field) for field in range(len(arrays))]
+        shapes = [self.indexer.shape_read(field, array.row_shape) for field, array in enumerate(arrays)]
         return tuple(
-            array if shape is None else array.with_changes(row_shape=shape)
+            array if shape == array.row_shape else array.with_changes(row_shape=shape)
             for array, shape in zip(arrays, shapes, strict=True)
         )
 
     @property
     def n_segments(self) -> int:
         """Number of segments that samples are made of."""
-        return 0 if self.sampling is None else len(self.sampling.segments)
+        return len(self.indexer.segments)
 
     @cached_property
     def n_parts(self) -> int:
@@ -136,7 +116,7 @@ class RowTable:
     @cached_property
     def step_fields(self) -> list[int]:
         """The fields whose rows are steps."""
-        return [field for field in range(self.n_fields) if not self.has_steps or self.has_steps[field]]
+        return [field for field in range(self.n_fields) if self.has_steps[field]]
 
     @property
     def n_rows(self) -> int:
@@ -146,19 +126,13 @@ class RowTable:
     @property
     def n_samples(self) -> int:
         """Samples that the rows make."""
-        return self.n_rows if self.sampling is None else len(self.sampling)
+        return len(self.indexer)
 
-    def rows_of(self, samples: IntArray, epoch: int | None = None) -> BatchRows:
-        """Return the rows of samples.
-
-        Args:
-            samples: numbers of samples.
-            epoch: the epoch that asks for them; None without a plan.
-        """
-        if self.sampling is None:
-            return BatchRows((FieldRows(samples),) * self.n_fields)
-        places = self.sampling.places(samples, epoch)
-        return BatchRows(self.sampling.rows(places), places)
+    def assembler(self, field: int) -> Assembler:
+        """Return what makes a column of a field's rows, with an entry for each sample."""
+        if not self.has_steps[field]:
+            return Assembler()
+        return self.indexer.assembler(field, is_ragged=self.is_ragged[field], place=self.step_places[field])
 
     def files_touched(self, asked: BatchRows) -> list[int]:
         """Return the numbers of the files that rows are in."""
@@ -185,10 +159,15 @@ class RowTable:
             return numbers
         return np.searchsorted(self.first_segments, numbers, side="right") - 1
 
+    def parts_and_numbers(self, segments: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the part that each of some segments begins in, and its number there."""
+        parts = self.parts_of_segments(segments)
+        return parts, np.zeros_like(segments) if self.first_segments is None else segments - self.first_segments[parts]
+
     def part_of_segment(self, number: int) -> tuple[int, int]:
         """Return the part that a segment begins in, and its number there."""
-        part = int(self.parts_of_segments(np.array([number]))[0])
-        return part, 0 if self.first_segments is None else number - int(self.first_segments[part])
+        (part,), (inside,) = self.parts_and_numbers(np.array([number]))
+        return int(part), int(inside)
 
     def file_of_segment(self, number: int) -> int:
         """Return the file that a segment begins in."""
@@ -197,8 +176,7 @@ class RowTable:
 
     def values_of_samples(self, key: str) -> npt.NDArray[Any]:
         """Return the value of a column for each sample: that of its segment."""
-        assert self.sampling is not None, "samples are rows"
-        return np.asarray(self.columns[key][self.sampling.places(np.arange(self.n_samples)).segments])
+        return np.asarray(self.columns[key][self.indexer.places(np.arange(self.n_samples)).segments])
 
     def n_segments_of(self, part: int) -> int:
         """Return how many segments the files have in a part."""
@@ -224,37 +202,34 @@ class RowTable:
 
     def with_fields(self, fields: range | Sequence[int]) -> RowTable:
         """Return the same files with some of their arrays."""
-        picked: dict[str, Any] = {"layouts": self.layouts.with_fields(fields)}
-        if self.sampling is not None:
-            picked |= {"sampling": self.sampling.of_fields(fields), "numbering": self.starts}
-        for name in ("has_steps", "is_shared", "step_places"):
-            if given := getattr(self, name):
-                picked[name] = tuple(given[at] for at in fields)
-        return replace(self, **picked)
-
-    def _is_shared(self, field: int) -> bool:
-        return bool(self.is_shared) and self.is_shared[field]
+        return replace(
+            self,
+            layouts=self.layouts.with_fields(fields),
+            indexer=self.indexer.of_fields(fields),
+            has_steps=tuple(self.has_steps[at] for at in fields),
+            is_shared=tuple(self.is_shared[at] for at in fields),
+            step_places=tuple(self.step_places[at] for at in fields),
+        )
 
     @cached_property
     def fields_of_rows(self) -> list[int]:
-        """The fields that have numbers of one shape for all steps; all fields if samples are rows."""
-        if self.sampling is None:
+        """The fields that have numbers of one shape for all steps; all fields if a rank holds samples as rows."""
+        if self.indexer.held_as == "rows":
             return list(range(self.n_fields))
-        own = [field for field in self.step_fields if not (self.is_ragged[field] or self._is_shared(field))]
-        fields = [field for field in own if self.sampling.segments.rate_of(field) == 1]
+        own = [field for field in self.step_fields if not (self.is_ragged[field] or self.is_shared[field])]
+        fields = [field for field in own if self.indexer.segments.rate_of(field) == 1]
         return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
 
     @cached_property
     def fields_of_segments(self) -> list[int]:
         """The fields that have a row of numbers for each segment, of one shape, if samples are whole segments."""
-        if not isinstance(self.sampling, WholeSegments) or self.first_segments is None:
+        if not self.indexer.is_whole or self.first_segments is None:
             return []
         n_segments = np.diff(self.first_segments)
-        others = [field for field in range(self.n_fields) if field not in self.step_fields]
         return [
             field
-            for field in others
-            if not self.is_ragged[field]
+            for field in range(self.n_fields)
+            if not (self.has_steps[field] or self.is_ragged[field])
             and kind_of(self.layouts[0][field].dtype) == "number"
             and (self.layouts.n_rows(field) == n_segments).all()
         ]
@@ -273,9 +248,9 @@ class RowTable:
         return [self._own_sizes(field) for field in range(self.n_fields)]
 
     def _own_sizes(self, field: int) -> tuple[IntArray, IntArray] | None:
-        if self.sampling is None or field not in self.step_fields:
+        if not self.has_steps[field]:
             return None
-        if self._is_shared(field):
+        if self.is_shared[field]:
             sizes = self.layouts.n_rows(field)
             return sizes, np.zeros(len(sizes), dtype=np.int64)
 
@@ -302,8 +277,7 @@ class RowTable:
     def digest_of(self, samples: IntArray | None) -> str:
         """Return a digest of what the files hold, and of some of the samples (None: all), in their order."""
         digest = hashlib.sha256(self.identity.encode())
-        if self.sampling is not None:
-            digest.update(self.sampling.digest())
+        digest.update(self.indexer.digest())
         if samples is not None:
             digest.update(samples.tobytes())
         return digest.hexdigest()[:32]
@@ -331,6 +305,20 @@ class RowTable:
         """For each field, whether its rows have several shapes."""
         fields = range(self.n_fields)
         return [len({arrays[field].row_shape for arrays in self.layouts.examples}) > 1 for field in fields]
+
+
+def starts_of(layouts: PartLayouts, has_steps: Sequence[bool]) -> IntArray:
+    """Return the first row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``.
+
+    Args:
+        layouts: the arrays of each part.
+        has_steps: for each field whether its rows are steps.
+    """
+    sizes = np.zeros(len(layouts), dtype=np.int64)
+    for at in np.flatnonzero(has_steps).tolist():
+        numbered = layouts.of_kinds(partial(_rows_numbered, at))
+        sizes = np.maximum(sizes, np.where(numbered < 0, layouts.n_rows(at), numbered))
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def _rows_numbered(field: int, arrays: Sequence[ArrayLayout]) -> int:

@@ -17,7 +17,7 @@ from ..types import Draws, IntArray, cached_property
 from .buffers import BufferPool, Column, tensor_of
 from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .multiply_add import Affine
-from .sparse_rows import SparseRows
+from .sparse_rows import CsrRows
 from .user_functions import AskedFor, add_note, asked_for, generators, note_rows
 
 __all__ = [
@@ -291,7 +291,7 @@ class SampleLayout:
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
         """Return a collated batch."""
         if not self.has_transforms:  # otherwise its samples are dense
-            columns = [column.csr() if isinstance(column, SparseRows) else column for column in columns]
+            columns = [column.csr() if isinstance(column, CsrRows) else column for column in columns]
         if self._is_built_of_columns:
             columns = [collated(column, None) if isinstance(column, list) else column for column in columns]
             built = [part.build(columns[own]) for part, own in self._parts]

@@ -22,7 +22,8 @@ from .kept_parts import PackedText
 from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
 from .patch_tables import VolumeTable
 from .row_filters import Mask
-from .row_table import Parts, RowTable
+from .row_table import Parts, RowTable, starts_of
+from .rows import Rows
 from .segment_cuts import TimeUnit, by_coordinate, by_value, check_present, on_one_scale, ranges_in, steps_of, unit_of
 from .segment_fields import SegmentField
 from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
@@ -142,12 +143,16 @@ class SegmentBuilder:
         if self._names.pattern is not None:
             names = Parts(stored.files, NamedParts(self._names, stored.stars), self._aliases)
         parts, step_places = self._volumes_of(stored) if self.volumes is not None else self._steps_of(stored)
+        has_steps = tuple(field.step_axis is not None for field in self.fields)
+        starts = starts_of(parts, has_steps)
         return RowTable(
             tuple(self._paths),
             parts,
             tuple(self._guards),
+            starts,
+            Rows.of(starts, n_fields),
             parts=names,
-            has_steps=tuple(field.step_axis is not None for field in self.fields),
+            has_steps=has_steps,
             is_shared=tuple(
                 self.volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
                 for field in self.fields
@@ -375,7 +380,7 @@ class SegmentBuilder:
         if self._segments.cut_keys:
             firsts, lengths, order, first_segments = self._cut(table)
             kinds = [0 if has_steps else None for has_steps in table.has_steps]
-            segments = Segments((steps_of(firsts, lengths, table.n_rows),), tuple(kinds), order=order)
+            segments = Segments((steps_of(firsts, lengths, table.starts),), tuple(kinds), order=order)
             return segments, first_segments
         lines = self.n_lines
         inside: IntArray = np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
@@ -397,7 +402,7 @@ class SegmentBuilder:
             lengths = np.repeat(self._lengths[:, field], lines) if spans is None else spans[:, 1] - spans[:, 0]
             which.append(key := (self.fields[field].rate, lengths.tobytes()) if has_steps else None)
             if key is not None and key not in made:
-                made[key] = replace(steps_of(firsts, lengths, table.n_rows), rate=key[0])
+                made[key] = replace(steps_of(firsts, lengths, table.starts), rate=key[0])
         numbers = {each: number for number, each in enumerate(made)}
         segments = Segments(tuple(made.values()), tuple(None if each is None else numbers[each] for each in which))
         return segments, self.first_lines

@@ -23,14 +23,12 @@ from ..hdf5 import OpenOptions, is_attribute_key
 from ..options import SplitOptions
 from ..readers import run_with_progress
 from ..types import IntArray
+from .indexer import Indexer
 from .joins import SegmentLines
 from .labels import LabelCriterion, search_label
-from .patches import Patches
 from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable
-from .segments import Sampling
 from .side_table import PREFIX, is_of_table
-from .windows import WholeSegments
 
 __all__ = [
     "SegmentChoice",
@@ -64,11 +62,11 @@ class SegmentSubset:
     def __len__(self) -> int:
         return next((len(each) for each in (self.segments, self.low) if each is not None), 0)
 
-    def of(self, sampling: Sampling) -> Sampling:
+    def of(self, indexer: Indexer) -> Indexer:
         """Return the samples of these segments."""
         if self.low is not None and self.high is not None:
-            sampling = sampling.in_parts(self.low, self.high)
-        return sampling if self.segments is None else sampling.among(self.segments)
+            indexer = indexer.in_parts(self.low, self.high)
+        return indexer if self.segments is None else indexer.among(self.segments)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -173,10 +171,9 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
     Raises:
         H5ValueError: nothing is left of a split.
     """
-    sampling = table.sampling
-    assert sampling is not None, "samples are rows"
-    gap = sampling.reach - 1 if options.gap is None else options.gap
-    n, beat = sampling.segments.lengths, sampling.segments.beat
+    indexer = table.indexer
+    gap = indexer.reach - 1 if options.gap is None else options.gap
+    n, beat = indexer.segments.lengths, indexer.segments.beat
     shares = {"val": options.val_fraction, "test": options.test_fraction}
     cuts = [name for name, share in shares.items() if share]
     room = np.maximum(n - gap * len(cuts), 0)
@@ -190,10 +187,10 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
     found = {}
     for name in low:
         found[name] = SegmentSubset(low=low[name], high=high[name])
-        if not len(found[name].of(sampling)):
+        if not len(found[name].of(indexer)):
             raise H5ValueError(
                 f"split.by='time' leaves no sample for {name!r}: the longest of {len(n):,} segments has "
-                f"{int(n.max(initial=0)):,} steps, a sample takes {sampling.reach}, and parts are {gap} steps apart. "
+                f"{int(n.max(initial=0)):,} steps, a sample takes {indexer.reach}, and parts are {gap} steps apart. "
                 "Pass other fractions, or a smaller gap."
             )
     return found
@@ -201,8 +198,7 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
 
 def _named(table: RowTable) -> Iterator[tuple[int, str, int]]:
     """Yield the place of each segment among those that samples are made of, its name and its file."""
-    assert table.sampling is not None, "samples are rows"
-    segments = table.sampling.segments
+    segments = table.indexer.segments
     for place, number in enumerate(segments.numbers_of(np.arange(len(segments))).tolist()):
         yield place, table.segment_name(number), table.file_of_segment(number)
 
@@ -218,8 +214,7 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
     Raises:
         H5ValueError: a segment has several values.
     """
-    assert table.sampling is not None, "samples are rows"
-    segments = table.sampling.segments
+    segments = table.indexer.segments
     numbers = segments.numbers_of(np.arange(len(segments)))
     n_parts = len(values)
     is_of_segments = [_has_value_a_segment(table, key, part, here) for part, here in enumerate(values)]
@@ -248,7 +243,7 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
 
 def samples_that_pass(
     table: RowTable, criteria: Sequence[Criterion], keys: Mapping[str, str], values: Mapping[str, Sequence[Any]]
-) -> tuple[Sampling, Mask | None]:
+) -> tuple[Indexer, Mask | None]:
     """Return the samples that pass criteria, and which rows of files do.
 
     These are None for volumes and rows of sparse matrices, which pass as a whole.
@@ -262,8 +257,6 @@ def samples_that_pass(
     Raises:
         H5ValueError: a condition is of no column, or cannot be checked; or no row passes.
     """
-    sampling = table.sampling
-    assert sampling is not None, "samples are rows"
     is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
     passes = np.ones(table.n_rows, dtype=np.bool_)
     counts = []
@@ -284,16 +277,15 @@ def samples_that_pass(
     return _keeping(table, is_kept, passes, f"no segment passes all filters: {'; '.join(counts)}. Loosen one of them.")
 
 
-def samples_with_lines(table: RowTable, lines: SegmentLines) -> Sampling:
+def samples_with_lines(table: RowTable, lines: SegmentLines) -> Indexer:
     """Return the samples of segments, and of steps, that have a line in a side table; log how many have none.
 
     Raises:
         H5ValueError: none has.
     """
-    sampling, masks = table.sampling, [of_part >= 0 for of_part in lines.of_parts]
-    assert sampling is not None, "samples are rows"
+    indexer, masks = table.indexer, [of_part >= 0 for of_part in lines.of_parts]
     if all(map(np.all, masks)):
-        return sampling
+        return indexer
     is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
     passes = np.ones(table.n_rows, dtype=np.bool_)
     _combine(table, PREFIX, masks, is_kept, passes)
@@ -303,13 +295,12 @@ def samples_with_lines(table: RowTable, lines: SegmentLines) -> Sampling:
     return _keeping(table, is_kept, passes, "no segment has a line in the table. Name what they have in common.")[0]
 
 
-def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[Sampling, Mask | None]:
+def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[Indexer, Mask | None]:
     """Return the samples of some segments and some steps, and which rows these are (see ``samples_that_pass``)."""
-    sampling = table.sampling
-    assert sampling is not None, "samples are rows"
-    segments = sampling.segments
+    indexer = table.indexer
+    segments = indexer.segments
     stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
-    are_whole = _are_whole(sampling)
+    are_whole = indexer.passes_whole
     of_steps = passes.copy()  # a row of a segment that is left out may be in another one too
     if not are_whole:
         left_out = np.flatnonzero(~stays)
@@ -321,13 +312,8 @@ def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[
         passes[rows] = of_steps[rows]
     if not stays.any() or not (are_whole or passes.any()):
         raise NoRowPassesError(error)
-    sampling = sampling.among(np.flatnonzero(stays))
-    return (sampling, None) if are_whole else (sampling.keeping(of_steps), passes)
-
-
-def _are_whole(sampling: Sampling | None) -> bool:
-    """Return whether filters keep or drop whole samples: volumes, and rows of sparse matrices."""
-    return isinstance(sampling, Patches) or (isinstance(sampling, WholeSegments) and sampling.are_sparse)
+    indexer = indexer.among(np.flatnonzero(stays))
+    return (indexer, None) if are_whole else (indexer.keeping(of_steps), passes)
 
 
 def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) -> RowTable:
@@ -336,7 +322,6 @@ def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) ->
     Raises:
         H5ValueError: rows of the target are no steps; or no step has the label.
     """
-    assert table.sampling is not None, "samples are rows"
     if any(arrays[wanted.target].view is not None for arrays in table.layouts):
         raise H5ValueError(
             f"label={wanted.label} was given, and steps are not axis 0 of {table.layouts[0][wanted.target].key!r}. Use "
@@ -346,7 +331,7 @@ def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) ->
     passes = search_label(table, wanted, np.arange(table.n_rows), options, Counters(), run)
     if not passes.any():
         raise NoRowPassesError(f"no step of {table.n_rows:,} has label={wanted.label}. Pass a label that is there.")
-    return replace(table, sampling=table.sampling.keeping(passes))
+    return replace(table, indexer=table.indexer.keeping(passes))
 
 
 def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask, steps: Mask) -> None:
@@ -366,11 +351,10 @@ def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArr
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
     if len(values) == n_segments or (len(values) == 1 and (is_attribute_key(key) or is_of_table(key))):
         return True
-    if _are_whole(table.sampling):
-        samples = "volume" if isinstance(table.sampling, Patches) else "row of the sparse matrix"
+    if table.indexer.passes_whole:
         raise H5ValueError(
             f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, and there are {n_segments} samples. "
-            f"Name an array with a value for each {samples}, or an attribute."
+            f"Name an array with a value for each {table.indexer.segment_noun}, or an attribute."
         )
     if len(values) != n_steps:
         raise H5ValueError(

@@ -121,10 +121,17 @@ def ranges_in(
     return starts.astype(np.int64), (ends - starts).astype(np.int64)
 
 
-def steps_of(firsts: IntArray, lengths: IntArray, n_rows: int) -> Steps:
-    """Return the steps of segments; without their lengths if each ends where the next one begins."""
-    if len(firsts) and np.array_equal(np.append(firsts[1:], n_rows), firsts + lengths):
-        return Steps(np.append(firsts, n_rows))
+def steps_of(firsts: IntArray, lengths: IntArray, starts: IntArray) -> Steps:
+    """Return the steps of segments; without their lengths if each ends where the next one begins.
+
+    Args:
+        firsts: first row of each segment.
+        lengths: steps of each segment.
+        starts: first row of each part, and the number of rows at the end; kept once, if parts are segments.
+    """
+    bounds = np.append(firsts, starts[-1])
+    if len(firsts) and np.array_equal(bounds[1:], firsts + lengths):
+        return Steps(starts if np.array_equal(bounds, starts) else bounds)
     return Steps(firsts, lengths)
 
 

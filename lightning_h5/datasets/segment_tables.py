@@ -14,6 +14,7 @@ from .collate import Collate
 from .compatibility import WITHOUT_THEM, Asked, Skip, each_readable, refuse_other_files, with_stacks
 from .fields import Fields
 from .file_contents import collector_paused
+from .indexer import Indexer
 from .normalize import Normalize, normalized
 from .patch_tables import VolumeTable
 from .row_filters import NoRowPassesError
@@ -21,9 +22,8 @@ from .row_table import RowTable
 from .segment_builder import SegmentBuilder
 from .segment_choice import SegmentChoice, samples_that_pass, samples_with_lines, values_of_segments
 from .segment_fields import SampleOptions, SegmentField, fields_of, selected
-from .segments import Sampling
 from .sparse_tables import matrices_in, sparse_table, with_matrices
-from .windows import Windows, check_lengths, samples_of
+from .windows import samples_of
 
 __all__ = ["segment_table", "table_of_samples"]
 
@@ -86,7 +86,7 @@ def segment_table(
     which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles), joined)
     made = catalog.once(which, lambda: _chosen(build(fields), given, SegmentChoice()))
     subset = choice.subset
-    return made if subset is None or made.sampling is None else replace(made, sampling=subset.of(made.sampling))
+    return made if subset is None else replace(made, indexer=subset.of(made.indexer))
 
 
 def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice) -> RowTable:
@@ -94,25 +94,24 @@ def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice
     made = builder.made()
     if builder.are_cells and given.sample is None and given.window is None:
         given = replace(given, sample="segment")
-    sampling: Sampling | None
+    indexer: Indexer
     if builder.volumes is None:
-        segments_of_rows, first_segments = builder.segments_of(made)
-        sampling = samples_of(segments_of_rows, builder.fields, given)
-        if isinstance(sampling, Windows):
-            check_lengths(sampling, builder.fields, replace(made, first_segments=first_segments).segment_name)
+        segments, first_segments = builder.segments_of(made)
+        name_of = replace(made, first_segments=first_segments).segment_name
+        indexer = samples_of(segments, builder.fields, given, name_of)
     else:
         first_segments = builder.first_lines
-        sampling = builder.volumes.sampling(made.starts, builder.n_lines, made.layouts[0], given.seed)
-    made = replace(made, sampling=sampling, first_segments=first_segments)
+        indexer = builder.volumes.indexer(made.starts, builder.n_lines, made.layouts[0], given.seed)
+    made = replace(made, indexer=indexer, first_segments=first_segments)
     if builder.lines is not None:
-        made = replace(made, sampling=samples_with_lines(made, builder.lines))
-    if choice.subset is not None and made.sampling is not None:
-        made = replace(made, sampling=choice.subset.of(made.sampling))
+        made = replace(made, indexer=samples_with_lines(made, builder.lines))
+    if choice.subset is not None:
+        made = replace(made, indexer=choice.subset.of(made.indexer))
     passes = None
     if choice.criteria:
         values = {key: builder.values_of(key) for key in choice.all_columns}
-        sampling, passes = samples_that_pass(made, choice.criteria, choice.keys, values)
-        made = replace(made, sampling=sampling)
+        indexer, passes = samples_that_pass(made, choice.criteria, choice.keys, values)
+        made = replace(made, indexer=indexer)
         if passes is not None and not made.n_samples:
             raise NoRowPassesError(
                 f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "

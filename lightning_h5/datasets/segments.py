@@ -1,4 +1,4 @@
-"""Segments: steps that belong together, as rows of arrays; and what samples of them have to answer.
+"""Segments: steps that belong together, as rows of arrays.
 
 Nothing is kept for a sample. A segment takes two numbers, its first row and the samples before it.
 """
@@ -6,9 +6,8 @@ Nothing is kept for a sample. A segment takes two numbers, its first row and the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,7 @@ import numpy.typing as npt
 from ..errors import H5ValueError
 from ..types import IntArray, cached_property
 
-if TYPE_CHECKING:
-    from .patches import PatchRows
-
-__all__ = ["BoolArray", "FieldRows", "Places", "Sampling", "Segments", "Steps"]
+__all__ = ["BoolArray", "Segments", "Steps"]
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -187,94 +183,3 @@ class Segments:
             ends = np.where(high >= self.lengths, lengths, np.minimum(high // steps.rate, lengths))
             made.append(Steps(steps.firsts_of() + first, np.maximum(ends - first, 0), steps.rate))
         return replace(self, steps=tuple(made), cut=low if self.cut is None else self.cut + low)
-
-
-class Places(NamedTuple):
-    """Which samples: a segment and a step in it for each, and the epoch that asks for them.
-
-    Attributes:
-        segments: number of each sample's segment.
-        steps: step that each sample is around, from the start of its segment; of patches where each starts along the
-            axes that are cut, shape ``(n, n_axes)``.
-    """
-
-    segments: IntArray
-    steps: IntArray
-
-
-class FieldRows(NamedTuple):
-    """The rows of one field that some samples have.
-
-    Attributes:
-        rows: sample by sample.
-        lengths: rows of each sample; None if each has equally many.
-        is_valid: which rows are steps of the segment, and no padding; None if all are.
-        patches: what samples have of the rows, if rows are cells.
-    """
-
-    rows: IntArray
-    lengths: IntArray | None = None
-    is_valid: BoolArray | None = None
-    patches: PatchRows | None = None
-
-
-class Sampling(Protocol):
-    """How segments become samples."""
-
-    @property
-    def segments(self) -> Segments:
-        """The segments."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
-
-    def places(self, samples: IntArray, epoch: int | None = None) -> Places:
-        """Return where samples are."""
-        ...
-
-    @property
-    def reach(self) -> int:
-        """Steps from the first of a sample to its last; 1 if samples share no steps."""
-        ...
-
-    def n_before(self, rows: IntArray) -> IntArray:
-        """Return how many samples are around steps, or have first steps, that come before each of some rows."""
-        ...
-
-    def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
-        """Return how many of all rows that an epoch reads of a field come before each of some rows; None if unknown."""
-        ...
-
-    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
-        """Return the bytes of a sample, on average, from those of a row of each field."""
-        ...
-
-    def among(self, segments: IntArray) -> Sampling:
-        """Return the samples of some segments."""
-        ...
-
-    def keeping(self, is_kept: BoolArray) -> Sampling:
-        """Return the samples without some rows of the files; no sample reaches over a row that is left out."""
-        ...
-
-    def in_parts(self, low: IntArray, high: IntArray) -> Sampling:
-        """Return the samples of the steps from ``low`` to below ``high`` of each segment."""
-        ...
-
-    def rows(self, places: Places) -> tuple[FieldRows, ...]:
-        """Return the rows that samples have, for each field."""
-        ...
-
-    def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
-        """Yield rows, some several times, that samples can have in any epoch."""
-        ...
-
-    def of_fields(self, fields: Sequence[int]) -> Sampling:
-        """Return the samples of some fields."""
-        ...
-
-    def digest(self) -> bytes:
-        """Return what tells these samples from others of the same arrays."""
-        ...

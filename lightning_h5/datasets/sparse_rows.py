@@ -14,12 +14,14 @@ import torch
 from ..errors import H5CorruptError, H5ValueError
 from ..hdf5 import Codec, MatrixRows, SparseGroup
 from ..types import IntArray, cached_property
+from .assemblers import Assembler
 from .buffers import BufferPool
+from .windows import WholeSegments
 
-__all__ = ["SparseField", "SparseRows", "sparse_field"]
+__all__ = ["CsrRows", "SparseField", "SparseRows", "sparse_field"]
 
 
-class SparseRows(Sequence[torch.Tensor]):
+class CsrRows(Sequence[torch.Tensor]):
     """Some rows of a matrix in CSR form. A slice of them is of the same kind, a single row is dense.
 
     Args:
@@ -39,9 +41,9 @@ class SparseRows(Sequence[torch.Tensor]):
     def __getitem__(self, at: int) -> torch.Tensor: ...
 
     @overload
-    def __getitem__(self, at: slice) -> SparseRows: ...
+    def __getitem__(self, at: slice) -> CsrRows: ...
 
-    def __getitem__(self, at: int | slice) -> SparseRows | torch.Tensor:
+    def __getitem__(self, at: int | slice) -> CsrRows | torch.Tensor:
         if isinstance(at, int):
             at = range(len(self))[at]
             return self[at : at + 1].dense(BufferPool())[0]
@@ -51,7 +53,7 @@ class SparseRows(Sequence[torch.Tensor]):
         ends = self.ends[rows.start : rows.stop]
         first = int(self.ends[rows.start - 1]) if rows.start else 0
         last = int(ends[-1]) if len(ends) else first
-        return SparseRows(self.values[first:last], self.columns[first:last], ends - first, self.n_columns)
+        return CsrRows(self.values[first:last], self.columns[first:last], ends - first, self.n_columns)
 
     @cached_property
     def _places(self) -> IntArray:
@@ -89,7 +91,7 @@ class SparseRows(Sequence[torch.Tensor]):
         return torch.sparse_csr_tensor(*parts, size=shape, check_invariants=False)  # columns were checked
 
     @classmethod
-    def placed(cls, parts: Sequence[tuple[IntArray, SparseRows]]) -> SparseRows:
+    def placed(cls, parts: Sequence[tuple[IntArray, CsrRows]]) -> CsrRows:
         """Return rows of several, each at its place.
 
         Args:
@@ -102,6 +104,34 @@ class SparseRows(Sequence[torch.Tensor]):
         taken = np.arange(int(lengths.sum())) + np.repeat(firsts[places] - (ends - lengths[places]), lengths[places])
         values, columns = (torch.cat([rows.values for _, rows in parts]), np.concatenate([r.columns for _, r in parts]))
         return cls(values[torch.from_numpy(taken)], columns[taken], ends, parts[0][1].n_columns)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows(WholeSegments):
+    """Samples that are rows of sparse matrices: each is a segment of the stored values, which may be empty.
+
+    Attributes:
+        n_all: rows of the matrices of all files.
+    """
+
+    n_all: int = 0
+
+    noun = "rows"
+    segment_noun = "row of the sparse matrix"
+    is_known_by_row = False
+    has_places = False
+    passes_whole = True
+
+    def assembler(self, field: int, *, is_ragged: bool, place: int) -> Assembler:
+        """See ``Indexer.assembler``: stored values stay together with their columns."""
+        return Assembler()
+
+    def counted_field(self, fields: Sequence[int]) -> None:
+        """See ``Indexer.counted_field``."""
+
+    def summary(self, n_samples: int) -> str:
+        """See ``Indexer.summary``."""
+        return f"{n_samples:,} rows" if n_samples == self.n_all else f"{n_samples:,} of {self.n_all:,} rows"
 
 
 @cache
@@ -143,7 +173,7 @@ class SparseField:
 
     def column(
         self, values: torch.Tensor, stored: torch.Tensor, lengths: IntArray, buffers: BufferPool
-    ) -> torch.Tensor | SparseRows:
+    ) -> torch.Tensor | CsrRows:
         """Return rows with their values, as an entry of a batch for each.
 
         Args:
@@ -168,7 +198,7 @@ class SparseField:
             stays = columns >= 0
             ends = np.concatenate([[0], np.cumsum(stays)])[ends]
             columns, values = columns[stays], values[torch.from_numpy(stays)]
-        rows = SparseRows(values, columns, ends, self.n_columns)
+        rows = CsrRows(values, columns, ends, self.n_columns)
         return rows if self.as_csr else rows.dense(buffers)
 
     @cached_property

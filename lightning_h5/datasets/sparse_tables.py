@@ -19,13 +19,13 @@ from .catalog import Catalog
 from .column_values import values_of
 from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable
 from .file_counts import boundaries_in
+from .indexer import Indexer
 from .part_layouts import ListedParts
-from .row_table import RowTable
+from .row_table import RowTable, starts_of
 from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions, selected
 from .segments import Segments, Steps
-from .sparse_rows import SparseField, sparse_field
-from .windows import WholeSegments
+from .sparse_rows import SparseField, SparseRows, sparse_field
 
 __all__ = ["matrices_in", "sparse_table", "with_matrices"]
 
@@ -249,26 +249,28 @@ class _Reading:
         """Return the table."""
         firsts = next(iter(self._firsts.values()))
         counts = np.array([len(each) for each in firsts])
-        made = RowTable(
-            tuple(self._paths),
-            ListedParts(self._catalog.recoded(self._widened(), self._options)),
-            tuple(self._guards),
-            has_steps=tuple(self._steps),
-            step_places=(0,) * len(self._asked),
-            first_segments=np.concatenate([[0], np.cumsum(counts)]),
-        )
+        layouts = ListedParts(self._catalog.recoded(self._widened(), self._options))
+        starts = starts_of(layouts, self._steps)
         steps, kinds = list[Steps](), list[int | None]()
         for at in range(len(self._asked)):
             if at in self._matrices:
-                starts = [first + start for first, start in zip(self._firsts[at], made.starts[:-1], strict=True)]
+                begins = [first + start for first, start in zip(self._firsts[at], starts[:-1], strict=True)]
                 n_values = [arrays[at].n_rows for arrays in self._layouts]
                 lengths = [np.diff(first, append=n) for first, n in zip(self._firsts[at], n_values, strict=True)]
-                steps.append(Steps(np.concatenate(starts), np.concatenate(lengths)))
+                steps.append(Steps(np.concatenate(begins), np.concatenate(lengths)))
             kinds.append(len(steps) - 1 if self._steps[at] else None)
-        sampling = WholeSegments(Segments(tuple(steps), tuple(kinds)), are_sparse=True)
-        made = replace(made, sampling=sampling if choice.subset is None else choice.subset.of(sampling))
+        indexer: Indexer = SparseRows(Segments(tuple(steps), tuple(kinds)), n_all=self.n_rows)
+        made = RowTable(
+            tuple(self._paths),
+            layouts,
+            tuple(self._guards),
+            starts,
+            indexer if choice.subset is None else choice.subset.of(indexer),
+            has_steps=tuple(self._steps),
+            first_segments=np.concatenate([[0], np.cumsum(counts)]),
+        )
         if choice.criteria:
-            made = replace(made, sampling=samples_that_pass(made, choice.criteria, choice.keys, self._values)[0])
+            made = replace(made, indexer=samples_that_pass(made, choice.criteria, choice.keys, self._values)[0])
         columns = {key: values_of_segments(made, key, self._values[key]) for key in choice.columns}
         return replace(made, columns=columns)
 

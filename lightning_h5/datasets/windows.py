@@ -13,17 +13,19 @@ from ..errors import H5ValueError
 from ..options import StepRange
 from ..order import uniform
 from ..types import IntArray, cached_property
+from .assemblers import Assembler, SegmentAssembler, WindowAssembler
+from .indexer import FieldRows, Indexer, Places
 from .segment_fields import SampleOptions, SegmentField
-from .segments import BoolArray, FieldRows, Places, Segments, Steps
+from .segments import BoolArray, Segments, Steps
 
-__all__ = ["WholeSegments", "Windows", "check_lengths", "samples_of"]
+__all__ = ["WholeSegments", "Windows", "samples_of"]
 
 STARTS = 11  # purpose of the random stream that starts are drawn from
 NUMBER = 32  # bits of a window's number in its segment, below the segment's
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class Windows(Indexer):
     """Samples of some steps around one, inside of their segment.
 
     Attributes:
@@ -42,6 +44,8 @@ class Windows:
     pad: Literal["edge", "zeros"] | None = None
     is_random: bool = False
     seed: int = 0
+
+    noun = "windows"
 
     @cached_property
     def low(self) -> int:
@@ -70,13 +74,28 @@ class Windows:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
+    def left_out(self) -> str | None:
+        """See ``Indexer.left_out``."""
+        n = int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+        if not n:
+            return None
+        what = f"are shorter than a window ({self.reach} steps)" if self.reach > 1 else "have no steps"
+        return f"{n:,} of {len(self.segments):,} segments {what} and have no sample"
+
     @property
-    def n_left_out(self) -> int:
-        """Segments without any sample."""
-        return int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+    def ends_of_segments(self) -> IntArray:
+        """See ``Indexer.ends_of_segments``."""
+        return self.ends
+
+    def assembler(self, field: int, *, is_ragged: bool, place: int) -> Assembler:
+        """See ``Indexer.assembler``."""
+        one = self.ranges[field]
+        assert one is not None, "the field has steps"
+        n_steps = None if one.is_single else len(one.offsets)
+        return WindowAssembler(n_steps, self.pad == "zeros", is_ragged, place)
 
     def in_parts(self, low: IntArray, high: IntArray) -> Windows:
-        """See ``Sampling.in_parts``."""
+        """See ``Indexer.in_parts``."""
         return replace(self, segments=self.segments.parts(low, high))
 
     def among(self, segments: IntArray) -> Windows:
@@ -84,11 +103,11 @@ class Windows:
         return replace(self, segments=self.segments.among(segments))
 
     def keeping(self, is_kept: BoolArray) -> Windows:
-        """See ``Sampling.keeping``: a segment ends at a row that is left out."""
+        """See ``Indexer.keeping``: a segment ends at a row that is left out."""
         return replace(self, segments=self.segments.keeping(is_kept, in_runs=True))
 
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
-        """See ``Sampling.places``."""
+        """See ``Indexer.places``."""
         segments = np.searchsorted(self.ends, samples, side="right")
         before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
         numbers = samples - before
@@ -102,7 +121,7 @@ class Windows:
         return Places(segments, self.low + np.minimum(steps, n_starts - 1))
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
-        """See ``Sampling.rows``; fields with the same steps have the same object."""
+        """See ``Indexer.rows``; fields with the same steps have the same object."""
         made: dict[Any, FieldRows] = {}
         for each in zip(self.segments.kinds, self.ranges, strict=True):
             if each not in made:
@@ -123,7 +142,7 @@ class Windows:
         return FieldRows(self.segments.rows_at(rows.reshape(-1)), None, is_valid)
 
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
-        """See ``Sampling.rows_of_any_epoch``."""
+        """See ``Indexer.rows_of_any_epoch``."""
         if self.is_random:
             places = self.places(samples)
             whole = WholeSegments(self.segments)
@@ -133,20 +152,20 @@ class Windows:
         return (rows.rows for rows, kind in zip(found, self.segments.kinds, strict=True) if kind is not None)
 
     def of_fields(self, fields: Sequence[int]) -> Windows:
-        """See ``Sampling.of_fields``."""
+        """See ``Indexer.of_fields``."""
         kinds = tuple(self.segments.kinds[at] for at in fields)
         ranges = tuple(self.ranges[at] for at in fields)
         made = replace(self, segments=replace(self.segments, kinds=kinds), ranges=ranges)
         made.__dict__.update(low=self.low, ends=self.ends)  # the samples stay those of all fields
         return made
 
-    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
-        """See ``Sampling.mean_bytes``."""
+    def mean_bytes(self, sizes: Sequence[int]) -> int:
+        """See ``Indexer.mean_bytes``."""
         steps = [1 if one is None else len(one.offsets) for one in self.ranges]
-        return sum(n * size for n, size in zip(steps, row_bytes, strict=True))
+        return sum(n * size for n, size in zip(steps, sizes, strict=True))
 
     def digest(self) -> bytes:
-        """See ``Sampling.digest``."""
+        """See ``Indexer.digest``."""
         drawn = self.seed if self.is_random else None
         return repr((self.ranges, self.stride, self.pad, drawn)).encode() + self.segments.digest()
 
@@ -154,13 +173,13 @@ class Windows:
 
     @property
     def reach(self) -> int:
-        """See ``Sampling.reach``."""
+        """See ``Indexer.reach``."""
         fields = self._of_steps
         end = max((one.last + 1) * steps.rate for steps, one in fields)
         return end - min(one.start * steps.rate for steps, one in fields)
 
     def n_before(self, rows: IntArray) -> IntArray:
-        """See ``Sampling.n_before``. Segments have to follow each other; there may be gaps."""
+        """See ``Indexer.n_before``. Segments have to follow each other; there may be gaps."""
         segments, inside = self.segments.inside(rows)
         before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
         n_windows = self.ends[np.minimum(segments, len(self.ends) - 1)] - before
@@ -168,7 +187,7 @@ class Windows:
         return before + np.where(segments < len(self.ends), n, 0)
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
-        """See ``Sampling.n_reads_before``: segments as in ``n_before``."""
+        """See ``Indexer.n_reads_before``: segments as in ``n_before``."""
         if self.is_random:
             return None
         kind, one = self.segments.kinds[field], self.ranges[field]
@@ -200,29 +219,30 @@ class Windows:
 
 
 @dataclass(frozen=True, eq=False)
-class WholeSegments:
+class WholeSegments(Indexer):
     """Samples that are all steps of a segment.
 
     Attributes:
         segments: the segments.
         max_length: steps of a sample at most, the first ones; None for all.
         is_single: for each field whether a sample has the first step alone, since all are equal; empty if none is.
-        are_sparse: segments are rows of sparse matrices: a sample keeps its stored values together with their columns,
-            and may have none.
         n_left_out: segments of the files that are left out, since a field has no steps there.
     """
 
     segments: Segments
     max_length: int | None = None
     is_single: tuple[bool, ...] = ()
-    are_sparse: bool = False
     n_left_out: int = 0
+
+    noun = "segments"
+    is_whole = True
+    reach = 1
 
     def __len__(self) -> int:
         return len(self.segments)
 
     def in_parts(self, low: IntArray, high: IntArray) -> WholeSegments:
-        """See ``Sampling.in_parts``."""
+        """See ``Indexer.in_parts``."""
         return replace(self, segments=self.segments.parts(low, high))
 
     def among(self, segments: IntArray) -> WholeSegments:
@@ -230,7 +250,7 @@ class WholeSegments:
         return replace(self, segments=self.segments.among(segments))
 
     def keeping(self, is_kept: BoolArray) -> WholeSegments:
-        """See ``Sampling.keeping``: the rows that stay are one sample."""
+        """See ``Indexer.keeping``: the rows that stay are one sample."""
         return replace(self, segments=self.segments.keeping(is_kept, in_runs=False))
 
     def has_all_steps(self, field: int) -> bool:
@@ -238,20 +258,23 @@ class WholeSegments:
         return self.segments.kinds[field] is not None and not (self.is_single and self.is_single[field])
 
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
-        """See ``Sampling.places``."""
+        """See ``Indexer.places``."""
         return Places(samples, np.zeros(len(samples), dtype=np.int64))
 
-    @property
-    def reach(self) -> int:
-        """See ``Sampling.reach``."""
-        return 1
+    def assembler(self, field: int, *, is_ragged: bool, place: int) -> Assembler:
+        """See ``Indexer.assembler``."""
+        return SegmentAssembler(is_ragged, place) if self.has_all_steps(field) else Assembler()
+
+    def counted_field(self, fields: Sequence[int]) -> int | None:
+        """See ``Indexer.counted_field``."""
+        return next((field for field in fields if self.has_all_steps(field)), fields[0])
 
     def n_before(self, rows: IntArray) -> IntArray:
-        """See ``Sampling.n_before``."""
+        """See ``Indexer.n_before``."""
         return np.searchsorted(self.segments.steps[0].firsts_of(), rows)
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
-        """See ``Sampling.n_reads_before``."""
+        """See ``Indexer.n_reads_before``."""
         kind = self.segments.kinds[field]
         assert kind is not None, "the field has no steps"
         if not self.has_all_steps(field):
@@ -262,35 +285,58 @@ class WholeSegments:
         return before + np.clip(inside, 0, lengths[segments])
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
-        """See ``Sampling.rows``; fields with equally many steps have the same object."""
+        """See ``Indexer.rows``; fields with equally many steps have the same object."""
         each = [(kind, self.has_all_steps(field)) for field, kind in enumerate(self.segments.kinds)]
         made = {one: self._rows(places, *one) for one in dict.fromkeys(each)}
         return tuple(made[one] for one in each)
 
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
-        """See ``Sampling.rows_of_any_epoch``."""
+        """See ``Indexer.rows_of_any_epoch``."""
         found = self.rows(self.places(samples))
         return (rows.rows for rows, kind in zip(found, self.segments.kinds, strict=True) if kind is not None)
 
     def of_fields(self, fields: Sequence[int]) -> WholeSegments:
-        """See ``Sampling.of_fields``."""
+        """See ``Indexer.of_fields``."""
         kinds = tuple(self.segments.kinds[at] for at in fields)
         is_single = tuple(self.is_single[at] for at in fields) if self.is_single else ()
         return replace(self, segments=replace(self.segments, kinds=kinds), is_single=is_single)
 
-    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
-        """See ``Sampling.mean_bytes``."""
+    def is_cheap(self, *, by_rows: bool, by_steps: bool, n_parts: int) -> bool:
+        """See ``Indexer.is_cheap``: a part is read as a whole, if it is one segment."""
+        return len(self.segments) == n_parts or super().is_cheap(by_rows=by_rows, by_steps=by_steps, n_parts=n_parts)
+
+    def summary(self, n_samples: int) -> str:
+        """See ``Indexer.summary``."""
+        return f"{len(self.segments):,} segments"
+
+    def warning(self) -> str | None:
+        """See ``Indexer.warning``."""
+        n = self.n_left_out
+        if not n:
+            return None
+        return (
+            f"{n:,} segment{' has' if n == 1 else 's have'} no steps in at least one field, and so no sample, in "
+            "evaluation either. If they matter, let your metrics count them."
+        )
+
+    @property
+    def lengths(self) -> IntArray:
+        """See ``Indexer.lengths``."""
+        return self.segments.lengths
+
+    def mean_bytes(self, sizes: Sequence[int]) -> int:
+        """See ``Indexer.mean_bytes``."""
         lengths = self.segments.lengths
         lengths = lengths if self.max_length is None else np.minimum(lengths, self.max_length)
         n_steps = -(-int(lengths.sum()) // max(1, len(self)))
         n_of_fields = [
             -(-n_steps // self.segments.rate_of(field)) if self.has_all_steps(field) else 1
-            for field in range(len(row_bytes))
+            for field in range(len(sizes))
         ]
-        return sum(size * n for size, n in zip(row_bytes, n_of_fields, strict=True))
+        return sum(size * n for size, n in zip(sizes, n_of_fields, strict=True))
 
     def digest(self) -> bytes:
-        """See ``Sampling.digest``."""
+        """See ``Indexer.digest``."""
         return f"whole segments, {self.max_length}".encode() + self.segments.digest()
 
     def _rows(self, places: Places, kind: int | None, has_all_steps: bool) -> FieldRows:
@@ -308,7 +354,7 @@ class WholeSegments:
         return lengths if self.max_length is None else np.minimum(lengths, -(-self.max_length // steps.rate))
 
 
-def check_lengths(windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str]) -> None:
+def _check_lengths(windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str]) -> None:
     """Check that fields with steps that are paired by number have about equally many in each segment.
 
     A field may have as many steps more as windows reach further into it, or one more, as observations have one more
@@ -358,16 +404,19 @@ def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -
     )
 
 
-def samples_of(segments: Segments, fields: Sequence[SegmentField], given: SampleOptions) -> Windows | WholeSegments:
+def samples_of(
+    segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, name_of: Callable[[int], str]
+) -> Windows | WholeSegments:
     """Return the samples that segments make.
 
     Args:
         segments: the segments.
         fields: how the arrays are seen.
         given: what a sample is.
+        name_of: returns the name of a segment from its number.
 
     Raises:
-        H5ValueError: there is none.
+        H5ValueError: there is none, or steps of fields cannot be paired.
     """
     kind = given.kind([field.asked.key for field in fields])
     if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
@@ -390,7 +439,9 @@ def samples_of(segments: Segments, fields: Sequence[SegmentField], given: Sample
         for field in fields
     )
     if window is None:
-        return Windows(segments, ranges)
+        made = Windows(segments, ranges)
+        _check_lengths(made, fields, name_of)
+        return made
     made = Windows(segments, ranges, window.n_between, window.pad, window.random, given.seed)
     if not len(made):
         raise H5ValueError(
@@ -398,4 +449,5 @@ def samples_of(segments: Segments, fields: Sequence[SegmentField], given: Sample
             f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
             "(window.pad)."
         )
+    _check_lengths(made, fields, name_of)
     return made

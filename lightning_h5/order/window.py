@@ -43,6 +43,12 @@ class BlockTable:
         kept = kept[kept > 0]
         return cls(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64))
 
+    @classmethod
+    def of_runs(cls, *numbers: IntArray) -> BlockTable:
+        """Return blocks of rows that follow each other and have the same numbers."""
+        is_new = np.logical_or.reduce([np.diff(each) != 0 for each in numbers])
+        return cls.of_sizes(np.diff(np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(numbers[0])]])))
+
     @property
     def n_rows(self) -> int:
         """Rows in all blocks."""

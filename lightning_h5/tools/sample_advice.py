@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -147,18 +146,12 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
 
 def _cost_of(table: Any) -> SampleCost:
     """Return what samples cost, from chunks of some of them."""
-    from ..datasets.patches import Patches  # as above
     from ..readers import BlockMap, RowGrid
 
     n = table.n_samples
     is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
     samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
-    rows = [] if is_long else table.rows_of(samples).fields
-    sizes = [layout.row_bytes for layout in table.layouts[0]]
-    if isinstance(table.sampling, Patches):
-        shapes = [table.sampling.shape_of(field) or () for field in range(len(sizes))]
-        sizes = [math.prod(s) * one.dtype.itemsize for s, one in zip(shapes, table.layouts[0], strict=True)]
-    n_bytes = sum(sizes) if table.sampling is None else table.sampling.mean_bytes(sizes)
+    rows = [] if is_long else table.indexer.rows_of(samples).fields
     n_chunks = plain = once = 0.0
     for field in table.step_fields:
         layouts = [arrays[field] for arrays in table.layouts]
@@ -182,8 +175,8 @@ def _cost_of(table: Any) -> SampleCost:
         once += sum(grid.n_blocks for grid in grids) * across / n
     return SampleCost(
         n_samples=n,
-        n_segments=0 if getattr(table.sampling, "are_sparse", False) else table.n_segments,
-        n_bytes=n_bytes,
+        n_segments=table.n_segments if table.indexer.has_places else 0,
+        n_bytes=table.indexer.mean_bytes([array.row_bytes for array in table.as_read]),
         n_chunks=round(n_chunks, 1),
         bytes_decoded=round(plain),
         bytes_decoded_in_window_order=round(min(plain, once)),

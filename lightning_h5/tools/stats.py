@@ -14,11 +14,11 @@ from ..datasets.catalog import Catalog
 from ..datasets.cells import are_cells
 from ..datasets.compatibility import Asked
 from ..datasets.fields import Decode, codecs_of
+from ..datasets.indexer import Places
 from ..datasets.row_table import RowTable
 from ..datasets.segment_choice import SegmentChoice
 from ..datasets.segment_fields import SampleKind, Select, selected
 from ..datasets.segment_tables import segment_table
-from ..datasets.segments import Places
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
@@ -268,8 +268,7 @@ def _axis(layouts: Sequence[ArrayLayout], given: ChannelAxis, key: str) -> int |
 
 def _rows_of_segments(rows: RowsLike, table: RowTable, key: str) -> list[IntArray]:
     """Return the rows, of each part, that some segments have."""
-    assert table.sampling is not None, "samples are rows"
-    segments = table.sampling.segments
+    segments = table.indexer.segments
     numbers = np.arange(len(segments))[_ascending(rows, len(segments), f"{key!r} (in segments)")]
     found = WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64)))[0].rows
     has_steps = table.has_steps[0]

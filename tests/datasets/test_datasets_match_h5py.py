@@ -189,7 +189,7 @@ SEGMENT_ROWS = np.array([11, 12, 13, 0, 1, 24, 25, 26])
 def segments(indices):
     def make(folder):
         plain = H5LazyDataset(folder / "several", "images", "labels")
-        table = replace(plain.table, sampling=SINGLE_STEPS, has_steps=(True, True), step_places=(0, 0))
+        table = replace(plain.table, indexer=SINGLE_STEPS, has_steps=(True, True), step_places=(0, 0))
         return FileDataset(
             table, plain.fields, batch_transform=None, indices=indices, options=OpenOptions(), cache_bytes=1 << 20
         )

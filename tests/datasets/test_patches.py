@@ -149,7 +149,7 @@ def dataset_of(kind, case, **options):
 
 
 def names_of(table):
-    return {table.segment_name(number): number for number in range(len(table.sampling.kinds))}
+    return {table.segment_name(number): number for number in range(len(table.indexer.kinds))}
 
 
 @pytest.mark.parametrize("kind", [H5LazyDataset, RankMemCachedH5Dataset])
@@ -171,7 +171,9 @@ def test_patches_are_what_numpy_cuts_out_of_volumes_each_once(kind, data, tmp_pa
     samples = [{name: column[at] for name, column in batch.items()} for at in range(len(order))]
     assert_patches(case, samples, names)
     assert [sample["index"].item() for sample in samples] == order.tolist()
-    assert dataset.table.sampling.n_left_out == len(case.volumes) - len({number for number, _ in expected})
+    n_left_out = len(case.volumes) - len({number for number, _ in expected})
+    left_out = dataset.table.indexer.left_out()
+    assert left_out.startswith(f"{n_left_out} of {len(case.volumes)} volumes") if n_left_out else left_out is None
 
 
 @given(data=st.data())
@@ -194,7 +196,7 @@ def test_random_patches_lie_inside_their_volumes_and_depend_on_seed_and_epoch(da
         for number, place in places[0]:
             for start, size, n in zip(place, case.sizes, case.volumes[number][1].shape, strict=True):
                 assert 0 <= start <= max(0, n - size)
-    again = lazy.table.sampling.places(samples[::-1], 1).steps[::-1]
+    again = lazy.table.indexer.places(samples[::-1], 1).steps[::-1]
     assert [place for _, place in drawn[1]] == list(map(tuple, again.tolist()))
 
 
@@ -202,7 +204,7 @@ def test_random_patches_are_at_all_places_alike_and_along_axes_by_themselves(tmp
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.zeros((9, 12), "u1")
     patch = PatchOptions(shape=(3, 4), random=2000)
-    sampling = H5LazyDataset(tmp_path / "a.h5", "x", patch=patch, seed=3).table.sampling
+    sampling = H5LazyDataset(tmp_path / "a.h5", "x", patch=patch, seed=3).table.indexer
     steps = np.concatenate([sampling.places(np.arange(2000), epoch).steps for epoch in range(10)])
     counts = np.histogram2d(*steps.T, bins=(7, 9), range=((0, 7), (0, 9)))[0]
     assert counts.min() > 0.75 * counts.mean()

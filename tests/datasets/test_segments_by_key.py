@@ -103,7 +103,7 @@ def test_sequences_are_what_h5py_has_of_each_group_in_its_order(make_h5, n_rows,
     order = "step" if sorts else None
     expected, dataset = by_h5py(paths, order), sequences(paths, order)
     assert len(dataset) == len(expected)
-    assert dataset.table.sampling.segments.lengths.tolist() == [len(one["x"]) for one in expected]
+    assert dataset.table.indexer.segments.lengths.tolist() == [len(one["x"]) for one in expected]
     asked = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
     check_batch(dataset.read_batch(asked), [expected[number] for number in asked])
     for sample, number in zip(dataset.__getitems__(asked), asked, strict=True):

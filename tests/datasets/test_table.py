@@ -88,7 +88,7 @@ def test_samples_are_found_through_segments(make_h5, storage, indices):
     plain = H5LazyDataset(paths, "x")
     segments = Segments((Steps(np.array([9, 0, 24]), np.array([3, 2, 3])),), (0,))
     windows = Windows(segments, (StepRange(0, 1, is_single=True),))
-    table = replace(plain.table, sampling=windows, has_steps=(True,), step_places=(0,))
+    table = replace(plain.table, indexer=windows, has_steps=(True,), step_places=(0,))
     found = FileDataset(
         table, plain.fields, batch_transform=None, indices=indices, options=OpenOptions(), cache_bytes=1 << 20
     )

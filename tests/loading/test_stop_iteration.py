@@ -304,7 +304,7 @@ def check_any(rng, paths, num_workers):
     loader = module.train_dataloader()
     rows = [token.rows % len(loader.dataset) for token in loader.sampler.tokens(0)]
     if kind == "sequences":
-        rows = [loader.dataset.table.rows_of(each).fields[0].rows for each in rows]
+        rows = [loader.dataset.table.indexer.rows_of(each).fields[0].rows for each in rows]
     at = next((at for at, each in enumerate(rows) if row in each % ROWS), len(rows))
     batches = iter(loader)
     for expected in rows[:at]:

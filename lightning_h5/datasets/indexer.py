@@ -1,0 +1,285 @@
+"""What every kind of sample answers: which rows samples have, in which blocks they are, what becomes of a column."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from ..order import BlockTable
+from ..readers import BlockMap
+from ..types import IntArray
+from .assemblers import Assembler
+from .segments import BoolArray, Segments
+
+if TYPE_CHECKING:
+    from .patches import PatchRows
+
+__all__ = ["SAMPLES_AT_A_TIME", "BatchRows", "FieldRows", "Indexer", "Places", "Units"]
+
+SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
+
+
+class Places(NamedTuple):
+    """Where samples are: a segment and a step in it for each.
+
+    Attributes:
+        segments: number of each sample's segment.
+        steps: step that each sample is around, from the start of its segment; of patches where each starts along the
+            axes that are cut, shape ``(n, n_axes)``.
+    """
+
+    segments: IntArray
+    steps: IntArray
+
+
+class FieldRows(NamedTuple):
+    """The rows of one field that some samples have.
+
+    Attributes:
+        rows: sample by sample.
+        lengths: rows of each sample; None if each has equally many.
+        is_valid: which rows are steps of the segment, and no padding; None if all are.
+        patches: what samples have of the rows, if rows are cells.
+    """
+
+    rows: IntArray
+    lengths: IntArray | None = None
+    is_valid: BoolArray | None = None
+    patches: PatchRows | None = None
+
+
+class BatchRows(NamedTuple):
+    """The rows that some samples have.
+
+    Attributes:
+        fields: the rows of each field.
+        places: where the samples are; None if samples are rows, and so known by their numbers.
+    """
+
+    fields: tuple[FieldRows, ...]
+    places: Places | None = None
+
+
+class Units(Protocol):
+    """The rows of files, cut where an order may cut them."""
+
+    @property
+    def rows_per_block(self) -> IntArray:
+        """For each part the rows that share a chunk of its coarsest array; the last ones may be fewer."""
+        ...
+
+    @property
+    def rows_per_unit(self) -> IntArray:
+        """For each part the rows that samples of a block are around, if samples have several rows."""
+        ...
+
+    @property
+    def bounds(self) -> IntArray:
+        """The first row of each unit, part by part, and the number of rows at the end."""
+        ...
+
+    @property
+    def starts(self) -> IntArray:
+        """First row of each part, and the number of rows at the end."""
+        ...
+
+
+class Indexer(ABC):
+    """Says which rows samples have. Nothing is kept for a sample.
+
+    Attributes:
+        segments: what samples are parts of; of rows the parts of files.
+        noun: what samples are called in messages, several of them.
+        is_known_by_row: messages name the row that a sample is around; otherwise its own number, or its segment's.
+        has_places: whether ``with_index`` adds a sample's segment and step to its number.
+        is_whole: each segment is one sample.
+        passes_whole: filters keep or drop whole segments, which are then called ``segment_noun``.
+        segment_noun: what a segment is called in messages.
+        held_as: what a rank keeps in memory: the rows that are its samples, in their order; the steps that samples
+            have, each once; or the cells of arrays, of each field its own.
+    """
+
+    segments: Segments
+    noun: ClassVar[str]
+    is_known_by_row: ClassVar[bool] = True
+    has_places: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = False
+    passes_whole: ClassVar[bool] = False
+    segment_noun: ClassVar[str] = "segment"
+    held_as: ClassVar[Literal["rows", "steps", "cells"]] = "steps"
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    # Rows ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def places(self, samples: IntArray, epoch: int | None = None) -> Places:
+        """Return where samples are."""
+
+    @abstractmethod
+    def rows(self, places: Places) -> tuple[FieldRows, ...]:
+        """Return the rows that samples have, for each field."""
+
+    def rows_of(self, samples: IntArray, epoch: int | None = None) -> BatchRows:
+        """Return the rows of samples.
+
+        Args:
+            samples: numbers of samples.
+            epoch: the epoch that asks for them; None without a plan.
+        """
+        places = self.places(samples, epoch)
+        return BatchRows(self.rows(places), places)
+
+    @abstractmethod
+    def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
+        """Yield rows, some several times, that samples can have in any epoch."""
+
+    def first_rows(self, samples: IntArray) -> IntArray:
+        """Return the row that each sample is around, or begins with."""
+        places, segments = self.places(samples), self.segments
+        return segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
+
+    def cuts(self, field: int) -> bool:
+        """Return whether samples have parts of a field's rows: patches of cells."""
+        return False
+
+    def shape_read(self, field: int, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of what is read of a field at a time: of a row, or of a patch."""
+        return row_shape
+
+    @abstractmethod
+    def assembler(self, field: int, *, is_ragged: bool, place: int) -> Assembler:
+        """Return what makes a column of a field's rows, with an entry for each sample.
+
+        Args:
+            field: number of the field, which has steps.
+            is_ragged: its rows have several shapes.
+            place: axis of a sample that its steps are along.
+        """
+
+    def counted_field(self, fields: Sequence[int]) -> int | None:
+        """Return the one of some fields with steps whose steps are the length of a sample; None if all have one."""
+        return None
+
+    # Some of them --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def among(self, segments: IntArray) -> Indexer:
+        """Return the samples of some segments."""
+
+    @abstractmethod
+    def keeping(self, is_kept: BoolArray) -> Indexer:
+        """Return the samples without some rows of the files; no sample reaches over a row that is left out."""
+
+    @abstractmethod
+    def in_parts(self, low: IntArray, high: IntArray) -> Indexer:
+        """Return the samples of the steps from ``low`` to below ``high`` of each segment."""
+
+    @abstractmethod
+    def of_fields(self, fields: Sequence[int]) -> Indexer:
+        """Return the samples of some fields."""
+
+    @abstractmethod
+    def digest(self) -> bytes:
+        """Return what tells these samples from others of the same arrays."""
+
+    # Blocks and costs ----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """Steps from the first of a sample to its last; 1 if samples share no steps."""
+
+    @abstractmethod
+    def n_before(self, rows: IntArray) -> IntArray:
+        """Return how many samples are around steps, or have first steps, that come before each of some rows."""
+
+    @abstractmethod
+    def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
+        """Return how many of all rows that an epoch reads of a field come before each of some rows; None if unknown."""
+
+    @abstractmethod
+    def mean_bytes(self, sizes: Sequence[int]) -> int:
+        """Return the bytes of a sample, on average, from those of what is read of each field at a time."""
+
+    def blocks(self, units: Units, samples: IntArray | None) -> BlockTable:
+        """Return the blocks of some samples: those around rows of one unit.
+
+        Args:
+            units: the rows of the files.
+            samples: which ones, in this order; None for all.
+        """
+        if not len(self):
+            return BlockTable.of_sizes([0])
+        bounds = units.bounds
+        if samples is None and self.segments.are_ascending:
+            before = self.n_before(bounds)
+            before[-1] = len(self)  # a segment without steps may be at the very end
+            return BlockTable.of_sizes(np.diff(before, prepend=0) if len(before) == 1 else np.diff(before))
+        samples = np.arange(len(self)) if samples is None else samples
+        return BlockTable.of_runs(np.searchsorted(bounds, self.first_rows(samples), side="right"))
+
+    def reads_of_blocks(self, samples: IntArray | None, field: int, blocks: BlockMap) -> IntArray:
+        """Return how often an epoch reads rows of each block of a field; more than it can if that is not known.
+
+        Args:
+            samples: those of an epoch; None for all.
+            field: number of the field.
+            blocks: of the field.
+        """
+        if samples is None and self.segments.are_ascending:
+            numbers, low, high = blocks.ranges()
+            before, after = (self.n_reads_before(bounds, field) for bounds in (low, high))
+            if before is None or after is None:
+                return np.full(blocks.n_blocks, np.iinfo(np.int64).max)
+            return np.bincount(numbers, weights=after - before, minlength=blocks.n_blocks).astype(np.int64)
+        samples = np.arange(len(self)) if samples is None else samples
+        counts = np.zeros(blocks.n_blocks, dtype=np.int64)
+        for start in range(0, len(samples), SAMPLES_AT_A_TIME):
+            rows = self.rows_of(samples[start : start + SAMPLES_AT_A_TIME]).fields[field].rows
+            counts += np.bincount(blocks.locate(rows)[0], minlength=blocks.n_blocks)
+        return counts
+
+    def is_cheap(self, *, by_rows: bool, by_steps: bool, n_parts: int) -> bool:
+        """Return whether random access is as cheap as sequential access.
+
+        Args:
+            by_rows: it is for single rows.
+            by_steps: it is for steps that follow each other, since nothing is decoded.
+            n_parts: parts of the files.
+        """
+        return by_steps or (by_rows and self.reach == 1)
+
+    def block_bytes(self, units: Units, row_bytes: IntArray) -> int:
+        """Return the decoded bytes of a block, at most; from those of a row of each part."""
+        n_rows = np.minimum(units.rows_per_unit, np.diff(units.starts))
+        return int(max(1, (n_rows * row_bytes).max()))
+
+    # Messages ------------------------------------------------------------------------------------------------
+
+    def summary(self, n_samples: int) -> str:
+        """Return how many samples a dataset has, as text."""
+        return f"{n_samples:,} {self.noun} of {len(self.segments):,} segments"
+
+    def left_out(self) -> str | None:
+        """Return which segments have no sample, as text; None if all have one."""
+        return None
+
+    def warning(self) -> str | None:
+        """Return what a user is to know of samples that are missing; None if there is nothing."""
+        return None
+
+    @property
+    def lengths(self) -> IntArray | None:
+        """Steps of each sample, by which batches of similar cost are made; None if samples are alike."""
+        return None
+
+    @property
+    def ends_of_segments(self) -> IntArray | None:
+        """Samples up to each segment's end; None if samples are no parts of segments."""
+        return None
