@@ -408,16 +408,16 @@ MUTANTS = [
     ),
     Mutant(
         "compiled LZF copies beyond the end",
-        "readers/filters/lzf.py",
-        "n_out - LONGEST - WIDTH",
-        "n_out - LITERAL",
+        "readers/filters/compiled.py",
+        "n_out - LZF_REPEAT - LZF_WIDTH",
+        "n_out - LZF_LITERAL",
         ("tests/readers/test_lzf.py",),
     ),
     Mutant(
         "compiled LZF copies sixteen bytes of a shorter repeat",
-        "readers/filters/lzf.py",
-        "if back >= WIDTH and",
-        "if back >= WIDTH - 1 and",
+        "readers/filters/compiled.py",
+        "if back >= LZF_WIDTH and",
+        "if back >= LZF_WIDTH - 1 and",
         ("tests/readers/test_lzf.py",),
     ),
     Mutant(

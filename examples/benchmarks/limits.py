@@ -32,7 +32,7 @@ from lightning_h5.readers import chunked
 from lightning_h5.readers.filters import compiled
 
 NAMES = ("images-gzip-32", "signals-gzip-32")
-PARTS = {"decoding": (compiled.ChunkLoop, "__call__"), "copying rows": (chunked, "copy_rows")}
+PARTS = {"decoding": (compiled.ChunkLoop, "__call__"), "copying rows": (chunked, "_copy_rows")}
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -28,15 +28,16 @@ from ..datasets import (
 )
 from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
-from ..hdf5 import INTEGRITY, ArrayLayout
+from ..hdf5 import INTEGRITY, ArrayLayout, ChangeGuard
 from ..loading import H5DataLoader
 from ..memory import page_cache_memory
-from ..options import SplitOptions, TableOptions, WeightOptions
+from ..options import SplitOptions, StagingOptions, TableOptions, WeightOptions
 from ..options.base import check_callable
-from ..staging import check_urls
+from ..readers import fallback_reason
+from ..sizes import bytes_text
+from ..staging import check_urls, ensure_folder, why_not_staged
 from ..types import IntArray
 from .arguments import SPLITS, Split, argument_of
-from .file_report import staging_report
 from .loaders import NoRows
 from .resume import KeepsPosition
 from .split_overlap import overlap_of_files, overlap_of_samples
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 Chosen: TypeAlias = IntArray | SegmentSubset
 """The rows, or the segments, of a source that are in a split."""
+
+SMALL_CHUNK, MANY_CHUNKS = 64 << 10, 1000
+"""Of an object, a request for fewer bytes than these takes as long as for these; noted from so many chunks on."""
 
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
@@ -408,7 +412,7 @@ class BaseH5DataModule(KeepsPosition):
         guards = [guard for dataset in datasets for guard in dataset.guards()]
         staging = next((guard.staging for guard in guards if guard.staging is not None), self._options.files.staged)
         if staging is not None:
-            for text in staging_report(staging, guards, [each for dataset in datasets for each in dataset.layouts()]):
+            for text in _staging_report(staging, guards, [each for dataset in datasets for each in dataset.layouts()]):
                 self._log_once(text)
 
     def _loader(self, split: Split) -> H5DataLoader | NoRows:
@@ -432,6 +436,47 @@ class BaseH5DataModule(KeepsPosition):
             f"{split}_dataloader() was called, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "
             f"pass the data module to the Trainer: trainer.{stage}(model, datamodule=datamodule)."
         )
+
+
+def _staging_report(
+    staging: StagingOptions, guards: Iterable[ChangeGuard], layouts: Iterable[ArrayLayout]
+) -> Iterator[str]:
+    """Yield sentences on what is staged.
+
+    Args:
+        staging: where mirrors are kept.
+        guards: of the files.
+        layouts: arrays of the files, at least one of each kind.
+    """
+    files = {guard.path: guard for guard in guards}
+    staged = [path for path, guard in files.items() if guard.staging is not None]
+    if staged:
+        folder = ensure_folder(staging)
+        which = f"{len(staged)} of {len(files)} files are" if len(files) > 1 else f"{staged[0]!r} is"
+        yield f"staging: {which} read through {folder.path!r}, which may take {bytes_text(folder.limit)}"
+    if staging.storage_options is not None and not any(guard.is_remote for guard in files.values()):
+        yield "staging: storage_options have no effect, since all files are on file systems"
+    reasons: dict[str, list[str]] = {}
+    for path, guard in files.items():
+        if guard.staging is None:
+            why = why_not_staged(staging, guard.device, guard.n_bytes, grows=guard.grows)
+            reasons.setdefault(why or "it was set up without", []).append(path)
+    for why, paths in reasons.items():
+        yield f"staging: {listing(paths, most=3)} {'is' if len(paths) == 1 else 'are'} not staged: {why}"
+    for each in layouts:
+        table = each.table
+        if not each.guard.is_remote or table is None or len(table.sizes) < MANY_CHUNKS:
+            continue
+        if (size := int(table.sizes.clip(min=0).mean())) < SMALL_CHUNK:
+            yield (
+                f"staging: the chunks of {each.key!r} have {bytes_text(size)} on average, and the first epoch takes a "
+                "request for each, or for those that lie together. Larger ones need fewer: `lightning-h5 repack "
+                "--rows-per-chunk auto --for-object-store`"
+            )
+    on_disk = [each for each in layouts if each.guard.staging is not None and not each.guard.is_remote]
+    by_library = {each.key for each in on_disk if fallback_reason(each) is not None}
+    if by_library:
+        yield f"staging: not of {listing(sorted(by_library))}, which only the HDF5 library can read"
 
 
 def _splits_of(stage: str | None) -> tuple[Split, ...]:

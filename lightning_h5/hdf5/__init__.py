@@ -2,7 +2,6 @@
 
 from . import forks as forks
 from .alike import AlikeArrays
-from .array_view import ArrayView
 from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of
@@ -24,7 +23,7 @@ from .describe import attribute_layout, column_layout, describe_array, layout_of
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
-from .handles import MAX_H5, HandlePool, close_when_collected, drop_inherited, process_pool
+from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
 from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, meaning_of, pread_of, stat_of
 from .keys import (
     GROUP_WORDS,
@@ -44,12 +43,11 @@ from .keys import (
     without_slashes,
     words_in,
 )
-from .layout import ArrayLayout, Decoding, Filter, filters_of, path_of, stack_arrays
+from .layout import ArrayLayout, ArrayView, Decoding, Filter, filters_of, path_of, stack_arrays
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
-from .open_files import OpenOptions
 from .packing import Packing
 from .paths import expand_paths, expand_user, file_number, name_objects
 from .patterns import matching_objects

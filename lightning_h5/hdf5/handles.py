@@ -1,5 +1,7 @@
 """Open files of this process: opened on first use, bounded in number, never shared with a forked child.
 
+A handle is a file as it is read: through the HDF5 library, by position, or from a mirror.
+
 A path can lead to another file each time it is opened. So every handle is requested with the change guard of the file
 that was described, and compared with it: nothing is read from another file, nor from an outdated handle.
 """
@@ -8,28 +10,39 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from ..errors import H5DataChangedError
+from ..errors import H5DataChangedError, H5FileError, H5ValueError
+from ..options import FileOptions, StagingOptions
 from ..staging import (
     Mirror,
+    MirrorFolder,
     ObjectStatus,
+    PosixOrigin,
+    ensure_folder,
     is_url,
+    mirror_name,
+    mirror_of,
+    use_staging,
 )
-from .identity import ChangeGuard
-from .open import before_opening
-from .open_files import Descriptor, FileKey, H5Handle, OpenOptions, StagedFile, open_file
+from .checks import ensure_filters
+from .identity import ChangeGuard, stat_of
+from .layout import ArrayLayout
+from .links import find_array
+from .open import before_opening, open_h5
 
 __all__ = [
     "MAX_H5",
     "HandlePool",
+    "OpenOptions",
     "close_when_collected",
     "drop_inherited",
     "process_pool",
@@ -37,6 +50,30 @@ __all__ = [
 
 MAX_H5 = 16
 """Files that a process keeps open through the HDF5 library."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOptions:
+    """How a file is opened through the HDF5 library (see ``open_h5``), and read.
+
+    Attributes:
+        gives_back: what was read leaves the system's page cache.
+    """
+
+    rdcc_nbytes: int | None = None
+    rdcc_nslots: int | None = None
+    rdcc_w0: float | None = None
+    files: FileOptions = field(default_factory=FileOptions)
+    gives_back: bool = False
+
+    @property
+    def swmr(self) -> bool:
+        """Whether the file has a live writer."""
+        return self.files.swmr
+
+
+_FileKey: TypeAlias = tuple[str, OpenOptions | StagingOptions | None]
+"""A file, and how it is opened: through the HDF5 library, by a descriptor (None), or with a mirror."""
 
 
 @dataclass
@@ -62,7 +99,7 @@ class HandlePool:
         self.max_handles = max_handles or max(8, min(512, (1024 if soft < 0 else soft) // 4))
         self.max_h5 = min(self.max_handles, max_h5)
         self._n_h5 = 0
-        self._entries: OrderedDict[FileKey, _Entry] = OrderedDict()
+        self._entries: OrderedDict[_FileKey, _Entry] = OrderedDict()
         self._lock: Any = threading.RLock()
         self._unused: deque[frozenset[str]] = deque()  # paths whose handles are to be closed
 
@@ -101,7 +138,7 @@ class HandlePool:
             with self.descriptor(path, guard) as fd:
                 yield partial(os.pread, fd)
 
-    def _take(self, key: FileKey, guard: ChangeGuard) -> _Entry:
+    def _take(self, key: _FileKey, guard: ChangeGuard) -> _Entry:
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.guard is not guard:
@@ -111,7 +148,7 @@ class HandlePool:
                     self._close(key)
                     entry = None
             if entry is None:
-                entry = self._entries[key] = _Entry(open_file(key, guard), guard)
+                entry = self._entries[key] = _Entry(_open_file(key, guard), guard)
                 self._n_h5 += isinstance(key[1], OpenOptions)
                 self._evict(keep=key)
             else:
@@ -119,7 +156,7 @@ class HandlePool:
             entry.users += 1
             return entry
 
-    def _give_back(self, key: FileKey, entry: _Entry) -> None:
+    def _give_back(self, key: _FileKey, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
             if entry.doomed and not entry.users:
@@ -128,7 +165,7 @@ class HandlePool:
         if self._unused:
             self._close_unused()
 
-    def _evict(self, keep: FileKey) -> None:
+    def _evict(self, keep: _FileKey) -> None:
         if len(self._entries) <= self.max_handles and self._n_h5 <= self.max_h5:
             return
         idle = [key for key, entry in self._entries.items() if not entry.users and key != keep]
@@ -137,7 +174,7 @@ class HandlePool:
         for key in of_h5 + others[: max(0, len(self._entries) - len(of_h5) - self.max_handles)]:
             self._drop(key).handle.close()
 
-    def _drop(self, key: FileKey) -> _Entry:
+    def _drop(self, key: _FileKey) -> _Entry:
         self._n_h5 -= isinstance(key[1], OpenOptions)
         return self._entries.pop(key)
 
@@ -191,7 +228,7 @@ class HandlePool:
             finally:
                 self._lock.release()
 
-    def _close(self, key: FileKey) -> None:
+    def _close(self, key: _FileKey) -> None:
         entry = self._drop(key)
         entry.doomed = True
         if not entry.users:
@@ -207,7 +244,7 @@ class _Use:
 
     __slots__ = ("_entry", "_guard", "_key", "_pool")
 
-    def __init__(self, pool: HandlePool, key: FileKey, guard: ChangeGuard) -> None:
+    def __init__(self, pool: HandlePool, key: _FileKey, guard: ChangeGuard) -> None:
         self._pool, self._key, self._guard = pool, key, guard
 
     def __enter__(self) -> Any:
@@ -245,6 +282,103 @@ class _UseWithOthers:
         except H5DataChangedError:
             self._pool.close(self._guard.path)
             raise
+
+
+def _open_file(key: _FileKey, guard: ChangeGuard) -> H5Handle | Descriptor | StagedFile:
+    """Open a file, and compare it with its guard."""
+    path, options = key
+    if isinstance(options, StagingOptions):
+        return StagedFile(path, guard, options)
+    handle = Descriptor(path) if options is None else H5Handle(path, options, guard)
+    try:
+        guard.compare(handle.stat)
+    except H5DataChangedError:
+        handle.close()
+        raise
+    return handle
+
+
+class H5Handle:
+    """A file open through the HDF5 library, and its arrays that were used."""
+
+    def __init__(self, path: str, options: OpenOptions, guard: ChangeGuard) -> None:
+        self._files = options.files
+        if guard.is_remote:
+            use_staging(path, options.files.staged)
+        self._file = open_h5(
+            path,
+            rdcc_nbytes=options.rdcc_nbytes,
+            rdcc_nslots=options.rdcc_nslots,
+            rdcc_w0=options.rdcc_w0,
+            swmr=options.swmr,
+            status=guard.status if guard.is_remote else None,
+        )
+        self._arrays: dict[str, Any] = {}
+        self.stat = stat_of(self._file)
+
+    def array(self, layout: ArrayLayout) -> Any:
+        """Return the h5py dataset of a layout."""
+        array = self._arrays.get(layout.name)
+        if array is None:
+            ensure_filters(layout.filters, layout.path, layout.key)
+            array = self._arrays[layout.name] = find_array(self._file, layout.name, self._files).array
+        return array
+
+    def close(self) -> None:
+        """Close the file."""
+        self._arrays.clear()
+        with suppress(RuntimeError, OSError):  # closing a damaged file can raise, but closes it
+            self._file.close()
+
+
+class Descriptor:
+    """A file descriptor, for reading by position without the HDF5 library."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            # O_NONBLOCK has no effect on regular files, but a FIFO in place of the file would block until it has a
+            # writer.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise H5FileError(
+                f"{path!r} cannot be opened: {error.strerror}. Check that it still exists, and `ulimit -n`."
+            ) from error
+
+        self.stat = os.fstat(self.fd)
+        if not stat.S_ISREG(self.stat.st_mode):
+            os.close(self.fd)
+            raise H5FileError(f"{path!r} is not a regular file any more. Put the file back, and start again.")
+
+    def close(self) -> None:
+        """Close it."""
+        with suppress(OSError):  # a file system that is gone can raise, but the descriptor is closed
+            os.close(self.fd)
+
+
+class StagedFile:
+    """A file with a mirror on a local disk."""
+
+    def __init__(self, path: str, guard: ChangeGuard, staging: StagingOptions) -> None:
+        self.stat: os.stat_result | ObjectStatus
+        if guard.is_remote:
+            use_staging(path, staging)
+            self.stat, self.mirror = guard.status, mirror_of(path, guard.status)
+            return
+        opened = Descriptor(path)
+        self.stat = opened.stat
+        try:
+            guard.compare(opened.stat)
+            folder: MirrorFolder | None = None
+            with suppress(H5ValueError):  # it was removed since it was checked: all is read from the file itself
+                folder = ensure_folder(staging)
+            self.mirror = Mirror(PosixOrigin(opened.fd), folder, mirror_name(path, guard.version))
+        except BaseException:
+            opened.close()
+            raise
+
+    def close(self) -> None:
+        """Close file and mirror."""
+        self.mirror.close()
 
 
 _pools: dict[int, HandlePool] = {}  # by process id: a forked child must not use its parent's handles

@@ -34,9 +34,8 @@ from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
 from .choose_order import choose_order
-from .pinning import PinnedBatches, pin
 from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
-from .workers import WorkerPool
+from .workers import PinnedBatches, WorkerPool, pin
 
 __all__ = ["H5DataLoader", "Iteration", "SampleCollate"]
 

@@ -252,6 +252,3 @@ def _exit_with_trainer(connection: socket.socket) -> None:
     poll.register(connection, 0)  # POLLHUP only
     poll.poll()
     os._exit(1)
-
-
-# Errors of workers that cannot be started, end or hang -------------------------------------------------------------

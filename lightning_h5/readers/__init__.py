@@ -1,13 +1,12 @@
 """Rows in, ndarray out."""
 
 from .base import InMemoryReader, check_bounds, checked_places, row_slices, take_rows
-from .begun_reads import BegunRead, CopyRows
 from .block_map import BlockMap, RowGrid
 from .block_sources import BlockSource, Change, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
-from .chunked import ChunkedReader
+from .chunked import BegunRead, ChunkedReader, CopyRows
 from .contiguous import ContiguousReader, MappedReader
 from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks

@@ -21,12 +21,11 @@ from ..hdf5 import (
 )
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
-from .begun_reads import Changes
 from .block_map import BlockMap, RowGrid
 from .block_sources import BlockSource, BlockSources, Change, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import ChunkLoader
-from .chunked import ChunkedReader, CountReads
+from .chunked import Changes, ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader, RunsReader
 from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import (
@@ -19,6 +21,7 @@ from ..hdf5 import (
     ArrayLayout,
     OpenOptions,
     find_array,
+    keys_in,
     kind_of,
     layout_of,
     matrices_among,
@@ -30,7 +33,6 @@ from ..memory import FREE_SHARE, available_memory, page_cache_memory
 from ..natural_order import natural_order
 from ..readers import open_reader
 from ..sizes import bytes_text, parse_bytes
-from .config_yaml import python_of, yaml_of
 
 if TYPE_CHECKING:
     from .inspect import Contents
@@ -58,6 +60,8 @@ TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "
 MAX_COLUMN_ROWS = 1_000_000
 """Longer columns are not read for a suggestion."""
 
+OPTION_NAMES = ("split", "shuffle", "files", "segments", "window")
+"""Arguments that have fields."""
 
 Column = npt.NDArray[Any] | None
 
@@ -93,7 +97,7 @@ class Advice:
     @property
     def python(self) -> str:
         """The call of the data module."""
-        return python_of(self.datamodule or "", self.settings)
+        return _python_of(self.datamodule or "", self.settings)
 
     @property
     def yaml(self) -> str:
@@ -424,3 +428,71 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
 
 def _size(n_bytes: int) -> str:
     return bytes_text(n_bytes, least="MiB", most="GiB")
+
+
+def _python_of(datamodule: str, settings: Mapping[str, Any]) -> str:
+    """Return the call of a data module, a line for each argument."""
+    return "\n".join([f"{datamodule}(", *(f"    {name}={value!r}," for name, value in settings.items()), ")"])
+
+
+def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str]) -> str:
+    """Return the ``data`` part of a configuration.
+
+    Args:
+        datamodule: the class.
+        settings: its arguments.
+        comments: sentences above it.
+    """
+    comments = [*comments]
+    data = {"data": {"class_path": datamodule, "init_args": _yaml_forms(settings, comments)}}
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    printable = ("".join(c if c.isprintable() else " " for c in comment) for comment in comments)
+    lines = [line for comment in printable for line in wrap(comment, 78, break_long_words=False)]
+    return "\n".join([*(f"# {line}" for line in lines), text.rstrip()])
+
+
+def _yaml_forms(settings: Mapping[str, Any], comments: list[str]) -> dict[str, Any]:
+    """Return settings as a configuration can have them; adds a comment for each that it cannot."""
+    forms: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in OPTION_NAMES and isinstance(value, Mapping):
+            if fields := _yaml_forms(value, comments):
+                forms[name] = fields
+        elif name.endswith("_key") and any("{split}" in key for key in keys_in(value)):
+            comments.append(
+                f"{name} is left out: {{split}} in {value!r} would be replaced by a split's name. Rename the array."
+            )
+        elif not isinstance(value, str) or _stays_text(value):
+            forms[name] = value
+        elif name == "train_path":
+            forms[name] = [value]
+        elif _stays_text(f"/{value}"):
+            forms[name] = f"/{value}"  # the same array
+        else:
+            comments.append(f"{name} is left out: a configuration cannot name {value!r}. Use Python: {name}={value!r}.")
+    return forms
+
+
+def _stays_text(text: str) -> bool:
+    """Return whether jsonargparse, which reads a string of YAML once more as YAML, leaves it a string."""
+    try:
+        read = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # neither YAML nor a date
+        return True
+    if isinstance(read, dict):
+        return text in (f"{key}:" for key in read)
+    return read is not None and not isinstance(read, list)
+
+
+def _quoted(dumper: Any, text: str) -> Any:
+    """Write a string, in quotes if YAML 1.2 reads it as a number, such as 1e3, which PyYAML leaves plain."""
+    style = None
+    for read in (float, lambda digits: int(digits, base=0)):
+        with suppress(ValueError):
+            read(text.replace("_", ""))
+            style = "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper: Any = type("_Dumper", (yaml.SafeDumper,), {})
+_Dumper.add_representer(str, _quoted)

@@ -27,8 +27,7 @@ from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
-from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes
-from .config_yaml import yaml_of
+from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes, yaml_of
 from .inspect import contents_of, inspect_file
 from .sample_advice import sample_setting
 

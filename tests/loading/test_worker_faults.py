@@ -304,7 +304,7 @@ def pinning(monkeypatch):
         "set_device_index": None,
     }.items():
         monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
-    monkeypatch.setattr("lightning_h5.loading.pinning.pin", lambda batch: batch)
+    monkeypatch.setattr("lightning_h5.loading.workers.pin", lambda batch: batch)
 
 
 @pytest.mark.timeout(60)

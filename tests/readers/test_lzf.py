@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from lightning_h5 import jit
-from lightning_h5.readers.filters.lzf import LONGEST, WIDTH, lzf_loop
+from lightning_h5.readers.filters.compiled import LZF_REPEAT, LZF_WIDTH, lzf_loop
 
 _LIBRARY = ctypes.CDLL(h5py.h5z.__file__)
 for _name in ("lzf_compress", "lzf_decompress"):
@@ -75,7 +75,7 @@ def streams(draw):
             run = np.random.default_rng(draw(st.integers(0, 999))).bytes(n)
             data, stored = data + run, stored + literal(run)
         else:
-            n = draw(st.one_of(st.integers(3, 40), st.integers(3, LONGEST)))
+            n = draw(st.one_of(st.integers(3, 40), st.integers(3, LZF_REPEAT)))
             back = draw(st.one_of(st.integers(1, min(40, len(data))), st.integers(1, min(8192, len(data)))))
             stored += repeat(n, back)
             data += bytes(itertools.islice(itertools.cycle(data[-back:]), n))
@@ -84,8 +84,8 @@ def streams(draw):
 
 NOISE = np.random.default_rng(0).bytes(32)
 EDGES = {  # what is stored, and how many bytes it decodes to
-    "the longest repeat comes last": (literal(NOISE) + repeat(LONGEST, WIDTH), 32 + LONGEST),
-    "a repeat overlaps its source": (literal(NOISE) + repeat(40, WIDTH - 1) + 10 * literal(NOISE), 32 + 40 + 320),
+    "the longest repeat comes last": (literal(NOISE) + repeat(LZF_REPEAT, LZF_WIDTH), 32 + LZF_REPEAT),
+    "a repeat overlaps its source": (literal(NOISE) + repeat(40, LZF_WIDTH - 1) + 10 * literal(NOISE), 32 + 40 + 320),
 }
 
 
@@ -102,7 +102,7 @@ def test_repeats_that_wide_copies_could_spoil_decode(way, edge):
 @pytest.mark.parametrize("way", LOOPS)
 @settings(max_examples=examples(300))
 @given(stream=streams())
-@example(stream=(literal(b"a") + repeat(LONGEST, 1), b"a" * (LONGEST + 1)))
+@example(stream=(literal(b"a") + repeat(LZF_REPEAT, 1), b"a" * (LZF_REPEAT + 1)))
 def test_runs_and_repeats_of_all_kinds_decode(way, stream):
     stored, data = stream
     assert by_library(stored, len(data)) == data

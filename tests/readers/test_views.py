@@ -12,7 +12,7 @@ from pools import OPTIONS, look
 
 from lightning_h5.counters import Counters
 from lightning_h5.errors import H5Error
-from lightning_h5.hdf5 import array_view
+from lightning_h5.hdf5 import layout
 from lightning_h5.readers import TaskQueue, open_chunked, open_reader
 from lightning_h5.readers.contiguous import RunsReader
 
@@ -76,9 +76,9 @@ def expected_rows(values, row_axes, taken):
     return moved.reshape(-1, *moved.shape[len(front) :])
 
 
-@pytest.fixture(params=[array_view.MIN_RUN, 1], ids=["short runs by the library", "all runs by position"])
+@pytest.fixture(params=[layout.MIN_RUN, 1], ids=["short runs by the library", "all runs by position"])
 def min_run(request, monkeypatch):
-    monkeypatch.setattr(array_view, "MIN_RUN", request.param)
+    monkeypatch.setattr(layout, "MIN_RUN", request.param)
 
 
 @pytest.mark.usefixtures("min_run")

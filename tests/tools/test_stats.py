@@ -19,9 +19,8 @@ from lightning_h5.datasets import read_stats
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import bulk
-from lightning_h5.tools import running_stats, stats
-from lightning_h5.tools.running_stats import empty_stats, merge_stats, stats_of
-from lightning_h5.tools.stats import compute_stats
+from lightning_h5.tools import stats
+from lightning_h5.tools.stats import compute_stats, empty_stats, merge_stats, stats_of
 
 DTYPES = ["f2", "f4", "f8", ">f8", ">f4", "u1", "i1", ">u2", "i2", "i4", "u4", "i8", "u8", ">i8", "?"]
 NUMBERS = ("n_values", "n_nan", "n_infinite", "mean", "std", "min", "max")
@@ -95,12 +94,10 @@ def test_any_array_has_its_exact_statistics(make_h5, monkeypatch, data):
     kept = data.draw(st.sampled_from(stored))
     monkeypatch.setattr(bulk, "TASK_BYTES", data.draw(st.sampled_from([1, 100, 1 << 20])))
     monkeypatch.setattr(bulk, "MAX_SCRATCH", data.draw(st.sampled_from([0, 64 << 20])))
-    monkeypatch.setattr(running_stats, "BLOCK_VALUES", data.draw(st.sampled_from([1, 7, 1 << 17])))
-    monkeypatch.setattr(running_stats, "MIN_BLOCK", data.draw(st.sampled_from([1, 3, 16])))
-    n_bytes = data.draw(st.sampled_from([1, 100, 1 << 30]))
-    for module in (stats, running_stats):
-        monkeypatch.setattr(module, "MAX_BYTES", n_bytes)
-    monkeypatch.setattr(running_stats, "RUN_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
+    monkeypatch.setattr(stats, "BLOCK_VALUES", data.draw(st.sampled_from([1, 7, 1 << 17])))
+    monkeypatch.setattr(stats, "MIN_BLOCK", data.draw(st.sampled_from([1, 3, 16])))
+    monkeypatch.setattr(stats, "MAX_BYTES", data.draw(st.sampled_from([1, 100, 1 << 30])))
+    monkeypatch.setattr(stats, "RUN_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
     cut = data.draw(st.integers(0, len(values)))
     if data.draw(st.booleans()):
         paths = [make_h5(x=kept)]
@@ -184,7 +181,7 @@ def test_the_number_of_threads_changes_no_bit(make_h5, monkeypatch, kind):
     }[kind]
     path = make_h5(x=stored)
     monkeypatch.setattr(bulk, "TASK_BYTES", 1)
-    monkeypatch.setattr(running_stats, "RUN_BYTES", 500)
+    monkeypatch.setattr(stats, "RUN_BYTES", 500)
     seen = set()
     for n_threads in (1, 2, 3, 8, 8, 8):
         monkeypatch.setattr(stats, "usable_cores", lambda n=n_threads: n)
@@ -356,13 +353,13 @@ def test_a_chunk_that_does_not_decode_is_an_error(make_h5):
 
 def test_a_file_that_is_written_to_meanwhile_is_an_error(make_h5, monkeypatch):
     path = make_h5(x=np.arange(400.0))
-    real = running_stats.stats_of
+    real = stats.stats_of
 
     def work(values):
         os.utime(path, ns=(1, 1))
         return real(values)
 
-    monkeypatch.setattr(running_stats, "stats_of", work)
+    monkeypatch.setattr(stats, "stats_of", work)
     with pytest.raises(H5DataChangedError, match="was written to"):
         compute_stats(path)
 
