@@ -458,8 +458,8 @@ MUTANTS = [
     ),
     Mutant(
         "padding is not zero",
-        "datasets/table_dataset.py",
-        "_clear(column, ~found.is_valid.reshape(-1))",
+        "datasets/assemblers.py",
+        "_clear(column, ~is_valid.reshape(-1))",
         "pass",
         WINDOWS,
     ),
