@@ -480,7 +480,7 @@ MUTANTS = [
     Mutant(
         "a split in time has steps of its neighbor's windows",
         "datasets/segment_choice.py",
-        "gap = sampling.reach - 1 if options.gap is None else options.gap",
+        "gap = indexer.reach - 1 if options.gap is None else options.gap",
         "gap = options.gap or 0",
         SEGMENTS,
     ),
