@@ -11,11 +11,8 @@ from ..errors import H5ValueError
 from ..options import (
     DistributedOptions,
     FileOptions,
-    PatchOptions,
-    SegmentOptions,
     ShuffleOptions,
     StagingOptions,
-    WindowOptions,
     WorkerOptions,
 )
 from ..options.base import Options, check_callable, check_choice, check_whole
@@ -37,9 +34,7 @@ _OPTIONS: dict[str, type[Options]] = {
     "workers": WorkerOptions,
     "files": FileOptions,
     "distributed": DistributedOptions,
-    "segments": SegmentOptions,
 }
-_OPTIONAL: dict[str, type[Options]] = {"window": WindowOptions, "patch": PatchOptions}
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 
@@ -95,16 +90,8 @@ class SampleArguments:
     batch_transform: Callable[..., Any] | None
     normalize: PathLike | None
     with_index: bool
-    sample: Literal["row", "window", "segment"] | None
-    segments: SegmentOptions
-    window: WindowOptions | None
-    patch: PatchOptions | None
     table: Any
     decode: dict[str, Any] | None
-    select: dict[str, dict[int, Any]] | None
-
-    def __post_init__(self) -> None:
-        check_choice(self.sample, "sample", (None, "row", "window", "segment"))
 
 
 def picked(kind: type[T], given: Mapping[str, Any]) -> T:
@@ -119,9 +106,6 @@ def picked(kind: type[T], given: Mapping[str, Any]) -> T:
     """
     found = {field.name: given[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     options = {name: parser.parse(found[name], name) for name, parser in _OPTIONS.items() if name in found}
-    for name, parser in _OPTIONAL.items():
-        if found.get(name) is not None:
-            options[name] = parser.parse(found[name], name)
     if "files" in found and given.get("staging") is not None:
         options["files"] = _with_staging(options["files"], given["staging"])
     return kind(**found | options)

@@ -176,7 +176,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def _use_arguments(self, given: Mapping[str, Any]) -> None:
         super()._use_arguments(given)
-        self._segments = SegmentOptions.parse(given["segments"], "segments")
         self._keeps_rows = given["row_cache"] is not None
         self._of_samples: dict[str, Any] = {name: given[name] for name in ("batch_transform", "with_index")}
         asked = [*self._split.columns, *self._weights.keys]
@@ -191,7 +190,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         if self._has_segments and self._keeps_rows:
             raise H5ValueError("row_cache was given, which keeps rows, and samples are of segments. Leave it out.")
         if self._mixture is not None:
-            if self._segments.bucket:
+            if self._kind.segments.bucket:
                 raise H5ValueError("segments.bucket was given with a mixture of sources. Leave one of them out.")
             if self._paths["train"] is not None:
                 raise H5ValueError("train_paths and mixture were given; both name the training files. Pass one.")
@@ -213,7 +212,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
         split = self._split
-        names = [*split.columns, *self._weights.keys, *self._segments.cut_keys]
+        names = [*split.columns, *self._weights.keys, *self._kind.segments.cut_keys]
         return self._files.expected_arrays(self._sources, names)
 
     def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | None:
@@ -256,7 +255,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def _cut_sources(self) -> Mapping[Split, Sequence[Chosen]]:
         """The rows, or the segments, of each source by split."""
         if self._cut is None:
-            has_segments = self._has_segments or self._files.hold_segments(self._sources)
+            has_segments = self._files.hold_segments(self._sources)
             cut = self._files.cut_segments if has_segments else self._files.cut_rows
             self._cut = cut(self._sources, self._split, self._paths)
         return self._cut
@@ -303,7 +302,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """See ``BaseH5DataModule.order_of``; of a mixture that of each source."""
         if (mixture := self._mixture_of(dataset)) is None:
-            return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._segments)
+            return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
         return choose_mixed_order(
             mixture,
             [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,

@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from .._lightning import rank_zero_info, rank_zero_warn
 from ..datasets import (
+    Fields,
     FieldStats,
-    H5LazyDataset,
+    FileSamples,
     RowDataset,
-    SampleOptions,
     SegmentChoice,
     SegmentSubset,
     TableDataset,
-    are_cells,
     column_of,
     count_rows,
-    matrices_in,
+    open_samples,
     read_stats,
     rows_without_line,
+    sample_kind,
 )
 from ..errors import H5ValueError, listing
 from ..hdf5 import (
@@ -41,7 +41,6 @@ from ..hdf5 import (
     with_constants,
 )
 from ..loading.choose_order import Order
-from ..options import SegmentOptions
 from ..order import RowWeights
 from ..types import IntArray, Keys
 from .arguments import SPLITS, SampleArguments, Split, picked
@@ -86,9 +85,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         super()._use_arguments(given)
         self._samples = samples = picked(SampleArguments, given)
         x_key, y_key = samples.x_key, samples.y_key
-        constants = SegmentOptions.parse(samples.segments, "segments").constants
-        if x_key is not None and constants:
-            x_key = with_constants(x_key, y_key, constants)
+        if x_key is not None:
+            x_key = with_constants(x_key, y_key, self._kind.segments.constants)
         self._infer(x_key=x_key, y_key=y_key)
         self._check_arguments()
 
@@ -138,8 +136,8 @@ class KeyedH5DataModule(BaseH5DataModule):
                     f"Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
                 )
 
-    def dataset_arguments(self, split: Split) -> dict[str, Any] | None:
-        """Return the arguments of a split's dataset; None without data for it."""
+    def open_split(self, split: Split) -> FileSamples | None:
+        """Return the samples of a split; None without data for it."""
         source = self._source(split)
         if source is None:
             return None
@@ -147,59 +145,77 @@ class KeyedH5DataModule(BaseH5DataModule):
         self._catalog.joins.group = source.group if self._has_groups else ""
         self._catalog.joins.use(self._samples.table)
         x_key, y_key = self._keys(source, split)
-        arguments = self._arguments(source, split, x_key, y_key)
+        columns = self._weights.keys if split == "train" else []
         if not source.is_cut:
-            return arguments
+            return self._open(source, split, x_key, y_key, SegmentChoice(columns=columns, others_ask=columns))
         if self._cut is None:
-            self._cut = self._cut_files(source, arguments)
+            self._cut = self._cut_files(source, split, x_key, y_key)
         if split not in self._cut:
             return None  # no list names it
         (chosen,) = self._cut[split]
         if isinstance(chosen, SegmentSubset):
-            columns = self._weights.keys if split == "train" else []
-            return arguments | {"choice": replace(arguments["choice"], subset=chosen, columns=columns)}
+            choice = SegmentChoice(subset=chosen, columns=columns, others_ask=self._columns)
+            return self._open(source, split, x_key, y_key, choice)
         if not len(chosen) and split != "train" and not self._split.fills(split):
             return None  # a file that says nothing of this split
-        return arguments | {"indices": chosen}
+        return self._open(source, split, x_key, y_key, SegmentChoice(), chosen)
 
-    def _cut_files(self, source: Source, arguments: Mapping[str, Any]) -> Mapping[Split, Sequence[Chosen]]:
+    def _open(
+        self,
+        source: Source,
+        split: Split,
+        x_key: Keys,
+        y_key: Keys | None,
+        choice: SegmentChoice,
+        indices: IntArray | None = None,
+    ) -> FileSamples:
+        """Return samples of a split's files."""
+        samples = self._samples
+        fields = Fields.of(
+            x_key,
+            y_key,
+            x_dtype=samples.x_dtype,
+            y_dtype=None if y_key is None else samples.y_dtype,
+            transform=self._transform_of(split),
+            target_transform=None if y_key is None else samples.target_transform,
+            with_index=samples.with_index,
+            as_one=self._kind.has_mask,
+            decode=samples.decode,
+        )
+        return open_samples(
+            source.files,
+            fields,
+            replace(self._kind, seed=self.seed or 0),
+            self._options.files,
+            self._catalog,
+            normalize=self._statistics(source),
+            collate=self._options.collate,
+            choice=choice,
+            indices=indices,
+            batch_transform=samples.batch_transform,
+        )
+
+    @property
+    def _columns(self) -> list[str]:
+        """Arrays with values of segments that splits and weights ask for."""
+        return [*self._split.columns, *self._weights.keys]
+
+    def _cut_files(
+        self, source: Source, split: Split, x_key: Keys, y_key: Keys | None
+    ) -> Mapping[Split, Sequence[Chosen]]:
         """Return the rows, or the segments, of each split of the training files."""
-        if "choice" in arguments:
-            table, opened = H5LazyDataset(**arguments).table, OpenOptions(files=self._options.files)
+        opened = OpenOptions(files=self._options.files)
+        kind = replace(self._kind, seed=self.seed or 0)
+        if sample_kind(self._catalog, source.files, keys_in(x_key, y_key), opened, kind).has_segments:
+            choice = SegmentChoice(columns=self._split.columns, others_ask=self._columns)
+            table = self._open(source, split, x_key, y_key, choice).table
             return cut_segments([table], self._split, self._catalog, opened, self._paths)
         check_split_of_rows(self._split)
-        return {split: [rows] for split, rows in self._cut_rows(source.files, arguments["x_key"]).items()}
+        return {split: [rows] for split, rows in self._cut_rows(source.files, x_key).items()}
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """See ``BaseH5DataModule.order_of``; in batches of segments of similar length if these are asked for."""
-        return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._samples.segments)
-
-    def _arguments(self, source: Source, split: Split, x_key: Keys, y_key: Keys | None) -> dict[str, Any]:
-        """Return the arguments of a dataset of all samples of a split's files."""
-        arguments = vars(self._samples) | {
-            "path": source.files,
-            "x_key": x_key,
-            "y_key": y_key,
-            "transform": self._transform_of(split),
-            "normalize": self._statistics(source),
-            "indices": None,
-            "files": self._options.files,
-            "catalog": self._catalog,
-            "collate_fn": self._options.collate,
-        }
-        samples = self._samples
-        given = SampleOptions.parse(
-            samples.sample, samples.segments, samples.window, samples.select, patch=samples.patch
-        )
-        keys = keys_in(x_key, y_key)
-        if given.needs_segments(keys) or self._are_segments(source.files, keys):
-            columns = self._split.columns
-            weights = self._weights.keys if split == "train" else []
-            every = [*columns, *self._weights.keys] if source.is_cut else weights
-            choice = SegmentChoice(columns=columns if source.is_cut else weights, others_ask=every)
-            arguments |= {"seed": self.seed or 0, "choice": choice}
-        del arguments["eval_transform"]
-        return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}
+        return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
 
     def _source(self, split: Split) -> Source | None:
         own, training = self._paths[split], self._paths["train"]
@@ -286,13 +302,13 @@ class KeyedH5DataModule(BaseH5DataModule):
         lacks = rows_without_line(files, every, self._options.files, self._catalog)
         return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels, names=names, lacks=lacks)
 
-    def weights_of_rows(self, dataset: TableDataset, files: tuple[str, ...]) -> RowWeights:
+    def weights_of_rows(self, dataset: TableDataset) -> RowWeights:
         """Return how often each sample of the training files is to come."""
 
         def column(key: str, argument: str) -> npt.NDArray[Any]:
             if key in dataset.table.columns:
                 return dataset.table.values_of_samples(key)
-            found, rows = self._column(files, key, dataset.table.n_rows, argument), dataset.indices
+            found, rows = self._column(dataset.table.paths, key, dataset.table.n_rows, argument), dataset.indices
             return found if rows is None else found[rows]
 
         return row_weights(self._weights, column)
@@ -324,9 +340,9 @@ class KeyedH5DataModule(BaseH5DataModule):
                 field_names(keys, name)
         if self.x_key is None and self.y_key is not None:
             raise H5ValueError(f"y_key={self.y_key!r} was given without x_key. Pass both.")
-        if self.x_key is None and samples.segments.groups is not None:
+        if self.x_key is None and self._kind.segments.groups is not None:
             raise H5ValueError(
-                f"segments.groups={samples.segments.groups!r} was given without x_key, and arrays of groups are not "
+                f"segments.groups={self._kind.segments.groups!r} was given without x_key, and arrays of groups are not "
                 "guessed. Pass x_key, with names relative to a group; `lightning-h5 inspect FILE` suggests some."
             )
         for dtype, name in ((samples.x_dtype, "x_dtype"), (samples.y_dtype, "y_dtype")):
@@ -355,11 +371,6 @@ class KeyedH5DataModule(BaseH5DataModule):
             rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
             y_key = None
         return x_key, y_key
-
-    def _are_segments(self, files: Sequence[str], keys: Sequence[str]) -> bool:
-        """Whether arrays of the files make segments, whatever the user says: sparse matrices, or references."""
-        opened = OpenOptions(files=self._options.files)
-        return bool(matrices_in(self._catalog, files, keys, opened)) or are_cells(self._catalog, files, keys, opened)
 
     def _has(self, path: str, keys: Keys | None) -> bool:
         names, opened = arrays_in(keys), OpenOptions(files=self._options.files)

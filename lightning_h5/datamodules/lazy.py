@@ -166,11 +166,10 @@ class LazyH5DataModule(KeyedH5DataModule):
 
     def build_dataset(self, split: Split) -> H5LazyDataset | MixtureDataset | None:
         """Return the dataset of a split, or None without data for it."""
-        arguments = self.dataset_arguments(split)
-        if arguments is None:
+        samples = self.open_split(split)
+        if samples is None:
             return None
-        dataset = H5LazyDataset(**arguments)
+        dataset = H5LazyDataset.of(samples)
         if split != "train" or not self._weights.is_given:
             return dataset
-
-        return weighted_dataset(dataset, self.weights_of_rows(dataset, arguments["path"]))
+        return weighted_dataset(dataset, self.weights_of_rows(dataset))

@@ -15,7 +15,7 @@ import torch
 
 from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
-from ..datasets import RowDataset, TableDataset
+from ..datasets import RowDataset, SampleOptions, TableDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
@@ -77,9 +77,11 @@ class MakesLoaders(RecordsSettings):
         self._options = options = picked(LoaderArguments, given)
         self._rank, self._world_size = options.distributed.rank, options.distributed.world_size
         self._infer(seed=options.seed)
-        segments = SegmentOptions.parse(given.get("segments"), "segments")
-        self._keeps_together = segments.keep_together
-        _check_scope(options.shuffle, given, segments)
+        self._kind = SampleOptions.parse(
+            given["sample"], given["segments"], given["window"], given["select"], patch=given["patch"]
+        )
+        self._keeps_together = self._kind.segments.keep_together
+        _check_scope(options.shuffle, given, self._kind.segments)
 
     @property
     def rank(self) -> int | None:

@@ -29,7 +29,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
-from ..order import PlanSampler, ShardRows, ShardSampler
+from ..order import PlanSampler, ShardRows, ShardSampler, resolve_replica
 from ..types import DTypeLike, Identity, Keys, PathLike, Paths
 from .arguments import Split
 from .keyed import KeyedH5DataModule
@@ -200,28 +200,24 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     def build_dataset(self, split: Split) -> RankMemCachedH5Dataset | None:
         """Return the dataset of a split, not loaded yet; or None without data for it."""
-        arguments, trains = self.dataset_arguments(split), split == "train"
-        if arguments is None:
+        samples, trains = self.open_split(split), split == "train"
+        if samples is None:
             return None
-        dataset = RankMemCachedH5Dataset(
-            **{name: value for name, value in arguments.items() if name != "seed"},
-            mode=self._memory.mode if trains else "contiguous",  # as evaluation cuts its rows
-            pin_host_memory=self._memory.pin,
-            share_memory=self._memory.share,
-            log_fn=rank_zero_info,
-            rank=self.rank,
-            world_size=self.world_size,
-            reshard_every_n_epochs=self._memory.reshard_every_n_epochs if trains else 0,
+        memory = self._memory if trains else replace(self._memory, mode="contiguous", reshard_every_n_epochs=0)
+        dataset = RankMemCachedH5Dataset.of(
+            samples,
+            memory,  # evaluation cuts its rows
+            replica=None if self.world_size is None else resolve_replica(self.rank, self.world_size),
             seed=self.seed or 0,
-            cache_device=self._device(),
-            preload=False,
+            device=self._device(),
+            log_fn=rank_zero_info,
         )
         if not trains and (ends := self.shard_ends(dataset)) is not None:
             dataset.shard = replace(dataset.shard, ends=ends)
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains
         if trains and self._weights.is_given:
-            dataset.draw_by(self.weights_of_rows(dataset, arguments["path"]))
+            dataset.draw_by(self.weights_of_rows(dataset))
         dataset.for_workers = bool(self._options.num_workers) and context.get_start_method() != "fork"
         return dataset
 

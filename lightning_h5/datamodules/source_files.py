@@ -18,12 +18,11 @@ from ..datasets import (
     SampleOptions,
     SegmentChoice,
     SegmentSubset,
-    are_cells,
     column_of,
     expand_those_there,
-    matrices_in,
     refuse_images,
     rows_without_line,
+    sample_kind,
 )
 from ..datasets.collate import Collate
 from ..datasets.discovery import TARGET, checked_names, keys_of, paths_of
@@ -97,12 +96,7 @@ class SourceFiles:
         Raises:
             H5ValueError: they are in some.
         """
-        found = []
-        for source in sources:
-            arguments = self._of(source)
-            given = SampleOptions.parse(*(arguments[name] for name in _OF_SAMPLES))
-            names = [] if arguments["load_fields"] is None else checked_names(arguments["load_fields"])
-            found.append(given.needs_segments([self._key(source, name) for name in names]))
+        found = [self._samples_of(source).needs_segments(self._keys_of(source)) for source in sources]
         if len(set(found)) > 1:
             raise H5ValueError(
                 "load_fields or field_map of some sources name attributes ('@') or patterns ('*'), so that samples are "
@@ -111,24 +105,32 @@ class SourceFiles:
         return found[0]
 
     def hold_segments(self, sources: Sequence[Source]) -> bool:
-        """Whether sparse matrices or arrays of references make segments, in all sources.
+        """Whether samples are of segments, in all sources: also rows of sparse matrices, and what references lead to.
 
         Raises:
             H5ValueError: they are in some.
         """
         opened, found = OpenOptions(files=self._arguments["files"]), set()
         for source in sources:
-            names = self._of(source)["load_fields"]
-            keys = [] if names is None else [self._key(source, name) for name in checked_names(names)]
             files = expand_those_there(source.paths, lambda *_: None, source.argument, self.catalog.staging)
-            has_matrices = bool(matrices_in(self.catalog, files, keys, opened))
-            found.add(has_matrices or are_cells(self.catalog, files, keys, opened))
+            samples = self._samples_of(source)
+            found.add(sample_kind(self.catalog, files, self._keys_of(source), opened, samples).has_segments)
         if len(found) > 1:
             raise H5ValueError(
                 "load_fields names sparse matrices or arrays of references in some sources, and other arrays in "
                 "others. Name alike fields in all."
             )
         return True in found
+
+    def _samples_of(self, source: Source) -> SampleOptions:
+        """What a sample of a source is."""
+        arguments = self._of(source)
+        return SampleOptions.parse(*(arguments[name] for name in _OF_SAMPLES))
+
+    def _keys_of(self, source: Source) -> list[str]:
+        """The arrays that a source names."""
+        names = self._of(source)["load_fields"]
+        return [] if names is None else [self._key(source, name) for name in checked_names(names)]
 
     def open(
         self,

@@ -2,13 +2,14 @@
 
 from .base import RawBatch, RowDataset
 from .catalog import Catalog
-from .cells import are_cells
 from .column_values import Categories
 from .columns import column_of, count_rows, rows_without_line
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
 from .concat import ConcatDataset
 from .discovery import FieldMap, expand_those_there
+from .fields import Fields
+from .file_samples import FileSamples, open_samples, sample_kind
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats
@@ -19,7 +20,6 @@ from .sample_layout import Transform
 from .segment_choice import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from .segment_fields import SampleOptions
 from .shard_loading import load_shards
-from .sparse_tables import matrices_in
 from .table_dataset import TableDataset, check_shapes
 from .user_functions import (
     AskedFor,
@@ -51,6 +51,8 @@ __all__ = [
     "ConcatDataset",
     "FieldMap",
     "FieldStats",
+    "Fields",
+    "FileSamples",
     "H5LazyDataset",
     "LazyFileDataset",
     "MixtureDataset",
@@ -68,7 +70,6 @@ __all__ = [
     "WholeSegments",
     "WorkerFailure",
     "WorkerMemory",
-    "are_cells",
     "are_packed_alike",
     "asked_for",
     "check_shapes",
@@ -81,16 +82,17 @@ __all__ = [
     "groups_by_pattern",
     "h5_worker_init_fn",
     "load_shards",
-    "matrices_in",
     "mixture_dataset",
     "naming_shared_memory",
     "note_rows",
+    "open_samples",
     "open_worker_buffers",
     "own_streams",
     "read_stats",
     "refuse_images",
     "rows_of",
     "rows_without_line",
+    "sample_kind",
     "segments_by_time",
     "segments_in_lists",
     "shape_of_images",

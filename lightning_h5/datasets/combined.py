@@ -12,13 +12,12 @@ import torch
 
 from ..distributed import exchange
 from ..errors import H5ValueError, listing, without_frames
-from ..hdf5 import ArrayLayout, OpenOptions, SparseGroup, torch_dtype
+from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .catalog import Catalog
-from .cells import are_cells
 from .collate import Collate
-from .compatibility import Asked, refuse_other_files
+from .compatibility import Asked
 from .discovery import (
     SKIP_THEM,
     TARGET,
@@ -28,12 +27,11 @@ from .discovery import (
     keys_of,
     names_to_load,
     paths_of,
-    skip_into,
     stacks_of,
-    table_of,
 )
 from .fields import Decode, Fields, checked_rows, codecs_of, without_lacking
 from .file_dataset import CACHE_BYTES
+from .file_samples import KindOfSamples, open_table, sample_kind
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
 from .read_costs import chunk_cache
@@ -42,11 +40,10 @@ from .row_table import RowTable
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
 from .segment_choice import SegmentChoice, with_label
-from .segment_fields import SampleKind, SampleOptions, Select, selected
-from .segment_tables import segment_table
+from .segment_fields import SampleKind, SampleOptions, Select
 from .selection import Selection
 from .sparse_rows import SparseField
-from .sparse_tables import matrices_in, sparse_table, with_matrices
+from .sparse_tables import with_matrices
 
 __all__ = ["CombinedHDF5Dataset"]
 
@@ -203,20 +200,19 @@ class CombinedHDF5Dataset(CachingDataset):
         bad = _bad_files(on_bad_file)
         paths = files_to_read(catalog, paths, bad)
         keys = [self._key(name) for name in named]
-        has_segments = samples.needs_segments(keys)
-        matrices = matrices_in(catalog, paths, keys, plain) if samples.are_rows(keys) else {}
-        has_segments = has_segments or bool(matrices) or are_cells(catalog, paths, keys, plain)
+        kind = sample_kind(catalog, paths, keys, plain, samples)
+        has_segments = kind.has_segments
         columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
         if not has_segments and any(one.column is None for one in criteria):  # a function may ask for any field
             mapped = list(field_map or {})
             pairs = zip(mapped, paths_of(field_map, mapped), strict=True)
             columns += [name for name, others in pairs if others is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
-        chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys) if has_segments else None
-        if label is not None and matrices:
+        chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys)
+        if label is not None and kind.matrices:
             raise H5ValueError(f"label={label} was given, and rows of sparse matrices have no steps. Use where.")
-        full, names, arrays = self._scan(
-            catalog, plain, paths, load_fields, columns, of_label, bad, samples, chosen, field_map, decode, matrices
+        full, names, arrays, matrices = self._scan(
+            catalog, plain, paths, load_fields, columns, of_label, bad, kind, chosen, field_map, decode
         )
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         valid = None if valid_mask is None else fields[valid_mask]
@@ -242,14 +238,14 @@ class CombinedHDF5Dataset(CachingDataset):
         elif of_class is not None:
             made = with_label(full, of_class, plain).with_fields(range(len(names)))
         if matrices:
-            asked, found = with_matrices(of_sample.asked, names, matrices, samples)
-            of_sample = replace(of_sample, asked=tuple(asked), matrices=found)
+            of_arrays, _ = with_matrices(of_sample.asked, names, kind.matrices, samples)
+            of_sample = replace(of_sample, asked=tuple(of_arrays), matrices=matrices)
         of_sample = of_sample.of_samples(made, mask=samples.has_mask, collate=collate_fn)
         super().__init__(
             made,
             normalized(of_sample, normalize, made, catalog, plain),
             batch_transform=batch_transform,
-            options=OpenOptions(rdcc_nbytes=chunk_cache(made, budget, swmr=opened.swmr), files=opened),
+            options=OpenOptions(rdcc_nbytes=chunk_cache(made, budget, opened), files=opened),
             mmap=opened.mmap,
             cache_bytes=budget,
             cache_size=0 if has_segments else row_cache.size,
@@ -286,17 +282,17 @@ class CombinedHDF5Dataset(CachingDataset):
         columns: Sequence[str],
         of_label: Sequence[str],
         bad: dict[str, str] | None,
-        samples: SampleOptions,
-        choice: SegmentChoice | None,
+        kind: KindOfSamples,
+        choice: SegmentChoice,
         field_map: FieldMap | None,
         decode: Decode | None,
-        matrices: Mapping[str, SparseGroup],
-    ) -> tuple[RowTable, list[str], dict[str, ArrayLayout]]:
+    ) -> tuple[RowTable, list[str], dict[str, ArrayLayout], dict[int, SparseField]]:
         """Return the files with the fields of a sample and, after these, those of filters; names of the former.
 
-        Also the arrays of the first file by these names, rows of sparse matrices as if they were dense.
+        Also the arrays of the first file by these names, rows of sparse matrices as if they were dense; and the
+        matrices among them (see ``open_table``).
         """
-        if samples.segments.groups is not None and load_fields is None:
+        if kind.options.segments.groups is not None and load_fields is None:
             raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
         names = names_to_load(catalog, files, options, load_fields, self._keys, [*columns, *of_label], bad)
         wanted = list(dict.fromkeys([*names, *columns, *of_label]))
@@ -318,30 +314,10 @@ class CombinedHDF5Dataset(CachingDataset):
             )
             for name, codec, each, paths in zip(wanted, codecs, stacks, paths_of(field_map, wanted), strict=True)
         ]
-        found: dict[int, SparseField] = {}
-        if choice is not None:
-            refuse_other_files(asked)
-        if matrices and choice is not None:
-            asked, found = with_matrices(asked, wanted, matrices, samples)
-            left = [path for path in files if path not in (bad or ())]
-            full = sparse_table(catalog, left, asked, found, options, choice, skip=skip_into(bad), advice=SKIP_THEM)
-        elif choice is not None:
-            singles = wanted[len(names) :]
-            left = [path for path in files if path not in (bad or ())]
-            full = segment_table(
-                catalog,
-                left,
-                asked,
-                wanted,
-                options,
-                samples,
-                choice,
-                singles=singles,
-                skip=skip_into(bad),
-                advice=SKIP_THEM,
-            )
-        else:
-            full = table_of(catalog, files, selected(asked, wanted, samples), options, samples.sample, bad)
+        singles = wanted[len(names) :]
+        full, _, matrices = open_table(
+            catalog, files, asked, wanted, options, kind, choice, singles=singles, bad=bad, advice=SKIP_THEM
+        )
         if bad is not None and self.agrees_by_itself:
             left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
             with exchange("leaving out bad files", PATIENCE) as ranks:
@@ -350,10 +326,10 @@ class CombinedHDF5Dataset(CachingDataset):
         arrays = {}
         for name, (at, array) in zip(names, layouts, strict=False):
             arrays[name] = array
-            if at in found:
-                arrays[name] = array.with_changes(row_shape=(found[at].n_columns,))
+            if at in matrices:
+                arrays[name] = array.with_changes(row_shape=(matrices[at].n_columns,))
                 next(layouts)
-        return full, names, arrays
+        return full, names, arrays, matrices
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:

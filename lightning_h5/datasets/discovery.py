@@ -27,9 +27,8 @@ from ..hdf5 import (
 from ..options import StagingOptions
 from ..types import Paths
 from .catalog import Catalog
-from .compatibility import Asked, Skip, each_readable
+from .compatibility import Skip, each_readable
 from .fields import hashable
-from .row_table import RowTable
 
 __all__ = [
     "SKIP_THEM",
@@ -43,7 +42,6 @@ __all__ = [
     "paths_of",
     "skip_into",
     "stacks_of",
-    "table_of",
 ]
 
 _log = logging.getLogger(__name__)
@@ -107,20 +105,6 @@ def names_to_load(
             "fields to load (load_fields)."
         )
     return names
-
-
-def table_of(
-    catalog: Catalog,
-    files: Sequence[str],
-    asked: Sequence[Asked],
-    options: OpenOptions,
-    sample: str | None,
-    bad: dict[str, str] | None,
-) -> RowTable:
-    """Return the arrays of files, without those that are bad; see ``Catalog.table``."""
-    n_files = len({*files, *(bad or ())})
-    left = [path for path in files if path not in (bad or ())]
-    return catalog.table(left, asked, options, sample=sample, skip=skip_into(bad), advice=SKIP_THEM, n_files=n_files)
 
 
 def skip_into(bad: dict[str, str] | None) -> Skip | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy.typing as npt
 
@@ -14,14 +14,14 @@ from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .catalog import Catalog
 from .collate import Collate
-from .fields import Decode, Fields, without_lacking
+from .fields import Decode, Fields
 from .file_dataset import CACHE_BYTES, FileDataset
+from .file_samples import FileSamples, open_samples
 from .normalize import Normalize
 from .read_costs import chunk_cache
 from .sample_layout import Transform
 from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
-from .segment_tables import table_of_samples
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
 
@@ -151,35 +151,54 @@ class H5LazyDataset(FileDataset):
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
-        plain = OpenOptions(files=opened)
         catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
-        made, fields = table_of_samples(
-            catalog,
+        opened_samples = open_samples(
             path,
             fields,
-            plain,
             samples,
+            opened,
+            catalog,
             takes_packed=self.takes_packed,
             normalize=normalize,
             collate=collate_fn,
             choice=choice,
-        )
-        self.asked_cache_bytes = opened.cache_size
-        budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
-        given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
-        super().__init__(
-            made,
-            fields,
+            indices=indices,
             batch_transform=batch_transform,
-            indices=without_lacking(made, indices),
+        )
+        self._use(opened_samples, rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0)
+
+    @classmethod
+    def of(cls, samples: FileSamples) -> Self:
+        """Return a dataset of samples that are known already, as a data module has them."""
+        dataset = cls.__new__(cls)
+        dataset._use(samples)
+        return dataset
+
+    def _use(
+        self,
+        samples: FileSamples,
+        *,
+        rdcc_nbytes: int | str | None = None,
+        rdcc_nslots: int | None = None,
+        rdcc_w0: float | None = None,
+    ) -> None:
+        files = samples.files
+        self.asked_cache_bytes = files.cache_size
+        budget = CACHE_BYTES if files.cache_size is None else files.cache_size
+        of_hdf5 = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
+        super().__init__(
+            samples.table,
+            samples.fields,
+            batch_transform=samples.batch_transform,
+            indices=samples.indices,
             options=OpenOptions(
-                rdcc_nbytes=given if given is not None else chunk_cache(made, budget, swmr=opened.swmr),
+                rdcc_nbytes=chunk_cache(samples.table, budget, files) if of_hdf5 is None else of_hdf5,
                 rdcc_nslots=rdcc_nslots,
                 rdcc_w0=rdcc_w0,
-                files=opened,
+                files=files,
             ),
-            mmap=opened.mmap,
+            mmap=files.mmap,
             cache_bytes=budget,
         )
 

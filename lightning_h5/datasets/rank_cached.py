@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import numpy.typing as npt
 import torch
@@ -12,20 +12,20 @@ import torch.distributed
 
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, with_constants
-from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
-from ..order import ShardMode, resolve_replica
+from ..options import FileOptions, MemoryOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
+from ..order import Replica, ShardMode, resolve_replica
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .catalog import Catalog
 from .collate import Collate
-from .fields import Decode, Fields, without_lacking
+from .fields import Decode, Fields
+from .file_samples import FileSamples, open_samples
 from .held_dataset import HeldDataset
 from .held_rows import checked_device
 from .normalize import Normalize
 from .sample_layout import Transform
 from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
-from .segment_tables import table_of_samples
 
 __all__ = ["RankMemCachedH5Dataset"]
 
@@ -172,11 +172,6 @@ class RankMemCachedH5Dataset(HeldDataset):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
         device = checked_device(cache_device, share_memory=share_memory)
         samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
-        if patch is not None and device.type != "cpu":
-            raise H5ValueError(
-                f"patch and cache_device={cache_device!r} were given; patches are cut on the CPU. Pass 'cpu' (of a "
-                "data module, memory.device)."
-            )
         fields = Fields.of(
             with_constants(x_key, y_key, samples.segments.constants),
             y_key,
@@ -190,37 +185,29 @@ class RankMemCachedH5Dataset(HeldDataset):
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
-        options = OpenOptions(
-            rdcc_nbytes=None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes"),
-            rdcc_nslots=rdcc_nslots,
-            rdcc_w0=rdcc_w0,
-            files=opened,
-        )
-        plain = OpenOptions(files=opened)
         catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
-        made, fields = table_of_samples(
-            catalog,
+        opened_samples = open_samples(
             path,
             fields,
-            plain,
             samples,
+            opened,
+            catalog,
             takes_packed=self.takes_packed,
             normalize=normalize,
             collate=collate_fn,
             choice=choice,
-        )
-        if fields.matrices and device.type != "cpu":
-            raise H5ValueError(
-                f"a sparse matrix and cache_device={cache_device!r} were given; its rows are put together on the CPU. "
-                "Pass 'cpu' (of a data module, memory.device)."
-            )
-        super().__init__(
-            made,
-            fields,
+            indices=indices,
             batch_transform=batch_transform,
-            indices=without_lacking(made, indices),
-            options=options,
+        )
+        self._use(
+            opened_samples,
+            OpenOptions(
+                rdcc_nbytes=None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes"),
+                rdcc_nslots=rdcc_nslots,
+                rdcc_w0=rdcc_w0,
+                files=opened,
+            ),
             replica=None if rank is None and world_size is None else resolve_replica(rank, world_size),
             mode=mode,
             reshard_every=reshard_every_n_epochs,
@@ -232,3 +219,60 @@ class RankMemCachedH5Dataset(HeldDataset):
         )
         if preload:
             self.load()
+
+    @classmethod
+    def of(
+        cls,
+        samples: FileSamples,
+        options: MemoryOptions,
+        *,
+        replica: Replica | None,
+        seed: int,
+        device: str | torch.device,
+        log_fn: Callable[[str], Any] | None,
+    ) -> Self:
+        """Return a dataset of samples that are known already, as a data module has them; nothing is loaded yet.
+
+        Args:
+            samples: the samples.
+            options: how they are held in memory.
+            replica: this rank; None asks for it when it is first needed.
+            seed: decides shards that are drawn again.
+            device: what holds the rows.
+            log_fn: called with a line about the loaded shard.
+        """
+        dataset = cls.__new__(cls)
+        dataset._use(
+            samples,
+            OpenOptions(files=samples.files),
+            replica=replica,
+            mode=options.mode,
+            reshard_every=options.reshard_every_n_epochs,
+            seed=seed,
+            device=checked_device(device, share_memory=options.share),
+            pins_memory=options.pin,
+            shares_memory=options.share,
+            log_fn=log_fn,
+        )
+        return dataset
+
+    def _use(self, samples: FileSamples, options: OpenOptions, *, device: torch.device, **memory: Any) -> None:
+        if device.type != "cpu" and samples.table.indexer.held_as == "cells":
+            raise H5ValueError(
+                f"patch and cache_device={str(device)!r} were given; patches are cut on the CPU. Pass 'cpu' (of a "
+                "data module, memory.device)."
+            )
+        if device.type != "cpu" and samples.fields.matrices:
+            raise H5ValueError(
+                f"a sparse matrix and cache_device={str(device)!r} were given; its rows are put together on the CPU. "
+                "Pass 'cpu' (of a data module, memory.device)."
+            )
+        super().__init__(
+            samples.table,
+            samples.fields,
+            batch_transform=samples.batch_transform,
+            indices=samples.indices,
+            options=options,
+            device=device,
+            **memory,
+        )

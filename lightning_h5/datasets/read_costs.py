@@ -163,13 +163,13 @@ def _stored_row_bytes(array: ArrayLayout) -> float:
     return array.n_stored_bytes / max(1, array.n_rows)
 
 
-def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
+def chunk_cache(table: RowTable, budget: int, files: FileOptions) -> int:
     """Return the bytes of HDF5's chunk cache of an array: room for the chunks of one row, as far as the budget goes.
 
     HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
     Arrays that are decoded in this package are read whole chunks at a time, and need none.
     """
-    plain = OpenOptions(files=FileOptions(swmr=swmr))
+    plain = OpenOptions(files=files)
     spans = [
         array.chunk_span_bytes
         for arrays in table.layouts.examples

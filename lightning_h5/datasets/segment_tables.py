@@ -7,25 +7,19 @@ from dataclasses import replace
 
 from ..errors import H5ValueError
 from ..hdf5 import GroupError, OpenOptions
-from ..types import Paths
 from .catalog import Catalog
-from .cells import are_cells
-from .collate import Collate
-from .compatibility import WITHOUT_THEM, Asked, Skip, each_readable, refuse_other_files, with_stacks
-from .fields import Fields
+from .compatibility import WITHOUT_THEM, Asked, Skip, each_readable, with_stacks
 from .file_contents import collector_paused
 from .indexer import Indexer
-from .normalize import Normalize, normalized
 from .patch_tables import VolumeTable
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .segment_builder import SegmentBuilder
 from .segment_choice import SegmentChoice, samples_that_pass, samples_with_lines, values_of_segments
-from .segment_fields import SampleOptions, SegmentField, fields_of, selected
-from .sparse_tables import matrices_in, sparse_table, with_matrices
+from .segment_fields import SampleOptions, SegmentField, fields_of
 from .windows import samples_of
 
-__all__ = ["segment_table", "table_of_samples"]
+__all__ = ["segment_table"]
 
 
 def segment_table(
@@ -119,52 +113,3 @@ def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice
             )
     builder.check_present(made, passes)
     return replace(made, columns={key: values_of_segments(made, key, builder.values_of(key)) for key in choice.columns})
-
-
-def table_of_samples(
-    catalog: Catalog,
-    path: Paths,
-    fields: Fields,
-    options: OpenOptions,
-    given: SampleOptions,
-    *,
-    takes_packed: bool,
-    normalize: Normalize | None,
-    collate: Collate | None,
-    choice: SegmentChoice | None,
-) -> tuple[RowTable, Fields]:
-    """Return the files of a dataset, with its samples, and its fields as samples have them.
-
-    Args:
-        catalog: opens the files.
-        path: the files, as the user names them.
-        fields: the fields.
-        options: how files are opened.
-        given: what a sample is.
-        takes_packed: accept packed integers as they are stored.
-        normalize: statistics of fields; None for none.
-        collate: how samples of several shapes become a batch.
-        choice: see ``segment_table``; None for all segments.
-
-    Raises:
-        H5Error: see ``segment_table`` and ``Catalog.table``.
-    """
-    paths = catalog.files(path)
-    matrices = matrices_in(catalog, paths, fields.keys, options) if given.are_rows(fields.keys) else {}
-    if matrices:
-        asked, found = with_matrices(fields.asked, fields.names, matrices, given)
-        fields = replace(fields, asked=tuple(asked), matrices=found)
-    asked = [replace(one, takes_packed=takes_packed) for one in fields.asked]
-    has_segments = given.needs_segments(fields.keys)
-    has_cells = not (has_segments or matrices) and are_cells(catalog, paths, fields.keys, options)
-    if not given.are_rows(fields.keys) or matrices or has_cells:
-        refuse_other_files(asked)
-    choice = choice or SegmentChoice()
-    if matrices:
-        table = sparse_table(catalog, paths, asked, fields.matrices, options, choice)
-    elif has_segments or has_cells:
-        table = segment_table(catalog, paths, asked, fields.names, options, given, choice)
-    else:
-        table = catalog.table(paths, selected(asked, fields.names, given), options, sample=given.sample)
-    fields = fields.of_samples(table, mask=given.has_mask, collate=collate)
-    return table, normalized(fields, normalize, table, catalog, options)

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..datasets import FieldStats, SampleOptions, WholeSegments, write_stats
+from ..datasets import FieldStats, SampleOptions, WholeSegments, sample_kind, write_stats
 from ..datasets.catalog import Catalog
-from ..datasets.cells import are_cells
 from ..datasets.compatibility import Asked
 from ..datasets.fields import Decode, codecs_of
 from ..datasets.indexer import Places
@@ -211,7 +210,8 @@ def compute_stats(
     codecs = codecs_of(decode, of_sample, names, stacks)
     asked = [Asked.of(*one) for one in zip(names, codecs, stacks, strict=True)]
     catalog = Catalog(names)
-    if given.needs_segments(names) or are_cells(catalog, paths, names, options):
+    kind = sample_kind(catalog, paths, names, options, given)
+    if kind.needs_segments or kind.are_cells:
         whole = segment_table(catalog, paths, asked, of_sample, options, given, SegmentChoice())
         tables = [whole.with_fields([at]) for at in range(len(names))]
         wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
