@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy.typing as npt
 
+from ..errors import without_frames
 from ..hdf5 import OpenOptions, SparseGroup
 from ..options import FileOptions
 from ..types import Paths
@@ -146,6 +147,7 @@ class FileSamples:
     batch_transform: Transform | None = None
 
 
+@without_frames
 def open_samples(
     path: Paths,
     fields: Fields,
