@@ -179,7 +179,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         self._keeps_rows = given["row_cache"] is not None
         self._of_samples: dict[str, Any] = {name: given[name] for name in ("batch_transform", "with_index")}
         asked = [*self._split.columns, *self._weights.keys]
-        self._files = SourceFiles(given, self._options.files, self._options.collate, asked)
+        self._files = SourceFiles(given, self._options.files, self._options.collate, self._kind, asked)
         mixture = given["mixture"]
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._sources = self._own_files("train") if self._mixture is None else self._mixture.sources

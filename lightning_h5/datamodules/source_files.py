@@ -25,7 +25,9 @@ from ..datasets import (
     sample_kind,
 )
 from ..datasets.collate import Collate
-from ..datasets.discovery import TARGET, checked_names, keys_of, paths_of
+from ..datasets.discovery import TARGET, bad_files, checked_names, files_to_read, keys_of, paths_of
+from ..datasets.file_samples import KindOfSamples
+from ..datasets.named_fields import NamedFields
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions, file_number
@@ -36,9 +38,6 @@ from .cut_splits import check_split_of_rows, cut_rows, cut_segments
 from .training_rows import OF_A_SOURCE, Source
 
 __all__ = ["SourceFiles", "SplitDataset"]
-
-_UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file", "table")
-"""Arguments that count rows before any filter."""
 
 _OF_SAMPLES = ("sample", "segments", "window", "select", "seed", "patch")
 """Arguments on what a sample is."""
@@ -62,12 +61,6 @@ class SplitDataset(CombinedHDF5Dataset):
     public_name = CombinedHDF5Dataset.__name__
 
 
-class _CountedDataset(SplitDataset):
-    """Rows that are only counted."""
-
-    takes_packed = True
-
-
 class SourceFiles:
     """Opens the files of sources.
 
@@ -75,6 +68,7 @@ class SourceFiles:
         given: the data module's arguments by name, for all sources that do not set them.
         opened: how files are opened.
         collate: how samples of several shapes become a batch.
+        kind: what a sample is.
         of_segments: arrays with values of segments that splits and weights ask for, by their names here.
 
     Attributes:
@@ -83,12 +77,19 @@ class SourceFiles:
     """
 
     def __init__(
-        self, given: Mapping[str, Any], opened: FileOptions, collate: Collate | None, of_segments: Sequence[str]
+        self,
+        given: Mapping[str, Any],
+        opened: FileOptions,
+        collate: Collate | None,
+        kind: SampleOptions,
+        of_segments: Sequence[str],
     ) -> None:
         row_cache = RowCacheOptions.parse(given["row_cache"], "row_cache")
         self._arguments = {name: given[name] for name in _OF_ALL_SOURCES}
         self._arguments |= {"cache_size": row_cache, "files": opened, "collate_fn": collate}
+        self._arguments |= {"segments": kind.segments, "window": kind.window, "patch": kind.patch}
         self.catalog, self.seed, self._of_segments = Catalog(staging=opened.staged), 0, of_segments
+        self._kind, self._opened = kind, opened
 
     def have_segments(self, sources: Sequence[Source]) -> bool:
         """Whether samples are of segments, in all sources.
@@ -96,7 +97,7 @@ class SourceFiles:
         Raises:
             H5ValueError: they are in some.
         """
-        found = [self._samples_of(source).needs_segments(self._keys_of(source)) for source in sources]
+        found = [self._kind.needs_segments(self._keys_of(source)) for source in sources]
         if len(set(found)) > 1:
             raise H5ValueError(
                 "load_fields or field_map of some sources name attributes ('@') or patterns ('*'), so that samples are "
@@ -110,10 +111,10 @@ class SourceFiles:
         Raises:
             H5ValueError: they are in some.
         """
-        opened, found = OpenOptions(files=self._arguments["files"]), set()
+        opened, found = OpenOptions(files=self._opened), set()
         for source in sources:
             files = expand_those_there(source.paths, lambda *_: None, source.argument, self.catalog.staging)
-            samples = self._samples_of(source)
+            samples = replace(self._kind, seed=self.seed)
             found.add(sample_kind(self.catalog, files, self._keys_of(source), opened, samples).has_segments)
         if len(found) > 1:
             raise H5ValueError(
@@ -121,11 +122,6 @@ class SourceFiles:
                 "others. Name alike fields in all."
             )
         return True in found
-
-    def _samples_of(self, source: Source) -> SampleOptions:
-        """What a sample of a source is."""
-        arguments = self._of(source)
-        return SampleOptions.parse(*(arguments[name] for name in _OF_SAMPLES))
 
     def _keys_of(self, source: Source) -> list[str]:
         """The arrays that a source names."""
@@ -228,7 +224,8 @@ class SourceFiles:
             The rows of each source by split, counted in its files.
         """
         check_split_of_rows(options)
-        tables = {source: self._unfiltered(source).table for source in sources}
+        as_rows = KindOfSamples(replace(self._kind, sample="row"))  # what files may be is checked when they are opened
+        tables = {source: self._unfiltered(source, SegmentChoice(), as_rows) for source in sources}
         columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": [], "column": []}
         lacks: list[npt.NDArray[np.bool_]] = []
         sizes: list[dict[Any, int]] = []  # by device and inode, since sources may name one file by different links
@@ -248,7 +245,7 @@ class SourceFiles:
                     parts.append(self._column(source, table, paths_of_new, key, n_rows - begin, argument))
             if new:
                 every = [*(layout.key for layout in table.layouts[0]), *options.columns]
-                here = rows_without_line(list(new.values()), every, self._arguments["files"], self.catalog)
+                here = rows_without_line(list(new.values()), every, self._opened, self.catalog)
                 lacks.append(np.zeros(n_rows - begin, np.bool_) if here is None else here)
         groups, labels, names = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
         lacking = np.concatenate(lacks) if any(map(np.any, lacks)) else None
@@ -278,16 +275,14 @@ class SourceFiles:
         names = options.columns
         tables = []
         for source in sources:
-            arguments = {name: self._of(source)[name] for name in (*_UNFILTERED, *_OF_SAMPLES)}
             columns = {name: self._key(source, name) for name in names}
             filters = criteria_of(where=self._of(source)["where"])
             every = [*self._of_segments, *(one.column for one in filters if one.column is not None)]
             others_ask = [self._key(source, name) for name in every]
             choice = SegmentChoice(columns=list(columns.values()), others_ask=others_ask)
-            paths_of_source, catalog = self._paths(source), self.catalog
-            table = _CountedDataset(paths_of_source, **arguments, choice=choice, catalog=catalog).table
+            table = self._unfiltered(source, choice)
             tables.append(replace(table, columns={name: table.columns[key] for name, key in columns.items()}))
-        opened = OpenOptions(files=self._arguments["files"])
+        opened = OpenOptions(files=self._opened)
         return cut_segments(tables, options, self.catalog, opened, paths)
 
     def _key(self, source: Source, name: str) -> str:
@@ -295,16 +290,22 @@ class SourceFiles:
         keys, _ = keys_of(self._of(source)["field_map"])
         return keys.get(name, name)
 
-    def _unfiltered(self, source: Source) -> SplitDataset:
-        arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
-        paths, catalog = self._paths(source), self.catalog
-        return _CountedDataset(paths, **arguments, sample="row", catalog=catalog)  # checked when they are opened
+    def _unfiltered(self, source: Source, choice: SegmentChoice, kind: KindOfSamples | None = None) -> RowTable:
+        """The samples of a source before any filter."""
+        arguments, options = self._of(source), OpenOptions(files=self._opened)
+        self.catalog.joins.use(arguments["table"])
+        samples = replace(self._kind, seed=self.seed)
+        fields = NamedFields(arguments["load_fields"], arguments["field_map"], samples)
+        bad = bad_files(arguments["on_bad_file"])
+        paths = files_to_read(self.catalog, self._paths(source), bad)
+        kind = kind or sample_kind(self.catalog, paths, fields.arrays, options, samples)
+        return fields.look(self.catalog, paths, options, kind, choice, bad=bad, takes_packed=True).table
 
     def _column(
         self, source: Source, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
         key = self._key(source, name)
-        opened: FileOptions = self._arguments["files"]
+        opened: FileOptions = self._opened
         first, catalog = table.layouts[0][0].key if opened.swmr else None, self.catalog
         (others,) = paths_of(self._of(source)["field_map"], [name])
         if others is not None and len(paths) < len(table.paths):

@@ -8,31 +8,20 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..distributed import exchange
-from ..errors import H5ValueError, listing, without_frames
-from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
+from ..errors import H5ValueError
+from ..hdf5 import OpenOptions
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .catalog import Catalog
 from .collate import Collate
-from .compatibility import Asked
-from .discovery import (
-    SKIP_THEM,
-    TARGET,
-    FieldMap,
-    checked_names,
-    files_to_read,
-    keys_of,
-    names_to_load,
-    paths_of,
-    stacks_of,
-)
-from .fields import Decode, Fields, checked_rows, codecs_of, without_lacking
+from .discovery import TARGET, FieldMap, bad_files, files_to_read
+from .fields import Decode, checked_rows, without_lacking
 from .file_dataset import CACHE_BYTES
-from .file_samples import KindOfSamples, open_table, sample_kind
+from .file_samples import sample_kind
 from .labels import LabelCriterion
+from .named_fields import NamedFields
 from .normalize import Normalize, normalized
 from .read_costs import chunk_cache
 from .row_filters import Where, criteria_of
@@ -42,12 +31,9 @@ from .sample_layout import Transform
 from .segment_choice import SegmentChoice, with_label
 from .segment_fields import SampleKind, SampleOptions, Select
 from .selection import Selection
-from .sparse_rows import SparseField
-from .sparse_tables import with_matrices
 
 __all__ = ["CombinedHDF5Dataset"]
 
-FLAGS = ("cs_label", "bg_label")
 MAX_WORKERS = 64  # with separate counts
 PATIENCE = 120.0  # seconds for the slowest rank to read the files' metadata
 
@@ -167,20 +153,10 @@ class CombinedHDF5Dataset(CachingDataset):
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        self.pin_memory, self.dtype = pin_memory, None
-        self._named_dtypes: dict[str, torch.dtype | None] = {}
-        if isinstance(dtype, Mapping):
-            self._named_dtypes = {name: torch_dtype(one, f"dtype[{name!r}]") for name, one in dtype.items()}
-        else:
-            self.dtype = torch_dtype(dtype, "dtype")
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
         samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
-        self._keys, layout = keys_of(field_map)
-        if isinstance(load_fields, Sequence) and not isinstance(load_fields, str):
-            known = {*load_fields, *(self._key(name) for name in load_fields)}
-            load_fields = [*load_fields, *(name for name in samples.segments.constants if name not in known)]
+        named = NamedFields(load_fields, field_map, samples, dtype=dtype, decode=decode)
+        self.pin_memory, self.dtype = pin_memory, named.dtype
         criteria = criteria_of(
             allowed_guids=allowed_guids,
             cs_label=cs_label,
@@ -196,50 +172,47 @@ class CombinedHDF5Dataset(CachingDataset):
         opened = FileOptions.parse(files, "files")
         plain, catalog = OpenOptions(files=opened), catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
-        named = [] if load_fields is None else checked_names(load_fields)
-        bad = _bad_files(on_bad_file)
+        bad = bad_files(on_bad_file)
         paths = files_to_read(catalog, paths, bad)
-        keys = [self._key(name) for name in named]
-        kind = sample_kind(catalog, paths, keys, plain, samples)
+        kind = sample_kind(catalog, paths, named.arrays, plain, samples)
         has_segments = kind.has_segments
         columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
         if not has_segments and any(one.column is None for one in criteria):  # a function may ask for any field
-            mapped = list(field_map or {})
-            pairs = zip(mapped, paths_of(field_map, mapped), strict=True)
-            columns += [name for name, others in pairs if others is not None]
+            columns += named.of_other_files
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
-        chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys)
+        chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=named.keys)
         if label is not None and kind.matrices:
             raise H5ValueError(f"label={label} was given, and rows of sparse matrices have no steps. Use where.")
-        full, names, arrays, matrices = self._scan(
-            catalog, plain, paths, load_fields, columns, of_label, bad, kind, chosen, field_map, decode
+        found = named.look(
+            catalog,
+            paths,
+            plain,
+            kind,
+            chosen,
+            columns=columns,
+            of_label=of_label,
+            bad=bad,
+            takes_packed=self.takes_packed,
         )
-        fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
+        full, names, fields = found.table, found.names, found.numbers
+        if bad is not None and self.agrees_by_itself:
+            left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
+            with exchange("leaving out bad files", PATIENCE) as ranks:
+                ranks.agree({"files that can be read": len(full.paths), "files left out": left_out}, None)
         valid = None if valid_mask is None else fields[valid_mask]
-        of_class = None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, layout)
-        made = full if matrices else full.with_fields(range(len(names)))
+        of_class = (
+            None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, named.target_axes)
+        )
+        made = full if found.matrices else full.with_fields(range(len(names)))
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
-        of_sample = Fields.of(
-            {name: self._key(name) for name in names},
-            None,
-            x_dtype={name: self._dtype_of(name, array) for name, array in arrays.items()},
-            y_dtype=None,
-            transform=transform,
-            target_transform=None,
-            with_index=with_index,
-            flags=tuple(self._is_flag(name, array) for name, array in arrays.items()),
-            decode=decode,
-        )
+        of_sample = named.fields(found, transform=transform, with_index=with_index)
         selection = None
         if not has_segments:
             among = checked_rows(without_lacking(full, indices), full.n_rows)
-            selection = Selection(catalog, full, plain, criteria, of_class, fields, self._keys, among)
+            selection = Selection(catalog, full, plain, criteria, of_class, fields, named.keys, among)
         elif of_class is not None:
             made = with_label(full, of_class, plain).with_fields(range(len(names)))
-        if matrices:
-            of_arrays, _ = with_matrices(of_sample.asked, names, kind.matrices, samples)
-            of_sample = replace(of_sample, asked=tuple(of_arrays), matrices=matrices)
         of_sample = of_sample.of_samples(made, mask=samples.has_mask, collate=collate_fn)
         super().__init__(
             made,
@@ -254,82 +227,6 @@ class CombinedHDF5Dataset(CachingDataset):
         self.counters.share(MAX_WORKERS)  # so that counts of any loader's workers are visible here
         self.indices = checked_rows(indices, len(self)) if selection is None else selection.rows(self.counters)
         self.scanned = full
-
-    # Which rows ----------------------------------------------------------------------------------------------
-
-    def _key(self, name: str) -> str:
-        return self._keys.get(name, name)
-
-    def _is_flag(self, name: str, array: ArrayLayout) -> bool:
-        is_integer = not array.row_shape and array.dtype.kind in ("b", "i", "u")
-        return name in FLAGS and is_integer and name not in self._named_dtypes
-
-    def _dtype_of(self, name: str, array: ArrayLayout) -> torch.dtype | None:
-        """Return what a field becomes; None leaves it as stored."""
-        if name in self._named_dtypes:
-            return self._named_dtypes[name]
-        if self._is_flag(name, array):
-            return torch.bool
-        return self.dtype if array.dtype.kind == "f" and array.row_shape and name != TARGET else None
-
-    @without_frames
-    def _scan(
-        self,
-        catalog: Catalog,
-        options: OpenOptions,
-        files: Sequence[str],
-        load_fields: Sequence[str] | None,
-        columns: Sequence[str],
-        of_label: Sequence[str],
-        bad: dict[str, str] | None,
-        kind: KindOfSamples,
-        choice: SegmentChoice,
-        field_map: FieldMap | None,
-        decode: Decode | None,
-    ) -> tuple[RowTable, list[str], dict[str, ArrayLayout], dict[int, SparseField]]:
-        """Return the files with the fields of a sample and, after these, those of filters; names of the former.
-
-        Also the arrays of the first file by these names, rows of sparse matrices as if they were dense; and the
-        matrices among them (see ``open_table``).
-        """
-        if kind.options.segments.groups is not None and load_fields is None:
-            raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
-        names = names_to_load(catalog, files, options, load_fields, self._keys, [*columns, *of_label], bad)
-        wanted = list(dict.fromkeys([*names, *columns, *of_label]))
-        if unknown := [name for name in self._named_dtypes if name not in wanted]:
-            raise H5ValueError(f"dtype names {listing(unknown)}; the fields are {listing(wanted)}. Use their names.")
-        stacks = stacks_of(field_map, wanted)
-        codecs = codecs_of(decode, names, [self._key(name) for name in names], stacks[: len(names)])
-        codecs += [None] * (len(wanted) - len(names))
-        asked = [
-            Asked.of(
-                self._key(name),
-                codec,
-                each,
-                dtype=self._named_dtypes.get(name),
-                argument=f"dtype={{{name!r}: {{}}}}",
-                # Columns that only filters read are decoded for them.
-                takes_packed=self.takes_packed or name not in (*names, *of_label),
-                paths=paths,
-            )
-            for name, codec, each, paths in zip(wanted, codecs, stacks, paths_of(field_map, wanted), strict=True)
-        ]
-        singles = wanted[len(names) :]
-        full, _, matrices = open_table(
-            catalog, files, asked, wanted, options, kind, choice, singles=singles, bad=bad, advice=SKIP_THEM
-        )
-        if bad is not None and self.agrees_by_itself:
-            left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
-            with exchange("leaving out bad files", PATIENCE) as ranks:
-                ranks.agree({"files that can be read": len(full.paths), "files left out": left_out}, None)
-        layouts = iter(enumerate(full.layouts[0]))
-        arrays = {}
-        for name, (at, array) in zip(names, layouts, strict=False):
-            arrays[name] = array
-            if at in matrices:
-                arrays[name] = array.with_changes(row_shape=(matrices[at].n_columns,))
-                next(layouts)
-        return full, names, arrays, matrices
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:
@@ -365,13 +262,6 @@ class CombinedHDF5Dataset(CachingDataset):
             "pin_memory": self.pin_memory,
             "bytes_read": int(counted["bytes_read"]),
         }
-
-
-def _bad_files(on_bad_file: str) -> dict[str, str] | None:
-    """Return where files that are left out are noted, with what is wrong with them; None if they are errors."""
-    if on_bad_file not in ("error", "skip"):
-        raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
-    return {} if on_bad_file == "skip" else None
 
 
 def _checked_label(label: Any) -> int:

@@ -34,6 +34,7 @@ __all__ = [
     "SKIP_THEM",
     "TARGET",
     "FieldMap",
+    "bad_files",
     "checked_names",
     "expand_those_there",
     "files_to_read",
@@ -105,6 +106,13 @@ def names_to_load(
             "fields to load (load_fields)."
         )
     return names
+
+
+def bad_files(on_bad_file: str) -> dict[str, str] | None:
+    """Return where files that are left out are noted, with what is wrong with them; None if they are errors."""
+    if on_bad_file not in ("error", "skip"):
+        raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
+    return {} if on_bad_file == "skip" else None
 
 
 def skip_into(bad: dict[str, str] | None) -> Skip | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy.typing as npt
 
@@ -41,9 +41,9 @@ class KindOfSamples:
     """
 
     options: SampleOptions
-    needs_segments: bool
-    matrices: Mapping[str, SparseGroup]
-    are_cells: bool
+    needs_segments: bool = False
+    matrices: Mapping[str, SparseGroup] = field(default_factory=dict)
+    are_cells: bool = False
 
     @property
     def has_segments(self) -> bool:

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from lightning_h5 import LazyH5DataModule, RankCachedH5DataModule
+from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import file_samples, table_dataset
 from lightning_h5.options import FileOptions, PatchOptions, SegmentOptions, ShuffleOptions, SplitOptions, WindowOptions
 
@@ -72,6 +72,25 @@ def test_windows_of_segments(kind, path, counts):
 @pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])
 def test_rows(kind, path, counts):
     module = kind(path, **ROWS)
+    module.setup()
+    assert {split: len(dataset) for split, dataset in module.datasets.items()} == {"train": 160, "val": 40}
+    assert counts["FileOptions"] == counts["SplitOptions"] == 1
+    assert counts["asked for matrices"] == counts["asked for references"] == 1
+    assert counts["datasets"] == 2
+
+
+def test_combined_files(path, counts):
+    arguments = {name: value for name, value in SEGMENTS.items() if name != "x_key"}
+    module = CombinedHDF5DataModule(path, load_fields=["x"], **arguments)
+    module.setup()
+    assert {split: len(dataset) for split, dataset in module.datasets.items()} == {"train": 30, "val": 10, "test": 10}
+    for name in ("FileOptions", "SegmentOptions", "WindowOptions", "SplitOptions", "ShuffleOptions"):
+        assert counts[name] == 1, name
+    assert counts["datasets"] == 3
+
+
+def test_combined_rows(path, counts):
+    module = CombinedHDF5DataModule(path, load_fields=["rows"], split=0.2)
     module.setup()
     assert {split: len(dataset) for split, dataset in module.datasets.items()} == {"train": 160, "val": 40}
     assert counts["FileOptions"] == counts["SplitOptions"] == 1
