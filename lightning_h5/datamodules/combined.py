@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from ..datasets import (
     CombinedHDF5Dataset,
+    MakesIndexer,
     MixtureDataset,
     NoRowPassesError,
     RowDataset,
@@ -160,7 +161,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
-        sample: Literal["row", "window", "segment"] | None = None,
+        sample: Literal["row", "window", "segment"] | MakesIndexer | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ..datasets import (
     H5LazyDataset,
+    MakesIndexer,
     MixtureDataset,
     weighted_dataset,
 )
@@ -150,7 +151,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
-        sample: Literal["row", "window", "segment"] | None = None,
+        sample: Literal["row", "window", "segment"] | MakesIndexer | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 
 from .._lightning import rank_zero_info
-from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
+from ..datasets import MakesIndexer, RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
 from ..hdf5 import name_objects
 from ..loading.choose_order import Order
@@ -167,7 +167,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
-        sample: Literal["row", "window", "segment"] | None = None,
+        sample: Literal["row", "window", "segment"] | MakesIndexer | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,

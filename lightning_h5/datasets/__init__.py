@@ -10,6 +10,7 @@ from .concat import ConcatDataset
 from .discovery import FieldMap, expand_those_there
 from .fields import Fields
 from .file_samples import FileSamples, open_samples, sample_kind
+from .indexer import MakesIndexer
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats
@@ -55,6 +56,7 @@ __all__ = [
     "FileSamples",
     "H5LazyDataset",
     "LazyFileDataset",
+    "MakesIndexer",
     "MixtureDataset",
     "NoRowPassesError",
     "RankMemCachedH5Dataset",

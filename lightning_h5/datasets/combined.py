@@ -20,6 +20,7 @@ from .discovery import TARGET, FieldMap, bad_files, files_to_read
 from .fields import Decode, checked_rows, without_lacking
 from .file_dataset import CACHE_BYTES
 from .file_samples import sample_kind
+from .indexer import MakesIndexer
 from .labels import LabelCriterion
 from .named_fields import NamedFields
 from .normalize import Normalize, normalized
@@ -140,7 +141,7 @@ class CombinedHDF5Dataset(CachingDataset):
         batch_transform: Transform | None = None,
         normalize: Normalize | None = None,
         with_index: bool = False,
-        sample: SampleKind | None = None,
+        sample: SampleKind | MakesIndexer | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,

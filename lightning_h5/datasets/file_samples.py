@@ -116,7 +116,8 @@ def open_table(
     if not kind.has_segments:
         asked = selected(asked, names, samples)
         n_files = len({*paths, *(bad or ())})
-        rows = catalog.table(left, asked, options, sample=samples.sample, skip=skip, advice=advice, n_files=n_files)
+        sample = "row" if samples.sample == "row" else None
+        rows = catalog.table(left, asked, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
         return rows, asked, {}
     refuse_other_files(asked)
     if kind.matrices:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from .segments import BoolArray, Segments
 
 if TYPE_CHECKING:
     from .patches import PatchRows
+    from .segment_fields import SegmentField
 
-__all__ = ["SAMPLES_AT_A_TIME", "BatchRows", "FieldRows", "Indexer", "Places", "Units"]
+__all__ = ["SAMPLES_AT_A_TIME", "BatchRows", "FieldRows", "Indexer", "MakesIndexer", "Places", "Units"]
 
 SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
 
@@ -87,8 +89,11 @@ class Units(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
 class Indexer(ABC):
-    """Says which rows samples have. Nothing is kept for a sample.
+    """Says which rows samples have: one class for each kind of sample. Nothing is kept for a sample.
+
+    A new kind defines what is abstract here; it is given by an object that makes it (see ``MakesIndexer``).
 
     Attributes:
         segments: what samples are parts of; of rows the parts of files.
@@ -135,9 +140,10 @@ class Indexer(ABC):
         places = self.places(samples, epoch)
         return BatchRows(self.rows(places), places)
 
-    @abstractmethod
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
         """Yield rows, some several times, that samples can have in any epoch."""
+        of_fields = zip(self.rows(self.places(samples)), self.segments.kinds, strict=True)
+        return (rows.rows for rows, kind in of_fields if kind is not None)
 
     def first_rows(self, samples: IntArray) -> IntArray:
         """Return the row that each sample is around, or begins with."""
@@ -168,40 +174,44 @@ class Indexer(ABC):
 
     # Some of them --------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def among(self, segments: IntArray) -> Indexer:
         """Return the samples of some segments."""
+        return replace(self, segments=self.segments.among(segments))
 
-    @abstractmethod
     def keeping(self, is_kept: BoolArray) -> Indexer:
-        """Return the samples without some rows of the files; no sample reaches over a row that is left out."""
+        """Return the samples without some rows of the files: a segment ends at a row that is left out."""
+        return replace(self, segments=self.segments.keeping(is_kept, in_runs=True))
 
-    @abstractmethod
     def in_parts(self, low: IntArray, high: IntArray) -> Indexer:
         """Return the samples of the steps from ``low`` to below ``high`` of each segment."""
+        return replace(self, segments=self.segments.parts(low, high))
 
-    @abstractmethod
     def of_fields(self, fields: Sequence[int]) -> Indexer:
-        """Return the samples of some fields."""
+        """Return the samples of some fields; as many as of all."""
+        return replace(self, segments=self.segments.of_fields(fields))
 
-    @abstractmethod
     def digest(self) -> bytes:
-        """Return what tells these samples from others of the same arrays."""
+        """Return what tells these samples from others of the same arrays, in all processes."""
+        settings = [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "segments"]
+        return repr((type(self).__name__, settings)).encode() + self.segments.digest()
 
     # Blocks and costs ----------------------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def reach(self) -> int:
         """Steps from the first of a sample to its last; 1 if samples share no steps."""
+        return 1
 
     @abstractmethod
     def n_before(self, rows: IntArray) -> IntArray:
         """Return how many samples are around steps, or have first steps, that come before each of some rows."""
 
-    @abstractmethod
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
-        """Return how many of all rows that an epoch reads of a field come before each of some rows; None if unknown."""
+        """Return how many of all rows that an epoch reads of a field come before each of some rows; None if unknown.
+
+        Chunks are then kept until the epoch ends, as far as there is memory.
+        """
+        return None
 
     @abstractmethod
     def mean_bytes(self, sizes: Sequence[int]) -> int:
@@ -283,3 +293,20 @@ class Indexer(ABC):
     def ends_of_segments(self) -> IntArray | None:
         """Samples up to each segment's end; None if samples are no parts of segments."""
         return None
+
+
+@runtime_checkable
+class MakesIndexer(Protocol):
+    """A kind of sample of your own, to be passed as ``sample``.
+
+    Its ``repr`` must tell it from others with other settings: what was opened is known by it.
+    """
+
+    def indexer(self, segments: Segments, fields: Sequence[SegmentField]) -> Indexer:
+        """Return the samples that segments make.
+
+        Args:
+            segments: the segments of the files.
+            fields: how the arrays are seen.
+        """
+        ...

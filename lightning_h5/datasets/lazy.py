@@ -17,6 +17,7 @@ from .collate import Collate
 from .fields import Decode, Fields
 from .file_dataset import CACHE_BYTES, FileDataset
 from .file_samples import FileSamples, open_samples
+from .indexer import MakesIndexer
 from .normalize import Normalize
 from .read_costs import chunk_cache
 from .sample_layout import Transform
@@ -124,7 +125,7 @@ class H5LazyDataset(FileDataset):
         batch_transform: Transform | None = None,
         normalize: Normalize | None = None,
         with_index: bool = False,
-        sample: SampleKind | None = None,
+        sample: SampleKind | MakesIndexer | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,

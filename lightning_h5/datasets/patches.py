@@ -19,7 +19,7 @@ from ..types import IntArray, cached_property
 from .assemblers import Assembler, PatchAssembler
 from .indexer import FieldRows, Indexer, Places, Units
 from .patch_grids import CellAxis, CellGrid, Pieces
-from .segments import BoolArray, Segments
+from .segments import BoolArray
 
 __all__ = ["PatchRows", "Patches", "Volume"]
 
@@ -226,7 +226,6 @@ class Patches(Indexer):
         seed: of random patches.
     """
 
-    segments: Segments
     volumes: tuple[Volume, ...]
     kinds: IntArray
     lines: IntArray
@@ -237,7 +236,6 @@ class Patches(Indexer):
     is_known_by_row = False
     passes_whole = True
     held_as = "cells"
-    reach = 1
 
     @property
     def options(self) -> PatchOptions:
@@ -292,7 +290,7 @@ class Patches(Indexer):
 
     def of_fields(self, fields: Sequence[int]) -> Patches:
         """See ``Indexer.of_fields``."""
-        segments = replace(self.segments, kinds=tuple(self.segments.kinds[at] for at in fields))
+        segments = self.segments.of_fields(fields)
         volumes = tuple(self._of_fields(volume, fields) for volume in self.volumes)
         return replace(self, segments=segments, volumes=volumes)
 

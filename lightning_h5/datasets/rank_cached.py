@@ -22,6 +22,7 @@ from .fields import Decode, Fields
 from .file_samples import FileSamples, open_samples
 from .held_dataset import HeldDataset
 from .held_rows import checked_device
+from .indexer import MakesIndexer
 from .normalize import Normalize
 from .sample_layout import Transform
 from .segment_choice import SegmentChoice
@@ -152,7 +153,7 @@ class RankMemCachedH5Dataset(HeldDataset):
         batch_transform: Transform | None = None,
         normalize: Normalize | None = None,
         with_index: bool = False,
-        sample: SampleKind | None = None,
+        sample: SampleKind | MakesIndexer | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,12 +26,9 @@ class Rows(Indexer):
         segments: the rows of each file.
     """
 
-    segments: Segments
-
     noun = "rows"
     has_places = False
     held_as = "rows"
-    reach = 1
 
     @classmethod
     def of(cls, starts: IntArray, n_fields: int) -> Rows:
@@ -78,21 +75,17 @@ class Rows(Indexer):
         """The same samples, as windows of one step."""
         return Windows(self.segments, (StepRange(0, 1, is_single=True),) * len(self.segments.kinds))
 
-    def among(self, segments: IntArray) -> Windows:
+    def among(self, segments: IntArray) -> Indexer:
         """See ``Indexer.among``."""
         return self._as_windows.among(segments)
 
-    def keeping(self, is_kept: BoolArray) -> Windows:
+    def keeping(self, is_kept: BoolArray) -> Indexer:
         """See ``Indexer.keeping``."""
         return self._as_windows.keeping(is_kept)
 
-    def in_parts(self, low: IntArray, high: IntArray) -> Windows:
+    def in_parts(self, low: IntArray, high: IntArray) -> Indexer:
         """See ``Indexer.in_parts``."""
         return self._as_windows.in_parts(low, high)
-
-    def of_fields(self, fields: Sequence[int]) -> Rows:
-        """See ``Indexer.of_fields``."""
-        return replace(self, segments=replace(self.segments, kinds=(0,) * len(fields)))
 
     def digest(self) -> bytes:
         """See ``Indexer.digest``: rows are what the arrays say."""

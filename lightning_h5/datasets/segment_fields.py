@@ -14,6 +14,7 @@ from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
 from .compatibility import Asked, Span
+from .indexer import MakesIndexer
 
 __all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "selected"]
 
@@ -28,7 +29,7 @@ class SampleOptions:
     """What a sample is, as the user says.
 
     Attributes:
-        sample: "row", "window", "segment"; None follows from the others.
+        sample: "row", "window", "segment", or what makes samples of another kind; None follows from the others.
         segments: which steps belong together.
         window: which steps of a segment make a sample; None if no window was given.
         select: what is taken of fields.
@@ -36,7 +37,7 @@ class SampleOptions:
         patch: which part of a segment makes a sample; None if no patch was given.
     """
 
-    sample: SampleKind | None
+    sample: SampleKind | MakesIndexer | None
     segments: SegmentOptions
     window: WindowOptions | None
     select: Select
@@ -52,11 +53,12 @@ class SampleOptions:
         Raises:
             H5ValueError: they make no sense, or not together.
         """
-        if sample not in (None, "row", "window", "segment"):
+        is_known = sample is None or isinstance(sample, MakesIndexer) or sample in ("row", "window", "segment")
+        if not is_known:
             raise H5ValueError(f"sample={sample!r} was given. Pass 'row', 'window', 'segment' or None.")
         made = SegmentOptions.parse(segments, "segments")
         windows = None if window is None else WindowOptions.parse(window, "window")
-        if windows is not None and sample in ("row", "segment"):
+        if windows is not None and (isinstance(sample, MakesIndexer) or sample in ("row", "segment")):
             raise H5ValueError(f"window was given with sample={sample!r}. Pass sample='window', or leave one out.")
         if windows is None and sample == "window":
             raise H5ValueError("sample='window' was given without window. Pass window=200, or window=[-1, 3].")
@@ -70,8 +72,15 @@ class SampleOptions:
         """Whether samples have masks of their steps."""
         return self.window is not None and self.window.mask
 
+    @property
+    def maker(self) -> MakesIndexer | None:
+        """What makes samples of a kind of the user's own."""
+        return self.sample if isinstance(self.sample, MakesIndexer) else None
+
     def kind(self, keys: Sequence[str]) -> SampleKind:
-        """Return what a sample of these arrays is."""
+        """Return what a sample of these arrays is, or is made of."""
+        if isinstance(self.sample, MakesIndexer):
+            return "segment"
         if self.sample is not None:
             return self.sample
         if self.window is not None:

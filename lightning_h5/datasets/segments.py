@@ -6,6 +6,7 @@ Nothing is kept for a sample. A segment takes two numbers, its first row and the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -136,6 +137,10 @@ class Segments:
         steps = Steps(places[begins], np.diff(ends)) if in_runs else Steps(ends)
         order = self.order if in_runs else self.rows_at(places)
         return replace(self, steps=(steps,), numbers=self.numbers_of(which), cut=cut, order=order)
+
+    def of_fields(self, fields: Sequence[int]) -> Segments:
+        """Return the segments of some fields."""
+        return replace(self, kinds=tuple(self.kinds[at] for at in fields))
 
     def digest(self) -> bytes:
         """Return what tells these segments from others of the same arrays."""

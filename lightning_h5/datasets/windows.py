@@ -38,7 +38,6 @@ class Windows(Indexer):
         seed: of these draws.
     """
 
-    segments: Segments
     ranges: tuple[StepRange | None, ...]
     stride: int = 1
     pad: Literal["edge", "zeros"] | None = None
@@ -94,18 +93,6 @@ class Windows(Indexer):
         n_steps = None if one.is_single else len(one.offsets)
         return WindowAssembler(n_steps, self.pad == "zeros", is_ragged, place)
 
-    def in_parts(self, low: IntArray, high: IntArray) -> Windows:
-        """See ``Indexer.in_parts``."""
-        return replace(self, segments=self.segments.parts(low, high))
-
-    def among(self, segments: IntArray) -> Windows:
-        """Return the windows of some segments."""
-        return replace(self, segments=self.segments.among(segments))
-
-    def keeping(self, is_kept: BoolArray) -> Windows:
-        """See ``Indexer.keeping``: a segment ends at a row that is left out."""
-        return replace(self, segments=self.segments.keeping(is_kept, in_runs=True))
-
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
         """See ``Indexer.places``."""
         segments = np.searchsorted(self.ends, samples, side="right")
@@ -143,19 +130,14 @@ class Windows(Indexer):
 
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
         """See ``Indexer.rows_of_any_epoch``."""
-        if self.is_random:
-            places = self.places(samples)
-            whole = WholeSegments(self.segments)
-            found = whole.rows(Places(np.unique(places.segments), np.zeros(0, dtype=np.int64)))
-        else:
-            found = self.rows(self.places(samples))
-        return (rows.rows for rows, kind in zip(found, self.segments.kinds, strict=True) if kind is not None)
+        if not self.is_random:
+            return super().rows_of_any_epoch(samples)
+        return WholeSegments(self.segments).rows_of_any_epoch(np.unique(self.places(samples).segments))
 
     def of_fields(self, fields: Sequence[int]) -> Windows:
         """See ``Indexer.of_fields``."""
-        kinds = tuple(self.segments.kinds[at] for at in fields)
         ranges = tuple(self.ranges[at] for at in fields)
-        made = replace(self, segments=replace(self.segments, kinds=kinds), ranges=ranges)
+        made = replace(self, segments=self.segments.of_fields(fields), ranges=ranges)
         made.__dict__.update(low=self.low, ends=self.ends)  # the samples stay those of all fields
         return made
 
@@ -229,25 +211,15 @@ class WholeSegments(Indexer):
         n_left_out: segments of the files that are left out, since a field has no steps there.
     """
 
-    segments: Segments
     max_length: int | None = None
     is_single: tuple[bool, ...] = ()
     n_left_out: int = 0
 
     noun = "segments"
     is_whole = True
-    reach = 1
 
     def __len__(self) -> int:
         return len(self.segments)
-
-    def in_parts(self, low: IntArray, high: IntArray) -> WholeSegments:
-        """See ``Indexer.in_parts``."""
-        return replace(self, segments=self.segments.parts(low, high))
-
-    def among(self, segments: IntArray) -> WholeSegments:
-        """Return some segments."""
-        return replace(self, segments=self.segments.among(segments))
 
     def keeping(self, is_kept: BoolArray) -> WholeSegments:
         """See ``Indexer.keeping``: the rows that stay are one sample."""
@@ -290,16 +262,10 @@ class WholeSegments(Indexer):
         made = {one: self._rows(places, *one) for one in dict.fromkeys(each)}
         return tuple(made[one] for one in each)
 
-    def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
-        """See ``Indexer.rows_of_any_epoch``."""
-        found = self.rows(self.places(samples))
-        return (rows.rows for rows, kind in zip(found, self.segments.kinds, strict=True) if kind is not None)
-
     def of_fields(self, fields: Sequence[int]) -> WholeSegments:
         """See ``Indexer.of_fields``."""
-        kinds = tuple(self.segments.kinds[at] for at in fields)
         is_single = tuple(self.is_single[at] for at in fields) if self.is_single else ()
-        return replace(self, segments=replace(self.segments, kinds=kinds), is_single=is_single)
+        return replace(self, segments=self.segments.of_fields(fields), is_single=is_single)
 
     def is_cheap(self, *, by_rows: bool, by_steps: bool, n_parts: int) -> bool:
         """See ``Indexer.is_cheap``: a part is read as a whole, if it is one segment."""
@@ -404,9 +370,23 @@ def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -
     )
 
 
+def _checked(indexer: Indexer, segments: Segments) -> Indexer:
+    """Return samples of a kind of a user's own.
+
+    Raises:
+        H5ValueError: there is none.
+    """
+    if not len(indexer):
+        raise H5ValueError(
+            f"{len(segments):,} segments make no {indexer.noun}: the longest has {segments.lengths.max(initial=0):,} "
+            "steps. Pass another sample."
+        )
+    return indexer
+
+
 def samples_of(
     segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, name_of: Callable[[int], str]
-) -> Windows | WholeSegments:
+) -> Indexer:
     """Return the samples that segments make.
 
     Args:
@@ -419,16 +399,19 @@ def samples_of(
         H5ValueError: there is none, or steps of fields cannot be paired.
     """
     kind = given.kind([field.asked.key for field in fields])
+    if given.maker is not None:
+        return _checked(given.maker.indexer(segments, fields), segments)
     if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
         raise H5ValueError(
             f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
             "or pass sample='segment' without window."
         )
     if kind == "segment":
-        whole = WholeSegments(segments, given.segments.max_length, tuple(field.is_single for field in fields))
-        if n_left_out := int(np.count_nonzero(segments.lengths == 0)):
-            return replace(whole.among(np.flatnonzero(segments.lengths)), n_left_out=n_left_out)
-        return whole
+        n_left_out = int(np.count_nonzero(segments.lengths == 0))
+        if n_left_out:
+            segments = segments.among(np.flatnonzero(segments.lengths))
+        is_single = tuple(field.is_single for field in fields)
+        return WholeSegments(segments, given.segments.max_length, is_single, n_left_out)
     window = given.window
     ranges = tuple(
         None
