@@ -472,7 +472,7 @@ MUTANTS = [
     ),
     Mutant(
         "windows reach over steps that a filter leaves out",
-        "datasets/windows.py",
+        "datasets/indexer.py",
         "segments=self.segments.keeping(is_kept, in_runs=True)",
         "segments=self.segments.keeping(is_kept, in_runs=False)",
         SEGMENTS,

@@ -5,36 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from ..distributed import first_value
-from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
+from ..errors import H5Error, H5FileError, H5KeyError
 from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
     ChangeGuard,
-    GroupError,
     OpenOptions,
-    column_layout,
     expand_paths,
-    is_references,
 )
 from ..options import FileOptions, StagingOptions
-from ..order import resolve_replica
-from ..progress_bar import with_bar
 from ..types import Paths
-from .cells import values_of_cells
 from .column_values import Categories, check_same, column_of_codes
-from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable, refuse_images, with_stacks
-from .file_contents import FileContents, collector_paused, opened
-from .joins import Joins, with_others
-from .part_layouts import ListedParts
-from .row_table import RowTable
-from .rows import Rows
+from .file_contents import FileContents, opened
+from .joins import Joins
 
 __all__ = ["Catalog"]
 
@@ -81,7 +69,6 @@ class Catalog:
         self._alike = AlikeArrays()
         self._files: dict[tuple[str, FileOptions], FileContents | H5FileError] = {}
         self._n_rows: dict[tuple[str, str], int] = {}
-        self._tables: dict[Any, RowTable] = {}
         self._made: dict[Any, Any] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
 
@@ -93,121 +80,6 @@ class Catalog:
             self._paths[given] = self._paths[repr(found)] = found
         return self._paths[given]
 
-    def table(
-        self,
-        paths: Sequence[str],
-        asked: Sequence[Asked],
-        options: OpenOptions,
-        *,
-        sample: str | None = None,
-        skip: Skip | None = None,
-        advice: str = WITHOUT_THEM,
-        n_files: int | None = None,
-    ) -> RowTable:
-        """Return arrays of files, checked to belong together. Reads metadata only.
-
-        Args:
-            paths: the files.
-            asked: the arrays, in the order of the fields.
-            options: how files are opened.
-            sample: "row" if the user declared that rows are samples, so that no other meaning is considered.
-            skip: called with files that are missing or broken, which are left out; None raises their errors.
-            advice: what to do to train without broken files, for their errors.
-            n_files: number of files given, if some were already skipped.
-
-        Raises:
-            H5FileError: a file is missing or broken, or all of them are.
-            H5KeyError: an array is missing.
-            H5ValueError: an array cannot become a tensor, or holds packed integers; arrays of a file differ in their
-                rows, files differ, or each of them may be one image or volume.
-        """
-        if sample not in (None, "row"):
-            raise H5ValueError(f"sample={sample!r} was given. Pass 'row' (an index along axis 0 is a sample), or None.")
-        which = (tuple(paths), tuple(asked), options, sample, n_files, skip, self.joins.sources(asked))
-        if which not in self._tables:
-            try:
-                self._tables[which] = self._table_or_stacks(paths, asked, options, sample, skip, advice, n_files)
-            except H5Error as error:  # the message is complete; frames and causes inside this package add nothing
-                raise error.with_traceback(None) from None
-        return self._tables[which]
-
-    def _table_or_stacks(self, paths: Sequence[str], asked: Sequence[Asked], *rest: Any) -> RowTable:
-        """Return what ``_table`` does; a list of names that is not of members of a table is one of arrays."""
-        try:
-            return self._table(paths, asked, *rest)
-        except GroupError as error:
-            if (stacks := with_stacks(asked, error)) is None:
-                raise
-        return self._table_or_stacks(paths, stacks, *rest)
-
-    def _table(
-        self,
-        paths: Sequence[str],
-        asked: Sequence[Asked],
-        options: OpenOptions,
-        sample: str | None,
-        skip: Skip | None,
-        advice: str,
-        n_files: int | None,
-    ) -> RowTable:
-        joins, numbered = self.joins, list(enumerate(asked))
-        others = {at: joins.of_others(self, one, paths, options) for at, one in numbered if one.paths is not None}
-        columns = {at for at, one in numbered if joins.is_column(one.key) and at not in others}
-        own = [one for at, one in numbered if at not in columns and at not in others]
-        keys, compatibility = [key for one in own for key in one.keys], Compatibility(asked)
-        join = self.joins.join_keys(columns)
-        shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
-        bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
-        used, guards, layouts, lacks = [], [], [], list[npt.NDArray[np.bool_]]()
-        with collector_paused():
-            for path, (guard, described) in each_readable(
-                paths, lambda path: self.describe(path, [*keys, *join], options), skip, advice, bar
-            ):
-                described = tuple(self._with_values(array, options) for array in described)
-                each = iter(described)
-                found = tuple(one.decoded(one.joined(list(islice(each, len(one.keys))))) for one in own)
-                if columns:
-                    joined = described[len(keys) :]
-                    first = sum(map(len, lacks))
-                    here = [one for at, one in enumerate(asked) if at not in others]
-                    found, is_lacking = self.joins.with_columns(self, here, path, guard, found, options, joined, first)
-                    lacks.append(is_lacking)
-                if others:
-                    guard, found = with_others(guard, found, {at: of[path] for at, of in others.items()})
-                compatibility.check(found)
-                used.append(path)
-                guards.append(guard)
-                layouts.append(found)
-        layouts = self._recoded(used, layouts, options)
-        n_rows = [arrays[0].n_rows for arrays in layouts]
-        self.joins.rows_of.update(zip(used, n_rows, strict=True))
-        if sample is None and len(columns) < len(asked) and not any(one.taken for one in asked):
-            refuse_images(layouts[0], n_rows, n_files or len(paths))
-        if columns:
-            self.joins.check_place(sum(n_rows), paths)
-        all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
-        starts = np.concatenate([[0], np.cumsum(n_rows)])
-        rows = Rows.of(starts, len(asked))
-        return RowTable(tuple(used), ListedParts(layouts), tuple(guards), starts, rows, lacks=all_lacks)
-
-    def _with_values(self, array: ArrayLayout, options: OpenOptions) -> ArrayLayout:
-        """Return an array of references as a column of the values in its cells; other arrays as they are."""
-        if not is_references(array) or array.value is not None or options.swmr:
-            return array
-        values = values_of_cells(self, array.path, array.key, options)
-        return column_layout(values, array.path, array.key, array.guard)
-
-    def _recoded(
-        self, paths: Sequence[str], layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
-    ) -> list[tuple[ArrayLayout, ...]]:
-        """Return the arrays of files with codes of categories that mean the same in all files."""
-        for array in layouts[0] if len(layouts) > 1 else ():
-            if (column := column_of_codes(array.key)) is not None:
-                files = [self._files[_which(path, options)] for path in paths]
-                names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, FileContents)]
-                check_same(column, names, options)
-        return self.recoded(layouts, options)
-
     def recoded(
         self, layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
     ) -> list[tuple[ArrayLayout, ...]]:
@@ -217,6 +89,23 @@ class Catalog:
             return [self.describe(path, [key], options)[1][0] for path in self._first_files()]
 
         return self.categories.recoded(layouts, options, first)
+
+    def check_categories(self, paths: Sequence[str], keys: Iterable[str], options: OpenOptions) -> None:
+        """Check that codes mean the same in all files, as far as their categories are known.
+
+        Args:
+            paths: the files.
+            keys: their arrays, some of them codes of categories.
+            options: how files are opened.
+
+        Raises:
+            H5ValueError: files have other categories.
+        """
+        for key in keys:
+            if (column := column_of_codes(key)) is not None:
+                files = [self._files[_which(path, options)] for path in paths]
+                names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, FileContents)]
+                check_same(column, names, options)
 
     def once(self, which: Any, make: Callable[[], _T]) -> _T:
         """Return what is made once: all splits of the same files share it.

@@ -30,6 +30,7 @@ from .catalog import Catalog
 from .column_values import classes_of, decoded
 from .compatibility import Asked
 from .row_table import RUN_BYTES, RowTable
+from .row_tables import table_of_rows
 from .side_table import PREFIX
 
 __all__ = [
@@ -56,7 +57,7 @@ def count_rows(
 ) -> int:
     """Return the number of rows of an array in some files."""
     asked = [Asked(key=key, takes_packed=True, only_counted=True)]
-    return (catalog or Catalog()).table(paths, asked, OpenOptions(files=files or FileOptions())).n_rows
+    return table_of_rows(catalog or Catalog(), paths, asked, OpenOptions(files=files or FileOptions())).n_rows
 
 
 def rows_without_line(
@@ -75,7 +76,7 @@ def rows_without_line(
         return None
     if not any(map(catalog.joins.is_column, names)):
         return None
-    return catalog.table(paths, [Asked(key=PREFIX + side.column_on)], OpenOptions(files=files)).lacks
+    return table_of_rows(catalog, paths, [Asked(key=PREFIX + side.column_on)], OpenOptions(files=files)).lacks
 
 
 def column_of(
@@ -110,7 +111,7 @@ def column_of(
     # Text is accepted. In a growing file both arrays end with the shorter one.
     keys = [key] if same_rows_as is None else [key, same_rows_as]
     asked = [Asked(key=one, takes_packed=True, paths=others if one == key else None) for one in keys]
-    table = catalog.table(paths, asked, options)
+    table = table_of_rows(catalog, paths, asked, options)
     if table.n_rows != n_rows:
         raise H5ValueError(
             f"{argument}={key!r} has {table.n_rows} rows and the data has {n_rows}. Name an array with one value per "

@@ -19,6 +19,7 @@ from .discovery import skip_into
 from .fields import Fields, without_lacking
 from .normalize import Normalize, normalized
 from .row_table import RowTable
+from .row_tables import table_of_rows
 from .sample_layout import Transform
 from .segment_choice import SegmentChoice
 from .segment_fields import SampleOptions, selected
@@ -117,7 +118,7 @@ def open_table(
         asked = selected(asked, names, samples)
         n_files = len({*paths, *(bad or ())})
         sample = "row" if samples.sample == "row" else None
-        rows = catalog.table(left, asked, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
+        rows = table_of_rows(catalog, left, asked, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
         return rows, asked, {}
     refuse_other_files(asked)
     if kind.matrices:

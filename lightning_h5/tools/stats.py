@@ -23,6 +23,7 @@ from ..datasets.compatibility import Asked
 from ..datasets.fields import Decode, codecs_of
 from ..datasets.indexer import Places
 from ..datasets.row_table import RowTable
+from ..datasets.row_tables import table_of_rows
 from ..datasets.segment_choice import SegmentChoice
 from ..datasets.segment_fields import SampleKind, Select, selected
 from ..datasets.segment_tables import segment_table
@@ -216,7 +217,7 @@ def compute_stats(
         tables = [whole.with_fields([at]) for at in range(len(names))]
         wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
     else:
-        tables = [catalog.table(paths, [one], options) for one in selected(asked, of_sample, given)]
+        tables = [table_of_rows(catalog, paths, [one], options) for one in selected(asked, of_sample, given)]
         wanted = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
     axes = [
         _axis([arrays[0] for arrays in table.layouts], channel_axis, key)
