@@ -81,9 +81,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             the statistics are of other fields, shapes or numbers of channels.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
-        shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
+        shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
             True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
-            ``buffer``, and "window" otherwise, and logs which, and why.
+            ``buffer``, and "chunks" otherwise, and logs which, and why.
         drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
             slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
@@ -152,7 +152,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         normalize: PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
-        shuffle: ShuffleOptions | Literal["global", "window"] | bool | dict[str, Any] = True,
+        shuffle: ShuffleOptions | Literal["global", "chunks"] | bool | dict[str, Any] = True,
         drop_last: bool = False,
         seed: int | None = None,
         with_index: bool = False,

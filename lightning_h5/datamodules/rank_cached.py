@@ -84,7 +84,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             the statistics are of other fields, shapes or numbers of channels.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
-        shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
+        shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
             In memory all orders cost the same, so all but False permute each rank's rows.
         drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
             slightly smaller batches, so that all ranks take the same number of steps.
@@ -159,7 +159,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         normalize: PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
-        shuffle: ShuffleOptions | Literal["global", "window"] | bool | dict[str, Any] = True,
+        shuffle: ShuffleOptions | Literal["global", "chunks"] | bool | dict[str, Any] = True,
         drop_last: bool = False,
         seed: int | None = None,
         with_index: bool = False,

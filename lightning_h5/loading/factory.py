@@ -213,7 +213,7 @@ def create_optimized_dataloader(
         plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, chooses=chooses, **options)
     cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
     retain = order.retain(cache_bytes) if is_training else False
-    in_runs = order.mode == "window"
+    in_runs = order.mode == "chunks"
     dataset.read_with(cache_bytes, retain=retain, in_runs=in_runs, gives_back=order.exceeds_memory)
     return H5DataLoader(
         dataset,

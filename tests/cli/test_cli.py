@@ -107,7 +107,7 @@ def test_the_help_of_the_data_module_names_the_fields_of_option_objects(capsys):
         ("split.val_fraction=0.1", "split", SplitOptions(val_fraction=0.1)),
         ("split=0.1", "split", SplitOptions(val_fraction=0.1)),
         ("shuffle.buffer=1 GiB", "shuffle", ShuffleOptions(mode="global", buffer="1 GiB")),
-        ("shuffle=window", "shuffle", ShuffleOptions(mode="window")),
+        ("shuffle=chunks", "shuffle", ShuffleOptions(mode="chunks")),
         ("weights=w", "weights", WeightOptions(weight_key="w")),
         ("files.mmap=true", "files", FileOptions(mmap=True)),
     ],

@@ -232,7 +232,7 @@ def test_the_buffer_that_is_advised_holds_all_decoded_rows(make_h5, noise, nothi
         return datamodule.train_dataloader()
 
     loader = loader_of(shuffle={"buffer": "1 MiB"})
-    assert loader.sampler.present_order().mode == "window"
+    assert loader.sampler.present_order().mode == "chunks"
     text = _limit_of("train", BUSY, [loader])
     advised = re.search(r"shuffle\.buffer='(\d+ MiB)' holds all", text)[1]
     fitting = loader_of(shuffle={"buffer": advised})
