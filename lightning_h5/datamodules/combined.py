@@ -91,9 +91,10 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
-        split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
-            ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
-            ``file``, ``key``, ``by``, ``gap``). Samples of segments are split by these, before any filter.
+        split: how the training files are split: a float (``val_fraction``), the fractions of all splits (``[train,
+            val]`` or ``[train, val, test]``, which sum to 1) or ``SplitOptions`` (``val_fraction``, ``test_fraction``,
+            ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``, ``key``,
+            ``by``, ``gap``). Samples of segments are split by these, before any filter.
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
         sample: what a sample is: "row", "window" or "segment" (see ``LazyH5DataModule``, as for the four that follow).
@@ -158,7 +159,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         with_index: bool = False,
         num_workers: int = 0,
         pin_memory: bool | Literal["auto"] = "auto",
-        split: SplitOptions | float | dict[str, Any] | None = None,
+        split: SplitOptions | float | list[float] | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
         sample: Literal["row", "window", "segment"] | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,

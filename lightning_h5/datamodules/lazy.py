@@ -82,9 +82,10 @@ class LazyH5DataModule(KeyedH5DataModule):
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
-        split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
-            ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
-            ``file``, ``key``, ``by``, ``gap``).
+        split: how the training files are split: a float (``val_fraction``), the fractions of all splits (``[train,
+            val]`` or ``[train, val, test]``, which sum to 1) or ``SplitOptions`` (``val_fraction``, ``test_fraction``,
+            ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``, ``key``,
+            ``by``, ``gap``).
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
@@ -148,7 +149,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         with_index: bool = False,
         num_workers: int = 0,
         pin_memory: bool | Literal["auto"] = "auto",
-        split: SplitOptions | float | dict[str, Any] | None = None,
+        split: SplitOptions | float | list[float] | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
         sample: Literal["row", "window", "segment"] | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,

@@ -106,6 +106,7 @@ def test_the_help_of_the_data_module_names_the_fields_of_option_objects(capsys):
     [
         ("split.val_fraction=0.1", "split", SplitOptions(val_fraction=0.1)),
         ("split=0.1", "split", SplitOptions(val_fraction=0.1)),
+        ("split=[0.7, 0.1, 0.2]", "split", SplitOptions(val_fraction=0.1, test_fraction=0.2)),
         ("shuffle.buffer=1 GiB", "shuffle", ShuffleOptions(mode="global", buffer="1 GiB")),
         ("shuffle=chunks", "shuffle", ShuffleOptions(mode="chunks")),
         ("weights=w", "weights", WeightOptions(weight_key="w")),
