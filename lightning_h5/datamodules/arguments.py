@@ -53,6 +53,7 @@ class LoaderArguments:
     seed: int | None
     collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None
     num_workers: int
+    prefetch_factor: int | None
     pin_memory: bool | Literal["auto"]
     shuffle: ShuffleOptions
     workers: WorkerOptions
@@ -63,6 +64,7 @@ class LoaderArguments:
         check_whole(self.eval_batch_size, "eval_batch_size", 1)
         check_whole(self.seed, "seed", 0)
         check_whole(self.num_workers, "num_workers", 0, allow_none=False)
+        check_whole(self.prefetch_factor, "prefetch_factor", 1)
         if self.pin_memory not in (True, False, "auto"):
             raise H5ValueError(f"pin_memory={self.pin_memory!r} was given. Pass True, False or 'auto'.")
         if not isinstance(self.collate_fn, str):

@@ -90,6 +90,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         with_index: add each row's index in its split to the batch, as ``"index"``.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
+        prefetch_factor: batches that each worker reads ahead; None means 2, as in torch. Without workers, batches that
+            this process reads ahead; None means 4, or twice as many as are read together, if that is more.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
         split: how the training files are split: a float (``val_fraction``), the fractions of all splits (``[train,
             val]`` or ``[train, val, test]``, which sum to 1) or ``SplitOptions`` (``val_fraction``, ``test_fraction``,
@@ -111,8 +113,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             numbers as pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8``
             each), "dense" or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
         select: the part of a field to read, by its axes as stored.
-        workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
-            ``timeout``, ``init_fn``).
+        workers: how worker processes are run: ``WorkerOptions`` (``persistent``, ``start_method``, ``timeout``,
+            ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
             ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         staging: folder on a local disk, such as "$TMPDIR", that keeps what was read of files on slow storage, or
@@ -158,6 +160,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         seed: int | None = None,
         with_index: bool = False,
         num_workers: int = 0,
+        prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | list[float] | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,

@@ -329,7 +329,7 @@ class MakesLoaders(RecordsSettings):
             num_workers=options.num_workers,
             collate_fn=options.collate_function and SampleCollate(options.collate_function, dataset.batch_transform),
             pin_memory=self._pin_memory(),
-            prefetch_factor=options.workers.prefetch_factor,
+            prefetch_factor=options.prefetch_factor,
             persistent_workers=options.workers.persistent,
             multiprocessing_context=options.workers.start_method,
             timeout=options.workers.timeout,

@@ -100,12 +100,9 @@ class ShuffleOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(Options):
-    """How worker processes are run (with ``num_workers`` above 0), and how far batches are read ahead.
+    """How worker processes are run (with ``num_workers`` above 0).
 
     Args:
-        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 for each worker; without
-            workers it means 4, or twice as many as are read together, up to 16 that take 3 MiB (8 MiB with
-            ``shuffle="chunks"``).
         persistent: keep workers between epochs.
         start_method: "fork", "forkserver" or "spawn". None takes Python's default.
         timeout: seconds without a batch after which a worker counts as hanging and is killed. The default is more than
@@ -113,14 +110,12 @@ class WorkerOptions(Options):
         init_fn: function that runs in each worker, after its random generators are seeded.
     """
 
-    prefetch_factor: int | None = None
     persistent: bool = True
     start_method: Literal["fork", "forkserver", "spawn"] | None = None
     timeout: float = 600.0
     init_fn: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
-        check_whole(self.prefetch_factor, "prefetch_factor", 1)
         check_choice(self.start_method, "start_method", (None, *multiprocessing.get_all_start_methods()))
         if not self.timeout >= 0:
             raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or 0 to wait forever.")

@@ -121,6 +121,12 @@ def test_option_objects_are_given_on_the_command_line(option, name, expected, ar
     assert type(expected).parse(given, name) == expected
 
 
+def test_the_prefetch_depth_is_given_on_the_command_line(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--data.prefetch_factor=3", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["prefetch_factor"] == 3
+
+
 def test_an_unknown_field_of_an_option_object_is_named(arguments, capsys):
     with pytest.raises((SystemExit, ValueError)) as ended:
         main(["fit", *arguments, "--data.split.val_fracton=0.1"])
