@@ -95,7 +95,7 @@ class SampleArguments:
     target_transform: Callable[..., Any] | None
     eval_transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
-    normalize: PathLike | None
+    normalize: Mapping[str, Any] | PathLike | None
     with_index: bool
     sample: Literal["row", "window", "segment"] | None
     segments: SegmentOptions

@@ -25,6 +25,7 @@ from ..datasets import (
     are_packed_alike,
     check_shapes,
     different_packing,
+    read_stats,
 )
 from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
@@ -98,6 +99,8 @@ class BaseH5DataModule(KeepsPosition):
         self._transforms = given.get("transform"), given.get("eval_transform")
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(given.get(name), name)
+        if isinstance(normalize := given.get("normalize"), Mapping):
+            read_stats(normalize)  # raises for a mapping that has mistakes; files are read in setup
         self._check_split()
 
     def _change(self, name: str, value: Any) -> None:

@@ -79,9 +79,11 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
         collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
             ``"length"``), "list" (a list for each field) or "stack". None stacks, without making samples first.
-        normalize: JSON file with mean and standard deviation of fields, of all their values or of each channel, as
-            ``lightning-h5 stats`` writes it. These fields become ``(x - mean) / std``, before any transform. Raises if
-            the statistics are of other fields, shapes or numbers of channels.
+        normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file that
+            ``lightning-h5 stats`` has written, or a mapping from fields to numbers or lists,
+            ``{"x": {"mean": [0.5, 0.4], "std": [0.2, 0.3], "channel_axis": 0}}``. These fields become
+            ``(x - mean) / std``, before any transform. Raises if the statistics are of other fields, shapes or numbers
+            of channels.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
         shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
@@ -159,7 +161,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
         collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
-        normalize: PathLike | None = None,
+        normalize: dict[str, Any] | PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
         shuffle: ShuffleOptions | Literal["global", "chunks"] | bool | dict[str, Any] = True,

@@ -127,6 +127,13 @@ def test_the_prefetch_depth_is_given_on_the_command_line(arguments, capsys):
     assert yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["prefetch_factor"] == 3
 
 
+def test_statistics_are_given_on_the_command_line(arguments, capsys):
+    for normalize in ("stats.json", {"x": {"mean": [1.0, 2.0], "std": [3.0, 4.0]}}):
+        with pytest.raises(SystemExit):
+            main(["fit", *arguments, f"--data.normalize={normalize}", "--print_config"])
+        assert yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["normalize"] == normalize
+
+
 def test_an_unknown_field_of_an_option_object_is_named(arguments, capsys):
     with pytest.raises((SystemExit, ValueError)) as ended:
         main(["fit", *arguments, "--data.split.val_fracton=0.1"])
