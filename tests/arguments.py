@@ -14,7 +14,6 @@ GROUPS = {
     "weights": {"weight_key": "weight_key", "balance_key": "balance_key", "class_weights": "class_weights"},
     "shuffle": {"shuffle_bytes": "buffer", "streams": "streams", "scope": "scope"},
     "workers": {
-        "prefetch_factor": "prefetch_factor",
         "persistent_workers": "persistent",
         "multiprocessing_context": "start_method",
         "timeout": "timeout",

@@ -12,8 +12,8 @@ from rows import IMAGES, SIGNALS, RowKind
 
 PLAIN, WHOLE = "plain h5py", "h5py, whole batches"
 OURS, FITS = "lightning_h5", "lightning_h5, 512 MiB"
-MAPPED, WINDOW = "lightning_h5, mmap", "lightning_h5, window"
-MAPPED_WINDOW = f"{MAPPED}, window"
+MAPPED, CHUNKS = "lightning_h5, mmap", "lightning_h5, chunks"
+MAPPED_CHUNKS = f"{MAPPED}, chunks"
 DECODE, PREADV, MEMORY = "bare decode loop", "bare preadv", "index_select in memory"
 
 
@@ -40,7 +40,7 @@ class Way:
 
 BUDGET = {"shuffle": {"buffer": "64 MiB"}, "files": {"cache_bytes": "64 MiB"}}
 LARGE = {"shuffle": {"buffer": "512 MiB"}, "files": {"cache_bytes": "512 MiB"}}
-WINDOWED = {"mode": "window", "buffer": "64 MiB"}
+IN_CHUNKS = {"mode": "chunks", "buffer": "64 MiB"}
 BOUND = (
     Way(name="lightning_h5, first epoch", team=OURS, options=BUDGET, is_first=True),
     Way(name="lightning_h5, tenth epoch on", team=OURS, options=BUDGET, n_warm=8),
@@ -50,15 +50,15 @@ UNCHUNKED = (
     Way(name=OURS, team=OURS, n_epochs=N_EPOCHS),
     Way(name=MAPPED, team=MAPPED, options={"files": {"mmap": True}}, n_epochs=N_EPOCHS),
     Way(
-        name=WINDOW,
-        team=WINDOW,
-        options={"shuffle": WINDOWED, "files": {"cache_bytes": "64 MiB"}},
+        name=CHUNKS,
+        team=CHUNKS,
+        options={"shuffle": IN_CHUNKS, "files": {"cache_bytes": "64 MiB"}},
         n_epochs=N_EPOCHS,
     ),
     Way(
-        name=MAPPED_WINDOW,
-        team=MAPPED_WINDOW,
-        options={"shuffle": WINDOWED, "files": {"cache_bytes": "64 MiB", "mmap": True}},
+        name=MAPPED_CHUNKS,
+        team=MAPPED_CHUNKS,
+        options={"shuffle": IN_CHUNKS, "files": {"cache_bytes": "64 MiB", "mmap": True}},
         n_epochs=N_EPOCHS,
     ),
 )
@@ -125,8 +125,8 @@ NO_CHUNKS = (
     Target(of=MAPPED, against=PLAIN, least=6.0),
     Target(of=OURS, against=PREADV, least=0.9),
     Target(of=MAPPED, against="ffcv", least=1.0),
-    Target(of=WINDOW, against=MEMORY, least=0.8),
-    Target(of=MAPPED_WINDOW, against=MEMORY, least=None),
+    Target(of=CHUNKS, against=MEMORY, least=0.8),
+    Target(of=MAPPED_CHUNKS, against=MEMORY, least=None),
 )
 GZIP, SHUFFLED, LZF = {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}, {"compression": "lzf"}
 CASES = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PLAIN, OURS = "plain h5py", "lightning_h5"
-OTHER_BUDGETS = ("512 MiB", "mmap", "window")  # our contenders with their own settings
+OTHER_BUDGETS = ("512 MiB", "mmap", "chunks")  # our contenders with their own settings
 WIDTH, LEFT, RIGHT, LINE, TOP = 752, 232, 96, 26, 40
 
 

@@ -1,4 +1,4 @@
-"""How well the order ``window`` mixes a file that is sorted by label, for several budgets, as a table.
+"""How well ``shuffle="chunks"`` mixes a file that is sorted by label, for several budgets, as a table.
 
     python examples/benchmarks/mixing.py [--rows 20000] [--rows-per-chunk 32] [--row-bytes 12288]
 
@@ -72,7 +72,7 @@ def lines(rows: Rows) -> Iterator[tuple[str, ...]]:
         line = [f"{budget} MiB"]
         for streams in CONSUMERS:
             window = blocks_mixed(budget * MIB, rows.per_chunk * rows.n_bytes, streams)
-            parameters = OrderParameters(mode="window", batch_size=BATCH_SIZE, streams=streams, window=window)
+            parameters = OrderParameters(mode="chunks", batch_size=BATCH_SIZE, streams=streams, window=window)
             line.append(f"{window}: {cells(entropies(rows, parameters))}")
         yield tuple(line)
     full = cells(entropies(rows, OrderParameters(mode="global", batch_size=BATCH_SIZE)))
@@ -88,7 +88,7 @@ def table(rows: Rows) -> str:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description="Label entropy of batches in the order window.")
+    parser = argparse.ArgumentParser(description="Label entropy of batches with shuffle='chunks'.")
     parser.add_argument("--rows", type=int, default=20_000, help="rows of the file (default: %(default)s)")
     parser.add_argument("--rows-per-chunk", type=int, default=32, help="(default: %(default)s)")
     parser.add_argument("--row-bytes", type=int, default=12_288, help="decoded bytes of a row (default: %(default)s)")

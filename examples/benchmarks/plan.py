@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10**9)
     parser.add_argument("--blocks", type=int, default=10**6)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--world-size", type=int, default=64, help="also the number of streams of 'window'")
-    parser.add_argument("--window", type=int, default=512, help="blocks that 'window' mixes at a time")
+    parser.add_argument("--world-size", type=int, default=64, help="also the number of streams of 'chunks'")
+    parser.add_argument("--window", type=int, default=512, help="blocks that 'chunks' mixes at a time")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     sizes = np.full(options.blocks, options.rows // options.blocks)
@@ -42,7 +42,7 @@ def main() -> None:
     print(
         f"{'order':>8} {'open':>10} {'memory':>10} {'any batch':>12} {'slowest':>10} {'next one':>10} {'slowest':>10}"
     )
-    modes: tuple[Mode, ...] = ("global", "window", "none")
+    modes: tuple[Mode, ...] = ("global", "chunks", "none")
     orders = [
         OrderParameters(mode=mode, batch_size=options.batch_size, streams=options.world_size, window=options.window)
         for mode in modes

@@ -134,7 +134,7 @@ def ours(path: str, how: str, num_workers: int = 0) -> Iterator[torch.Tensor]:
         batch_size=BATCH_SIZE,
         num_workers=num_workers,
         files={"cache_bytes": "64 MiB"},
-        shuffle={"mode": "window", "buffer": "32 MiB"},
+        shuffle={"mode": "chunks", "buffer": "32 MiB"},
     )
     module.setup("fit")
     yield from module.train_dataloader()

@@ -49,7 +49,7 @@ def epochs(path: Path, n_rows: int, staging: Any = None) -> Iterator[tuple[float
         x_key="x",
         y_key="y",
         batch_size=64,
-        shuffle={"mode": "window", "buffer": memory},
+        shuffle={"mode": "chunks", "buffer": memory},
         files={"cache_bytes": memory},
         staging=staging,
     )

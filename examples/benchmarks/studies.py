@@ -50,18 +50,18 @@ class Case:
 
 
 # Decoded bytes are not kept: each chunk is decoded once per epoch.
-WINDOW = {"shuffle": {"mode": "window", "buffer": "16 MiB"}, "files": {"cache_bytes": "24 MiB"}}
+IN_CHUNKS = {"shuffle": {"mode": "chunks", "buffer": "16 MiB"}, "files": {"cache_bytes": "24 MiB"}}
 LONG = RowKind(name="recordings", shape=(43, 1760), dtype="f4")  # 300 KB per row, as in recordings of hours
 
 CASES = (
     Case("recordings, LZF, 1 row a chunk", LONG, {"chunks": (1, 43, 1760), "compression": "lzf"}, LazyH5DataModule,
          {"shuffle": {"buffer": "16 MiB"}, "files": {"cache_bytes": "16 MiB"}}, True),
     Case("signals, gzip and shuffle, 32 rows a chunk", SIGNALS,
-         {"chunks": (32, 4, 1024), "compression": "gzip", "shuffle": True}, LazyH5DataModule, WINDOW, True),
+         {"chunks": (32, 4, 1024), "compression": "gzip", "shuffle": True}, LazyH5DataModule, IN_CHUNKS, True),
     Case("signals, the same, all decoded rows in memory", SIGNALS,
          {"chunks": (32, 4, 1024), "compression": "gzip", "shuffle": True}, LazyH5DataModule, {}, True),
     Case("images, gzip, 32 rows a chunk", IMAGES, {"chunks": (32, 3, 64, 64), "compression": "gzip"}, LazyH5DataModule,
-         {"x_dtype": "float32", **WINDOW}, True),
+         {"x_dtype": "float32", **IN_CHUNKS}, True),
     Case("signals, a rank's shard in memory", SIGNALS, {}, RankCachedH5DataModule, {}, True),
     Case("signals, contiguous, in the page cache", SIGNALS, {}, LazyH5DataModule, {}, False),
 )  # fmt: skip
@@ -245,7 +245,7 @@ def mixing(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             batch_size=BATCH_SIZE,
             drop_last=True,
             row_cache=0,
-            **WINDOW,
+            **IN_CHUNKS,
         )
         module.setup("fit")
         loaders[name] = module.train_dataloader()

@@ -108,7 +108,7 @@ def main() -> None:
                     path,
                     batch_size=64 if is_table else 8,
                     files={"cache_bytes": "8 MiB"},
-                    shuffle={"mode": "window", "buffer": "4 MiB"},
+                    shuffle={"mode": "chunks", "buffer": "4 MiB"},
                     **arguments,
                 )
                 modules[name].setup("fit")

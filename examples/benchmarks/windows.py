@@ -239,7 +239,7 @@ def run(case: Case, path: str, n_rounds: int) -> dict[str, Any]:
     chunk_bytes = int(np.prod(case.chunks or ())) * next(iter(arrays.values())).itemsize
     n_chunks = sum(values.size // int(np.prod(case.chunks)) for values in arrays.values()) if case.chunks else 0
     files = {"cache_bytes": case.memory}
-    shuffle = {"mode": "window" if case.chunks else "auto", "buffer": "12 MiB"}
+    shuffle = {"mode": "chunks" if case.chunks else "auto", "buffer": "12 MiB"}
     module = LazyH5DataModule(
         path, batch_size=BATCH_SIZE, files=files, shuffle=shuffle, with_index=True, **case.options
     )

@@ -48,6 +48,7 @@ class LoaderArguments:
     seed: int | None
     collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None
     num_workers: int
+    prefetch_factor: int | None
     pin_memory: bool | Literal["auto"]
     shuffle: ShuffleOptions
     workers: WorkerOptions
@@ -58,6 +59,7 @@ class LoaderArguments:
         check_whole(self.eval_batch_size, "eval_batch_size", 1)
         check_whole(self.seed, "seed", 0)
         check_whole(self.num_workers, "num_workers", 0, allow_none=False)
+        check_whole(self.prefetch_factor, "prefetch_factor", 1)
         if self.pin_memory not in (True, False, "auto"):
             raise H5ValueError(f"pin_memory={self.pin_memory!r} was given. Pass True, False or 'auto'.")
         if not isinstance(self.collate_fn, str):
@@ -88,7 +90,7 @@ class SampleArguments:
     target_transform: Callable[..., Any] | None
     eval_transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
-    normalize: PathLike | None
+    normalize: Mapping[str, Any] | PathLike | None
     with_index: bool
     table: Any
     decode: dict[str, Any] | None

@@ -25,6 +25,7 @@ from ..datasets import (
     are_packed_alike,
     check_shapes,
     different_packing,
+    read_stats,
 )
 from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
@@ -98,6 +99,8 @@ class BaseH5DataModule(KeepsPosition):
         self._transforms = given.get("transform"), given.get("eval_transform")
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(given.get(name), name)
+        if isinstance(normalize := given.get("normalize"), Mapping):
+            read_stats(normalize)  # raises for a mapping that has mistakes; files are read in setup
         self._check_split()
 
     def _change(self, name: str, value: Any) -> None:
@@ -164,6 +167,37 @@ class BaseH5DataModule(KeepsPosition):
 
     def _forget_cuts(self) -> None:
         self._cut = None
+
+    @property
+    def train_dataset(self) -> RowDataset | None:
+        """The dataset of the training rows, as in ``datasets["train"]``.
+
+        None if its stage is set up and the arguments name no data for it.
+
+        Raises:
+            H5ValueError: its stage is not set up.
+        """
+        return self._dataset("train")
+
+    @property
+    def val_dataset(self) -> RowDataset | None:
+        """The dataset of the validation rows; see ``train_dataset``."""
+        return self._dataset("val")
+
+    @property
+    def test_dataset(self) -> RowDataset | None:
+        """The dataset of the test rows; see ``train_dataset``."""
+        return self._dataset("test")
+
+    @property
+    def predict_dataset(self) -> RowDataset | None:
+        """The dataset of the rows to predict; see ``train_dataset``."""
+        return self._dataset("predict")
+
+    def _dataset(self, split: Split) -> RowDataset | None:
+        if split not in self._set_up:
+            raise H5ValueError(self._why_not_set_up(split, f"{split}_dataset was read"))
+        return self._datasets.get(split)
 
     @property
     def categories(self) -> dict[str, tuple[Any, ...]]:
@@ -417,23 +451,27 @@ class BaseH5DataModule(KeepsPosition):
 
     def _loader(self, split: Split) -> H5DataLoader | NoRows:
         if split not in self._set_up:
-            raise H5ValueError(self._why_not_set_up(split))
+            raise H5ValueError(self._why_not_set_up(split, f"{split}_dataloader() was called"))
         if split == "train" and split in self._datasets:
             self._check_rows(split, self._datasets[split].n_rows)  # a tuner may have changed batch_size
         return self._make_loader(split)
 
-    def _why_not_set_up(self, split: Split) -> str:
+    def _why_not_set_up(self, split: Split, request: str) -> str:
+        """Return the message of an error: a split was used that ``setup`` has not made.
+
+        Args:
+            split: the split.
+            request: the use of it, such as "train_dataloader() was called".
+        """
         if not self.names_data(split):  # otherwise the advised setup would fail, too
-            return (
-                f"{split}_dataloader() was called, and there is no data for {split!r}. {self.missing_data_hint(split)}"
-            )
+            return f"{request}, and there is no data for {split!r}. {self.missing_data_hint(split)}"
         ready = listing(each for each in SPLITS if each in self._set_up)
         what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or failed"
         if self._set_since_setup:
             what = f"setup() was not called after {listing(dict.fromkeys(self._set_since_setup))} was set"
         stage = _STAGE_OF[split]
         return (
-            f"{split}_dataloader() was called, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "
+            f"{request}, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "
             f"pass the data module to the Trainer: trainer.{stage}(model, datamodule=datamodule)."
         )
 

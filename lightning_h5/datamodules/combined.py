@@ -77,24 +77,29 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
         collate_fn: makes a batch of a list of samples: a function, or "pad" (samples of several lengths with zeros, and
             ``"length"``), "list" (a list of each field) or "stack". None stacks, without making samples first.
-        normalize: JSON file with mean and standard deviation of fields, of all their values or of each channel, as
-            ``lightning-h5 stats`` writes it. These fields become ``(x - mean) / std``, before any transform. Raises if
-            the statistics are of other fields, shapes or numbers of channels.
+        normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file that
+            ``lightning-h5 stats`` has written, or a mapping from fields to numbers or lists,
+            ``{"x": {"mean": [0.5, 0.4], "std": [0.2, 0.3], "channel_axis": 0}}``. These fields become
+            ``(x - mean) / std``, before any transform. Raises if the statistics are of other fields, shapes or numbers
+            of channels.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
-        shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
+        shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
             True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
-            ``buffer``, and "window" otherwise, and logs which, and why.
+            ``buffer``, and "chunks" otherwise, and logs which, and why.
         drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
             slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each row's index in its split to the batch, as ``"index"``.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
+        prefetch_factor: batches that each worker reads ahead; None means 2, as in torch. Without workers, batches that
+            this process reads ahead; None means 4, or twice as many as are read together, if that is more.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
-        split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
-            ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
-            ``file``, ``key``, ``by``, ``gap``). Samples of segments are split by these, before any filter.
+        split: how the training files are split: a float (``val_fraction``), the fractions of all splits (``[train,
+            val]`` or ``[train, val, test]``, which sum to 1) or ``SplitOptions`` (``val_fraction``, ``test_fraction``,
+            ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``, ``key``,
+            ``by``, ``gap``). Samples of segments are split by these, before any filter.
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
         sample: what a sample is: "row", "window" or "segment" (see ``LazyH5DataModule``, as for the four that follow).
@@ -111,8 +116,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             numbers as pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8``
             each), "dense" or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
         select: the part of a field to read, by its axes as stored.
-        workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
-            ``timeout``, ``init_fn``).
+        workers: how worker processes are run: ``WorkerOptions`` (``persistent``, ``start_method``, ``timeout``,
+            ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
             ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         staging: folder on a local disk, such as "$TMPDIR", that keeps what was read of files on slow storage, or
@@ -150,16 +155,17 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
         collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
-        normalize: PathLike | None = None,
+        normalize: dict[str, Any] | PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
-        shuffle: ShuffleOptions | Literal["global", "window"] | bool | dict[str, Any] = True,
+        shuffle: ShuffleOptions | Literal["global", "chunks"] | bool | dict[str, Any] = True,
         drop_last: bool = False,
         seed: int | None = None,
         with_index: bool = False,
         num_workers: int = 0,
+        prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
-        split: SplitOptions | float | dict[str, Any] | None = None,
+        split: SplitOptions | float | list[float] | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
         sample: Literal["row", "window", "segment"] | MakesIndexer | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,

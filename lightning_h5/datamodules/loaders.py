@@ -234,7 +234,7 @@ class MakesLoaders(RecordsSettings):
         """Prepare a dataset for the order in which its rows will be visited."""
         # Evaluation needs each chunk once, for a short time.
         retain = order.retain(cache_bytes) if training else False
-        in_runs = order.mode == "window"
+        in_runs = order.mode == "chunks"
         dataset.read_with(cache_bytes, retain=retain, in_runs=in_runs, gives_back=order.exceeds_memory)
 
     def mixed_rows(self, n_rows: int, noun: str) -> str:
@@ -331,7 +331,7 @@ class MakesLoaders(RecordsSettings):
             num_workers=options.num_workers,
             collate_fn=options.collate_function and SampleCollate(options.collate_function, dataset.batch_transform),
             pin_memory=self._pin_memory(),
-            prefetch_factor=options.workers.prefetch_factor,
+            prefetch_factor=options.prefetch_factor,
             persistent_workers=options.workers.persistent,
             multiprocessing_context=options.workers.start_method,
             timeout=options.workers.timeout,
@@ -354,7 +354,7 @@ class MakesLoaders(RecordsSettings):
             is_of_samples = isinstance(dataset, TableDataset) and dataset.table.indexer.noun != "rows"
             noun = "samples" if is_of_samples else "rows"
             what = self.mixed_rows(dataset.n_rows, noun) if order.recipe is None else order.recipe.text
-            mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
+            mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "chunks" else ""
             streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
             text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
         integrity = min((each.integrity for each in dataset.layouts()), default=0)
@@ -366,7 +366,7 @@ class MakesLoaders(RecordsSettings):
         chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         workers = ", or use fewer workers" if self._options.num_workers > 1 else ""
         for each in order.sources or (order,):
-            if each.mode == "window" and each.window < FEW_BLOCKS:
+            if each.mode == "chunks" and each.window < FEW_BLOCKS:
                 self._log_once(
                     f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so "
                     "neighboring rows of the file often share a batch. Raise shuffle.buffer to "
@@ -375,7 +375,7 @@ class MakesLoaders(RecordsSettings):
 
     def _log_rates(self, order: Order, dataset: RowDataset) -> None:
         """Log how much faster runs of rows come from the disk, if they are mixed since rows exceed memory."""
-        if self.rank or not order.exceeds_memory or self._options.shuffle.mode != "auto" or order.mode != "window":
+        if self.rank or not order.exceeds_memory or self._options.shuffle.mode != "auto" or order.mode != "chunks":
             return
         with suppress(OSError):  # training finds it again
             layouts = sorted(dataset.layouts(), key=lambda layout: layout.n_bytes)

@@ -12,7 +12,7 @@ from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..distributed import exchange
 from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader
-from ..order import Mode, OtherShardsError, PlanSampler, Position, Segment, is_position
+from ..order import Mode, OtherShardsError, PlanSampler, Position, Segment, is_position, saved_mode
 from ..types import Identity
 from .arguments import Split
 from .loaders import MakesLoaders
@@ -70,7 +70,7 @@ class RunPosition:
         saved = (self._pending or {}).get("order")
         if not isinstance(saved, Mapping):  # none, or damaged, which is found when it is checked
             return ()
-        return tuple(source[0] for source in saved.get("sources", ())) or (saved["mode"],)
+        return tuple(saved_mode(source[0]) for source in saved.get("sources", ())) or (saved_mode(saved["mode"]),)
 
     @property
     def is_unused(self) -> bool:

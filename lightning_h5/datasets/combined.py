@@ -75,9 +75,9 @@ class CombinedHDF5Dataset(CachingDataset):
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
-            the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
-            integers. Statistics of other fields, shapes or numbers of channels are refused.
+        normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file, or a
+            mapping ``{"x": {"mean": 0.5, "std": 0.2}}``. These fields are ``(x - mean) / std``, in float32 if they are
+            stored as integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset, as ``"index"``.
         sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the four that follow).
             Fields, and columns that filters name, are then relative to the groups of ``segments``. A filter by values

@@ -59,9 +59,9 @@ class H5LazyDataset(FileDataset):
             for nothing else.
         indices: rows to keep, in this order (shape ``(n,)``), or a mask over all rows. None keeps all.
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
-            the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
-            integers. Statistics of other fields, shapes or numbers of channels are refused.
+        normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file, or a
+            mapping ``{"x": {"mean": 0.5, "std": 0.2}}``. These fields are ``(x - mean) / std``, in float32 if they are
+            stored as integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
             ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one

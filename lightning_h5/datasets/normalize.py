@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import H5FileError, H5ValueError, listing
+from ..errors import H5FileError, H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, OpenOptions, expand_user, is_attribute_key, kind_of
 from ..regular_files import read_json
 from ..types import PathLike
@@ -30,6 +30,8 @@ from .row_table import RowTable
 __all__ = ["FORMAT", "FieldStats", "Normalize", "normalized", "read_stats", "write_stats"]
 
 FORMAT = "lightning_h5 stats"
+KEYS = ("mean", "std", "channel_axis", "row_shape")
+"""Keys of a field's statistics in a mapping."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +58,25 @@ class FieldStats:
         return replace(self, channel_axis=axis, row_shape=None)
 
 
-def read_stats(path: PathLike) -> dict[str, FieldStats]:
+Normalize: TypeAlias = PathLike | Mapping[str, FieldStats | Mapping[str, Any]]
+"""A file with statistics, or its fields."""
+
+
+def read_stats(normalize: Normalize) -> dict[str, FieldStats]:
     """Return statistics by field.
 
     The least that a file needs is ``{"fields": {"x": {"mean": 1.5, "std": 0.5}}}``; numbers of channels are lists.
 
     Args:
-        path: the file.
+        normalize: the file, or a mapping from fields to their statistics: ``{"x": {"mean": 1.5, "std": 0.5}}``.
 
     Raises:
         H5FileError: the file is missing, or is no JSON.
-        H5ValueError: an entry is missing, is no number, or a deviation is negative.
+        H5ValueError: an entry is missing, is no number, or a deviation is negative; or a mapping has an unknown key.
     """
-    path = expand_user(path)
+    if isinstance(normalize, Mapping):
+        return _mapped_stats(normalize)
+    path = expand_user(normalize)
     try:
         text = read_json(path)
     except (OSError, ValueError) as error:
@@ -87,6 +95,39 @@ def read_stats(path: PathLike) -> dict[str, FieldStats]:
             '{"fields": {"name": {"mean": [...], "std": [...], "channel_axis": 0}}}.'
         )
     return {str(name): _field(f"{path!r}, field {str(name)!r}", entry) for name, entry in fields.items()}
+
+
+def _mapped_stats(normalize: Mapping[str, Any]) -> dict[str, FieldStats]:
+    """Return statistics that are spelled out; unlike a file, a mapping has no other keys."""
+    if not normalize:
+        raise H5ValueError(
+            "normalize={} was given, which has no fields. Pass {'name': {'mean': ..., 'std': ...}}, or None."
+        )
+    stats = {}
+    for name, entry in normalize.items():
+        where = f"normalize[{name!r}]"
+        if isinstance(entry, FieldStats):
+            stats[str(name)] = entry
+            continue
+        if not isinstance(entry, Mapping):
+            raise H5ValueError(f"{where}={entry!r} was given. Pass {{'mean': ..., 'std': ...}}.")
+        for key in entry:
+            if key not in KEYS:
+                raise H5ValueError(f"{where} has no key {key!r}.{near(str(key), KEYS)} Its keys are {listing(KEYS)}.")
+        if missing := [key for key in ("mean", "std") if key not in entry]:
+            raise H5ValueError(
+                f"{where} has {listing(entry)} and no {listing(missing)}. Pass mean and std, each a number or a list "
+                "with one number per channel."
+            )
+        stats[str(name)] = _field(where, {key: _as_json(value) for key, value in entry.items()})
+    return stats
+
+
+def _as_json(value: Any) -> Any:
+    """Return numbers as a JSON file has them."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None:
@@ -149,9 +190,6 @@ def _field(where: str, entry: Any) -> FieldStats:
     return FieldStats(mean, std, axis if mean.ndim else None, None if shape is None else tuple(shape))
 
 
-Normalize: TypeAlias = PathLike | Mapping[str, FieldStats]
-"""A file with statistics, or what is in one."""
-
 EXACT_IN_FLOAT32 = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.float16, torch.bfloat16)
 
 
@@ -172,7 +210,7 @@ def normalized(
     """
     if normalize is None:
         return fields
-    stats = normalize if isinstance(normalize, Mapping) else read_stats(normalize)
+    stats = read_stats(normalize)
     arrays = table.as_read
     places = {name.strip("/"): at for names in (fields.keys, fields.names) for at, name in enumerate(names)}
     loaded = [name for name in stats if name.strip("/") in places]
@@ -197,9 +235,10 @@ def normalized(
         and not any(catalog.has(table.paths[0], [key], plain) for key in (name, group + name))
     ]
     if unknown or not found:
+        absent = f" and no {listing(unknown)}.{near(unknown[0], fields.names)}" if unknown else "."
         raise H5ValueError(
-            f"the statistics are of the fields {listing(stats)}; the data has "
-            f"{listing(fields.names)}{f' and no {listing(unknown)}' if unknown else ''}. Compute them from these files."
+            f"the statistics are of the fields {listing(stats)}; the data has {listing(fields.names)}{absent} Name "
+            "fields of the data, or compute the statistics from these files."
         )
     affines, dtypes = {}, [one.dtype for one in fields.asked]
     for at, of_field in found.items():

@@ -74,9 +74,9 @@ class RankMemCachedH5Dataset(HeldDataset):
         reshard_every_n_epochs: epochs after which a data module redraws the shards; 0 keeps them.
         seed: decides those.
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
-            the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
-            integers. Statistics of other fields, shapes or numbers of channels are refused.
+        normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file, or a
+            mapping ``{"x": {"mean": 0.5, "std": 0.2}}``. These fields are ``(x - mean) / std``, in float32 if they are
+            stored as integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
         sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the following six).
         segments: which steps belong together.

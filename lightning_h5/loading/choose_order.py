@@ -43,11 +43,11 @@ class Order(NamedTuple):
     Attributes:
         mode: of the plan.
         streams: independent streams of blocks.
-        window: blocks of a stream that are mixed at a time; 0 outside of ``window``.
+        window: blocks of a stream that are mixed at a time; 0 outside of ``chunks``.
         why: the reason, for the user.
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
         enough: ``shuffle.buffer`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
-            ``window``.
+            ``chunks``.
         recipe: what epochs visit, if that is not each row once.
         sources: the orders of a mixture's sources.
         nodes: nodes that blocks are dealt to; 0 deals none.
@@ -105,7 +105,7 @@ def choose_order(
     consumers = max(1, num_workers)
     mode, buffer_bytes = shuffle.mode, shuffle.buffer_bytes
     asked = f"as shuffle={mode!r} asks"
-    if mode == "auto" and kept in ("global", "window"):
+    if mode == "auto" and kept in ("global", "chunks"):
         mode, asked = kept, "as the run that is resumed had it"
     fits = total * consumers <= buffer_bytes
     of_a_node = cost.stored_bytes // max(1, nodes)
@@ -131,7 +131,7 @@ def choose_order(
     window, enough = blocks_mixed(buffer_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
     if mode == "auto":  # mix as many rows as fit
         enough = min(enough, total * consumers)
-    if mode == "window":
+    if mode == "chunks":
         why = asked
     elif cost.has_cheap_random_access and memory is not None:
         why = (
@@ -142,7 +142,7 @@ def choose_order(
         why = f"a single row costs a block of {_size(block)}"
     cache_bytes = max(buffer_bytes, 2 * on_a_rank * block) + few
     return Order(
-        "window",
+        "chunks",
         n_streams,
         window,
         why,

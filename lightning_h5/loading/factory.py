@@ -18,6 +18,7 @@ from ..datasets.row_filters import Where
 from ..errors import H5ValueError, listing
 from ..memory import page_cache_memory
 from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
+from ..options.base import check_whole
 from ..order import (
     OrderParameters,
     PlanSampler,
@@ -76,6 +77,7 @@ def create_optimized_dataloader(
     drop_last: bool = False,
     shuffle: bool | str | ShuffleOptions | Mapping[str, Any] = True,
     collate_fn: Callable[[Any], Any] | None = None,
+    prefetch_factor: int | None = None,
     workers: WorkerOptions | Mapping[str, Any] | None = None,
 ) -> DataLoader[Any]:
     """Return a loader with this package's order, sharding and prefetching, for your own training loop.
@@ -115,6 +117,8 @@ def create_optimized_dataloader(
         drop_last: drop the ragged end of a training epoch. All ranks take the same number of steps either way.
         shuffle: how training rows are shuffled: ``ShuffleOptions``, or a shorthand (see ``LazyH5DataModule``).
         collate_fn: makes a batch of a list of samples. None stacks.
+        prefetch_factor: batches that each worker reads ahead, or this process without workers (see
+            ``LazyH5DataModule``).
         workers: how worker processes are run: ``WorkerOptions``, or a mapping of its fields.
 
     Raises:
@@ -126,6 +130,7 @@ def create_optimized_dataloader(
     if (dataset is None) == (hdf5_files is None):
         raise H5ValueError("create_optimized_dataloader takes a dataset or hdf5_files. Pass one of the two.")
     batch_size = whole(batch_size, "batch_size", least=1)
+    check_whole(prefetch_factor, "prefetch_factor", 1)
     of_files = {
         "load_fields": load_fields,
         "allowed_guids": allowed_guids,
@@ -172,7 +177,7 @@ def create_optimized_dataloader(
             collate_fn=collate_fn and SampleCollate(collate_fn, None),
             worker_init_fn=h5_worker_init_fn,
             persistent_workers=n_workers > 0,
-            prefetch_factor=(workers.prefetch_factor or 2) if n_workers else None,
+            prefetch_factor=(prefetch_factor or 2) if n_workers else None,
             multiprocessing_context=workers.start_method if n_workers else None,
         )
     n_workers = 0 if num_workers == "auto" else num_workers
@@ -213,7 +218,7 @@ def create_optimized_dataloader(
         plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, chooses=chooses, **options)
     cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
     retain = order.retain(cache_bytes) if is_training else False
-    in_runs = order.mode == "window"
+    in_runs = order.mode == "chunks"
     dataset.read_with(cache_bytes, retain=retain, in_runs=in_runs, gives_back=order.exceeds_memory)
     return H5DataLoader(
         dataset,
@@ -221,7 +226,7 @@ def create_optimized_dataloader(
         num_workers=n_workers,
         collate_fn=collate_fn and SampleCollate(collate_fn, dataset.batch_transform),
         pin_memory=pins,
-        prefetch_factor=workers.prefetch_factor,
+        prefetch_factor=prefetch_factor,
         persistent_workers=True,
         multiprocessing_context=workers.start_method,
     )

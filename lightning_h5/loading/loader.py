@@ -239,7 +239,7 @@ class H5DataLoader(DataLoader[Any]):
         pin_memory: put batches into page-locked memory.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 per worker. In this
             process it means 4, or twice as many as are read together: up to 16 batches of 3 MiB in all, of 8 MiB
-            for rows in memory and in the order ``window``, or of 16 MiB if chunks are decoded.
+            for rows in memory and with ``shuffle="chunks"``, or of 16 MiB if chunks are decoded.
         persistent_workers: keep workers between epochs.
         multiprocessing_context: how workers start.
         timeout: seconds to wait for a worker; 0 waits forever.
@@ -504,7 +504,7 @@ class H5DataLoader(DataLoader[Any]):
             dataset, ShuffleOptions(), world_size=world_size, num_workers=self.num_workers, kept=saved.mode
         )
         cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
-        dataset.read_with(cache_bytes, in_runs=saved.mode == "window")
+        dataset.read_with(cache_bytes, in_runs=saved.mode == "chunks")
 
     @cached_property
     def _identity(self) -> Identity:

@@ -31,17 +31,17 @@ MAX_INTEGRITY = 4
 class ShuffleOptions(Options):
     """How training rows are shuffled.
 
-    Shorthand: ``True`` (``mode="auto"``), ``False`` (``mode="none"``), ``"global"`` or ``"window"``.
+    Shorthand: ``True`` (``mode="auto"``), ``False`` (``mode="none"``), ``"global"`` or ``"chunks"``.
 
     Args:
-        mode: "global" permutes all rows. "window" shuffles blocks (rows that share a chunk) a window at a time, so that
-            each chunk is decoded once an epoch; of arrays without chunks, runs of a megabyte. "auto" takes "global" if
-            random access is as cheap as sequential access (arrays without chunks whose rows fit in the memory that
-            is free for pages of files), or all decoded rows fit ``buffer``, and "window" otherwise. "none" keeps the
-            storage order.
-        buffer: decoded bytes that "window" mixes at a time on a rank, over all its workers, such as "512 MiB". It
+        mode: "global" permutes all rows. "chunks" permutes blocks (rows that share a chunk) and mixes the rows of as
+            many blocks at a time as fit ``buffer``, so that each chunk is decoded once an epoch; of arrays without
+            chunks, blocks are runs of a megabyte. "auto" takes "global" if random access is as cheap as sequential
+            access (arrays without chunks whose rows fit in the memory that is free for pages of files), or all
+            decoded rows fit ``buffer``, and "chunks" otherwise. "none" keeps the storage order.
+        buffer: decoded bytes that "chunks" mixes at a time on a rank, over all its workers, such as "512 MiB". It
             decides the order: the more blocks it holds, the better batches are mixed.
-        streams: independent streams of blocks that "window" deals to ranks and workers. None makes one for each, so
+        streams: independent streams of blocks that "chunks" deals to ranks and workers. None makes one for each, so
             that no two of them decode the same chunk. A number gives the same order for any number of ranks and
             workers; ``buffer`` is then shared by all streams. With ``scope="node"`` each node has its part of them.
         scope: "global" mixes the rows of all ranks. "node" deals blocks to nodes once per run, and shuffles within each
@@ -51,18 +51,24 @@ class ShuffleOptions(Options):
             rows in memory.
     """
 
-    mode: Literal["auto", "global", "window", "none"] = "auto"
+    mode: Literal["auto", "global", "chunks", "none"] = "auto"
     buffer: int | str = "512 MiB"
     streams: int | None = None
     scope: Literal["global", "node"] = "global"
 
     def __post_init__(self) -> None:
-        check_choice(self.mode, "shuffle.mode", ("auto", "global", "window", "none"))
+        mode: Any = self.mode  # a configuration file may hold anything
+        if mode == "window":
+            raise H5ValueError(
+                "shuffle='window' was given. Pass shuffle='chunks', which mixes the rows of several chunks at a time. "
+                "The argument window sets the steps of a sample."
+            )
+        check_choice(self.mode, "shuffle.mode", ("auto", "global", "chunks", "none"))
         check_choice(self.scope, "shuffle.scope", ("global", "node"))
         if self.scope == "node" and self.mode == "none":
             raise H5ValueError(
                 "shuffle.scope='node' was given with shuffle.mode='none', which shuffles nothing. Pass mode='auto', "
-                "'global' or 'window', or leave scope out."
+                "'global' or 'chunks', or leave scope out."
             )
         parse_bytes(self.buffer, "shuffle.buffer")
         check_whole(self.streams, "shuffle.streams", 1)
@@ -94,12 +100,9 @@ class ShuffleOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(Options):
-    """How worker processes are run (with ``num_workers`` above 0), and how far batches are read ahead.
+    """How worker processes are run (with ``num_workers`` above 0).
 
     Args:
-        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 for each worker; without
-            workers it means 4, or twice as many as are read together, up to 16 that take 3 MiB (8 MiB in the order
-            "window").
         persistent: keep workers between epochs.
         start_method: "fork", "forkserver" or "spawn". None takes Python's default.
         timeout: seconds without a batch after which a worker counts as hanging and is killed. The default is more than
@@ -107,14 +110,12 @@ class WorkerOptions(Options):
         init_fn: function that runs in each worker, after its random generators are seeded.
     """
 
-    prefetch_factor: int | None = None
     persistent: bool = True
     start_method: Literal["fork", "forkserver", "spawn"] | None = None
     timeout: float = 600.0
     init_fn: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
-        check_whole(self.prefetch_factor, "prefetch_factor", 1)
         check_choice(self.start_method, "start_method", (None, *multiprocessing.get_all_start_methods()))
         if not self.timeout >= 0:
             raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or 0 to wait forever.")

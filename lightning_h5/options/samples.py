@@ -16,12 +16,16 @@ from .base import Options, check_choice, check_fraction, check_whole
 
 __all__ = ["MixtureOptions", "RowCacheOptions", "SplitOptions", "TableOptions", "WeightOptions"]
 
+SUM_TOLERANCE = 1e-6
+"""How far the fractions of all splits may be from a sum of 1: thirds are written with so many digits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions(Options):
     r"""How one set of files is split into training, validation and test rows.
 
-    Shorthand: a float, ``val_fraction``.
+    Shorthand: a float, ``val_fraction``; or the fractions of all splits, ``[train, val]`` or ``[train, val, test]``,
+    which sum to 1.
 
     Args:
         val_fraction: fraction of the training files' rows to validate on, from 0 to below 1.
@@ -100,8 +104,22 @@ class SplitOptions(Options):
 
     @classmethod
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return {"val_fraction": value} if is_number else None
+        if _is_number(value):
+            return {"val_fraction": value}
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return None
+        fractions = list(value)
+        if len(fractions) not in (2, 3) or not all(_is_number(fraction) and fraction >= 0 for fraction in fractions):
+            raise H5ValueError(
+                f"split={value!r} was given. Pass the fractions [train, val] or [train, val, test], such as "
+                "[0.8, 0.1, 0.1]."
+            )
+        if round(abs(sum(fractions) - 1), 9) > SUM_TOLERANCE:
+            raise H5ValueError(
+                f"split={value!r} was given, whose fractions sum to {sum(fractions):g}. Pass fractions [train, val] or "
+                "[train, val, test] that sum to 1."
+            )
+        return dict(zip(("val_fraction", "test_fraction"), fractions[1:], strict=False))
 
     @property
     def has_fractions(self) -> bool:
@@ -146,6 +164,10 @@ class SplitOptions(Options):
         """What a split follows from, as it is written to the split file; empty without fractions and folds."""
         names = ("val_fraction", "test_fraction", "num_folds", "fold", "seed", "stratify_key")
         return {name: getattr(self, name) for name in names} if self.has_fractions else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)

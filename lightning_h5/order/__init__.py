@@ -15,7 +15,7 @@ from .plan import (
     TrainBatches,
     order_rows,
 )
-from .position import OtherShardsError, Passes, Position, Progress, is_position
+from .position import OtherShardsError, Passes, Position, Progress, is_position, saved_mode
 from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
 from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 from .shard_rows import ShardRows
@@ -98,6 +98,7 @@ __all__ = [
     "places_in",
     "present_replica",
     "resolve_replica",
+    "saved_mode",
     "stream",
     "uniform",
     "union",

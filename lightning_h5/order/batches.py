@@ -1,7 +1,7 @@
 """Batches that are made already of rows that belong together: how ranks share them, and batches of similar length.
 
 Sequences of similar length share a batch, so that little of it is padding. In the order ``global`` all sequences are
-sorted by length, cut into batches, and these are shuffled. In the order ``window`` that is done to one stretch of the
+sorted by length, cut into batches, and these are shuffled. In the order ``chunks`` that is done to one stretch of the
 order after another, so that what is decoded together stays together.
 """
 
@@ -36,7 +36,7 @@ MIN_SHARE = 8
 """But not smaller than this part of ``batch_size``."""
 
 STRETCH_BATCHES = 1024
-"""Batches of a stretch in the order ``window``, at most: of log-normal lengths (sigma 1) 4 to 7 % of batches of 32 are
+"""Batches of a stretch in the order ``chunks``, at most: of log-normal lengths (sigma 1) 4 to 7 % of batches of 32 are
 padding."""
 
 
@@ -350,7 +350,7 @@ class LengthRecipe(EpochRecipe):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> BatchSequence:
         """See ``EpochRecipe``."""
         lengths, size = self.lengths, order.batch_size
-        if order.mode == "window" and len(lengths) > STRETCH_BATCHES * size:  # otherwise a single stretch has all rows
+        if order.mode == "chunks" and len(lengths) > STRETCH_BATCHES * size:  # otherwise a single stretch has all rows
             rows = order_rows(self.blocks, order, epoch)
             return BatchSequence(_AlikeInStretches(rows, lengths, size, order.seed, epoch), size)
         if size not in self._sizes:

@@ -263,7 +263,7 @@ class NodeOrder:
             TrainBatches(blocks.n_rows, parameters.batch_size, parameters.world_size, drop_last, epoch),
             parameters.nodes,
         )
-        if parameters.mode == "window" and parameters.streams % parameters.nodes:
+        if parameters.mode == "chunks" and parameters.streams % parameters.nodes:
             raise H5ValueError(
                 f"{parameters.streams} streams were requested for {parameters.nodes} nodes, which have streams of "
                 "their own. Pass a multiple of the nodes."
@@ -300,7 +300,7 @@ class NodeOrder:
             nodes=0,
             world_size=0,
         )
-        blocks = held.blocks(self._blocks) if own.mode == "window" else BlockTable(held.begins)
+        blocks = held.blocks(self._blocks) if own.mode == "chunks" else BlockTable(held.begins)
         order = self._draw(blocks, own, self._epoch)
         return lambda start, stop: held.rows(order(start, stop))
 

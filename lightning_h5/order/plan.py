@@ -41,7 +41,7 @@ __all__ = [
 PLAN_VERSION = 1
 """Part of every saved state: raised when the order of any mode changes."""
 
-Mode = Literal["global", "window", "none"]
+Mode = Literal["global", "chunks", "none"]
 RowOrder: TypeAlias = Callable[[int, int], IntArray]
 
 
@@ -58,12 +58,12 @@ class OrderParameters:
     """What decides the order of rows, together with the epoch and the block table.
 
     Attributes:
-        mode: ``global`` (one permutation of all rows), ``window`` (blocks mixed a window at a time) or
+        mode: ``global`` (one permutation of all rows), ``chunks`` (blocks mixed a window at a time) or
             ``none`` (storage order).
         seed: seed of the run.
         batch_size: rows of a batch when the epoch began; streams take turns by batches.
-        streams: independent streams of blocks (``window``).
-        window: blocks of a stream that are mixed at a time (``window``).
+        streams: independent streams of blocks (``chunks``).
+        window: blocks of a stream that are mixed at a time (``chunks``).
         version: of the orders' definition.
         recipe: what an epoch visits (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.

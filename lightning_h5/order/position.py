@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import H5ResumeError, H5ValueError
 from ..types import Identity
-from .plan import OrderParameters, Segment, SourceOrder
+from .plan import Mode, OrderParameters, Segment, SourceOrder
 
 if TYPE_CHECKING:
     from .samplers import PlanSampler
 
-__all__ = ["EpochSource", "OtherShardsError", "Passes", "Position", "Progress", "is_position"]
+__all__ = ["EpochSource", "OtherShardsError", "Passes", "Position", "Progress", "is_position", "saved_mode"]
 
 STATE_VERSION = 2
 MAX_SEGMENTS = 32
@@ -128,8 +128,9 @@ class Position:
                 f"the saved position is damaged: its digest is {state.get('digest')!r}, that of its content is "
                 f"{digest!r}. Resume from another checkpoint."
             )
-        sources = tuple(SourceOrder(*source) for source in state["order"].get("sources", ()))
-        order = OrderParameters(**state["order"] | {"sources": sources})
+        saved = state["order"]
+        sources = tuple(SourceOrder(saved_mode(mode), *numbers) for mode, *numbers in saved.get("sources", ()))
+        order = OrderParameters(**saved | {"mode": saved_mode(saved["mode"]), "sources": sources})
         segments = tuple(Segment(*segment) for segment in state["segments"])
         position = cls(state["epoch"], segments, order, state["finished"])
         _compare(state, order, sampler, identity)
@@ -155,6 +156,11 @@ class Position:
                 sequence.plan(self.segments, batch_size=sampler.batch_size, world_size=1, rank=0, drop_last=drop_last)
         except H5ValueError as error:
             raise H5ResumeError(str(error)) from error
+
+
+def saved_mode(word: Any) -> Mode:
+    """Return the mode that a saved position names."""
+    return "chunks" if word == "window" else word  # its name in older checkpoints
 
 
 def is_position(value: object) -> bool:

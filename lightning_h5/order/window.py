@@ -1,4 +1,4 @@
-"""The window order, which mixes blocks (rows that lie together on disk) a window at a time."""
+"""The order ``chunks``, which mixes blocks (rows that lie together on disk) a window at a time."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class WindowOrder:
     def __post_init__(self) -> None:
         if min(self.batch_size, self.streams, self.window) < 1:
             raise H5ValueError(
-                f"shuffle='window' was requested with window={self.window}, streams={self.streams} and "
+                f"shuffle='chunks' was requested with window={self.window}, streams={self.streams} and "
                 f"batch_size={self.batch_size}; each is at least 1. Pass a window of 32 blocks or more."
             )
 
@@ -145,7 +145,7 @@ class WindowOrder:
         largest = int(np.diff(self.blocks.starts).max(initial=0))
         if largest > MAX_BLOCK_ROWS:
             raise H5ValueError(
-                f"shuffle='window' was requested over blocks of up to {largest} rows; the maximum is {MAX_BLOCK_ROWS}. "
+                f"shuffle='chunks' was requested over blocks of up to {largest} rows; the maximum is {MAX_BLOCK_ROWS}. "
                 "Pass shuffle='global', or a block table with smaller blocks."
             )
         order = permutation(n_blocks, self.seed, self.epoch, BLOCKS)(0, n_blocks)

@@ -415,7 +415,7 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
         return "RankCachedH5DataModule", {}, why
     block = max(array.rows_per_chunk for array in costly) * sum(array.row_bytes for array in fields)
     if blocks_mixed(SHUFFLE_BYTES, block, 1) >= FEW_BLOCKS:
-        why = f"A row costs a block of {_size(block)}; blocks are mixed a window at a time, each decoded once an epoch."
+        why = f"A row costs a block of {_size(block)}; several blocks are mixed at a time, each decoded once an epoch."
         return lazy, {}, why
     wanted = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
     if wanted << 20 <= MAX_SHUFFLE:

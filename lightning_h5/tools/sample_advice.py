@@ -36,7 +36,7 @@ class SampleCost:
         n_bytes: bytes of a sample as stored.
         n_chunks: chunks that have a part of it.
         bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
-        bytes_decoded_in_window_order: bytes for each sample of an epoch that decodes each chunk once.
+        bytes_decoded_in_chunk_order: bytes for each sample of an epoch that decodes each chunk once.
     """
 
     n_samples: int
@@ -44,7 +44,7 @@ class SampleCost:
     n_bytes: int
     n_chunks: float
     bytes_decoded: int
-    bytes_decoded_in_window_order: int
+    bytes_decoded_in_chunk_order: int
 
 
 def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]) -> Advice:
@@ -179,7 +179,7 @@ def _cost_of(table: Any) -> SampleCost:
         n_bytes=table.indexer.mean_bytes([array.row_bytes for array in table.as_read]),
         n_chunks=round(n_chunks, 1),
         bytes_decoded=round(plain),
-        bytes_decoded_in_window_order=round(min(plain, once)),
+        bytes_decoded_in_chunk_order=round(min(plain, once)),
     )
 
 

@@ -106,8 +106,9 @@ def test_the_help_of_the_data_module_names_the_fields_of_option_objects(capsys):
     [
         ("split.val_fraction=0.1", "split", SplitOptions(val_fraction=0.1)),
         ("split=0.1", "split", SplitOptions(val_fraction=0.1)),
+        ("split=[0.7, 0.1, 0.2]", "split", SplitOptions(val_fraction=0.1, test_fraction=0.2)),
         ("shuffle.buffer=1 GiB", "shuffle", ShuffleOptions(mode="global", buffer="1 GiB")),
-        ("shuffle=window", "shuffle", ShuffleOptions(mode="window")),
+        ("shuffle=chunks", "shuffle", ShuffleOptions(mode="chunks")),
         ("weights=w", "weights", WeightOptions(weight_key="w")),
         ("files.mmap=true", "files", FileOptions(mmap=True)),
     ],
@@ -118,6 +119,19 @@ def test_option_objects_are_given_on_the_command_line(option, name, expected, ar
     given = yaml.safe_load(capsys.readouterr().out)["data"]["init_args"][name]
     given = given.get("init_args", given) if isinstance(given, dict) else given
     assert type(expected).parse(given, name) == expected
+
+
+def test_the_prefetch_depth_is_given_on_the_command_line(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--data.prefetch_factor=3", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["prefetch_factor"] == 3
+
+
+def test_statistics_are_given_on_the_command_line(arguments, capsys):
+    for normalize in ("stats.json", {"x": {"mean": [1.0, 2.0], "std": [3.0, 4.0]}}):
+        with pytest.raises(SystemExit):
+            main(["fit", *arguments, f"--data.normalize={normalize}", "--print_config"])
+        assert yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["normalize"] == normalize
 
 
 def test_an_unknown_field_of_an_option_object_is_named(arguments, capsys):

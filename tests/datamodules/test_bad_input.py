@@ -323,6 +323,42 @@ def test_a_split_that_the_arguments_may_name_asks_for_its_setup(folder, options)
         datamodule.test_dataloader()
 
 
+@pytest.mark.parametrize("done", [stages for n in range(3) for stages in combinations(STAGES, n)], ids=str)
+@pytest.mark.parametrize("kind", MODULES)
+def test_the_dataset_of_a_split_is_there_from_its_setup_on(folder, kind, done):
+    argument, names = MODULES[kind]
+    splits = ("train", "val", "test", "predict")
+    datamodule = kind(**{f"{split}_{argument}": folder / "good.h5" for split in splits}, **names)
+    for stage in done:
+        datamodule.setup(stage)
+    for split in splits:
+        if any(split in STAGES[stage] for stage in done):
+            assert getattr(datamodule, f"{split}_dataset") is datamodule.datasets[split]
+            continue
+        stage = {"train": "fit", "val": "validate"}.get(split, split)
+        with pytest.raises(H5ValueError, match=rf"^{split}_dataset was read, and .* Call setup\('{stage}'\) first"):
+            getattr(datamodule, f"{split}_dataset")
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_the_dataset_of_a_split_without_data_is_none_once_it_is_set_up(folder, kind):
+    argument, names = MODULES[kind]
+    datamodule = kind(folder / "good.h5", **names)
+    with pytest.raises(
+        H5ValueError, match=rf"test_dataset was read, and there is no data for 'test'. Pass test_{argument}"
+    ):
+        datamodule.test_dataset  # noqa: B018
+    datamodule.setup()
+    assert datamodule.train_dataset is datamodule.datasets["train"]
+    assert datamodule.val_dataset is datamodule.test_dataset is datamodule.predict_dataset is None
+    datamodule.batch_size = 7
+    datamodule.seed = 3  # the datasets are those of other arguments
+    with pytest.raises(H5ValueError, match=r"train_dataset was read, and .* was not called after 'seed' was set"):
+        datamodule.train_dataset  # noqa: B018
+    with pytest.raises(AttributeError):
+        datamodule.train_dataset = None
+
+
 def test_a_setup_that_failed_leaves_no_loader_without_rows(folder):
     datamodule = LazyH5DataModule(folder / "good.h5", folder / "god.h5", **nested(**IMAGES))
     for _ in range(2):

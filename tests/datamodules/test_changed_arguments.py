@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import Callback
-from lightning_models import Recorder, quiet_trainer
+from lightning_models import Recorder, index_of, quiet_trainer
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 
@@ -73,7 +73,8 @@ CHANGES = {
     "decode": None,
     "window": None,
     "files": {"mmap": True},
-    "workers": {"prefetch_factor": 3},
+    "workers": {"timeout": 30},
+    "prefetch_factor": 3,
     "num_workers": 0,
 }
 
@@ -127,6 +128,24 @@ def test_the_next_fit_trains_on_new_files(kind, files):
     quiet_trainer(max_epochs=1).fit(other, datamodule=datamodule)
     assert [sorted(each.train_rows[0]) for each in (model, other)] == [list(range(n)) for n in N_ROWS.values()]
     assert datamodule.hparams_initial[next(iter(inspect.signature(kind).parameters))] == files["b"]
+
+
+@ALL
+@pytest.mark.parametrize("depth", [None, 1, 5])
+def test_the_prefetch_depth_is_an_argument_as_in_torch(kind, files, depth):
+    arguments = in_form(kind, {"train_path": files["a"], "x_key": "x"} | BASE)
+    for num_workers in (0, 1):
+        datamodule = kind(**arguments, num_workers=num_workers, prefetch_factor=depth)
+        datamodule.setup("fit")
+        loader = datamodule.train_dataloader()
+        assert loader._depth == depth
+        assert loader.prefetch_factor == (depth or 2 if num_workers else None)
+        assert sorted(row for batch in loader for row in index_of(batch)) == list(range(N_ROWS["a"]))
+        datamodule.teardown("fit")
+    with pytest.raises(H5ValueError, match="prefetch_factor=0"):
+        kind(**arguments, prefetch_factor=0)
+    with pytest.raises(H5ValueError, match="workers has no field 'prefetch_factor'"):
+        kind(**arguments, workers={"prefetch_factor": 2})
 
 
 @ALL

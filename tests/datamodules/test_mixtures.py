@@ -77,7 +77,7 @@ MIXTURES = {
     "alternating": {"sampling_strategy": "alternating", "pattern": ["a", "a", "b", "c"], "epoch_length": 13},
     "weighted by size": {"sampling_strategy": "weighted"},
     "weighted rows": {"sampling_strategy": "weighted", "weights": {"a": 0.5, "b": 0.3, "c": 0.2}, "mix": "rows"},
-    "in windows": {"sampling_strategy": "round_robin", "shuffle": "window", "shuffle_bytes": 1024},
+    "in chunks": {"sampling_strategy": "round_robin", "shuffle": "chunks", "shuffle_bytes": 1024},
     "full batches": {"sampling_strategy": "round_robin", "drop_last": True},
 }
 

@@ -92,7 +92,7 @@ WAYS = {
     "global": {"shuffle": {"scope": "node", "mode": "global"}},
     "workers": {"num_workers": 2},
     "drops nothing of small batches": {"batch_size": 3},
-    "streams": {"shuffle": {"scope": "node", "mode": "window", "buffer": 20 * BLOCK, "streams": 3}},
+    "streams": {"shuffle": {"scope": "node", "mode": "chunks", "buffer": 20 * BLOCK, "streams": 3}},
 }
 
 
@@ -137,7 +137,7 @@ def test_the_log_names_the_rows_of_a_node_and_both_entropies(file, world_size, c
             datamodule.train_dataloader()
     said = [record.getMessage() for record in caplog.records]
     (order,) = [text for text in said if "training order" in text]
-    assert "window over the rows of each node, 201 of 403 (dealt to 2 nodes), seed 0" in order
+    assert "chunks over the rows of each node, 201 of 403 (dealt to 2 nodes), seed 0" in order
     (entropy,) = [text for text in said if "entropy" in text]
     assert "sorted by 10 labels" in entropy
     assert "with scope='global'" in entropy
@@ -148,7 +148,7 @@ def test_the_global_scope_logs_what_it_did(file, caplog):
         datamodule = lazy(file, 0, 1, shuffle={"buffer": 20 * BLOCK})
         datamodule.setup("fit")
         datamodule.train_dataloader()
-    assert "window over 403 rows, seed 0" in caplog.text
+    assert "chunks over 403 rows, seed 0" in caplog.text
     assert "entropy" not in caplog.text
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from arguments import nested
 from factories import Stored
 from hypothesis import given
@@ -16,6 +17,7 @@ from lightning_h5 import (
     CombinedHDF5DataModule,
     H5LazyDataset,
     H5ResumeError,
+    H5ValueError,
     LazyH5DataModule,
     ShuffleOptions,
     create_optimized_dataloader,
@@ -23,6 +25,7 @@ from lightning_h5 import (
 from lightning_h5.datasets.base import ReadCost
 from lightning_h5.loading.choose_order import FEW_BLOCKS, LARGE_ROW, choose_order
 from lightning_h5.memory import FREE_SHARE
+from lightning_h5.order.position import _digest
 
 ROWS, WIDTH, PER_CHUNK = 400, 25, 8
 BLOCK = PER_CHUNK * WIDTH * 8
@@ -70,7 +73,7 @@ def rows_of(datamodule, epoch=0):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_true_takes_the_global_order_where_single_rows_cost_no_more(module, layout):
     is_dear = layout in ("gzip", "no filter, rows over several chunks", "scale-offset")
-    assert order_of(module(layout)).mode == ("window" if is_dear else "global")
+    assert order_of(module(layout)).mode == ("chunks" if is_dear else "global")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -79,11 +82,11 @@ def test_true_takes_the_global_order_where_all_rows_fit(module, layout):
 
 
 def test_workers_that_each_have_a_cache_of_their_own_do_not_hold_all_rows(module):
-    assert order_of(module(shuffle={"buffer": VALUES.nbytes}, num_workers=2)).mode == "window"
+    assert order_of(module(shuffle={"buffer": VALUES.nbytes}, num_workers=2)).mode == "chunks"
     assert order_of(module(shuffle={"buffer": 2 * VALUES.nbytes}, num_workers=2)).mode == "global"
 
 
-@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("mode", ["global", "chunks"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_either_order_gives_every_row_once_for_any_layout(module, mode, layout, num_workers):
@@ -100,7 +103,7 @@ def test_it_says_once_which_order_it_took_and_why(module, caplog):
             rows_of(datamodule)
     said = [record.getMessage() for record in caplog.records if "training order" in record.getMessage()]
     assert len(said) == 1
-    assert "window over 400 rows" in said[0]
+    assert "chunks over 400 rows" in said[0]
     assert "8 blocks mixed at a time" in said[0]
     assert "a single row costs a block" in said[0]
     assert said[0].endswith("; integrity level 1 of 4")
@@ -132,7 +135,7 @@ def test_a_small_window_is_named_with_its_cure(module, caplog):
     buffer=st.integers(1, 64 << 20),
     num_workers=st.integers(0, 3),
     streams=st.none() | st.integers(1, 4),
-    mode=st.sampled_from(["auto", "window"]),
+    mode=st.sampled_from(["auto", "chunks"]),
 )
 def test_the_buffer_that_is_advised_is_enough(rows_per_chunk, n_chunks, buffer, num_workers, streams, mode):
     cost = ReadCost(1 << 20, False, rows_per_chunk << 20, n_chunks * rows_per_chunk << 20)
@@ -143,7 +146,7 @@ def test_the_buffer_that_is_advised_is_enough(rows_per_chunk, n_chunks, buffer, 
         return choose_order(dataset, shuffle, world_size=2, num_workers=num_workers)
 
     def is_advised(order):
-        return order.mode == "window" and order.window < FEW_BLOCKS
+        return order.mode == "chunks" and order.window < FEW_BLOCKS
 
     if is_advised(found := order(buffer)):
         advised = -(-found.enough >> 20) << 20
@@ -161,7 +164,7 @@ def test_setting_what_is_advised_removes_the_advice(module, make_h5, caplog):
             order_of(LazyH5DataModule(path, **nested(x_key="x", batch_size=4, seed=1, **options)))
         return [record.getMessage() for record in caplog.records if "neighboring" in record.getMessage()]
 
-    for more in ({}, {"num_workers": 2}, {"streams": 3}, {"shuffle": "window"}):
+    for more in ({}, {"num_workers": 2}, {"streams": 3}, {"shuffle": "chunks"}):
         (advice,) = told(shuffle_bytes="4 MiB", **more)
         advised = re.search(r"Raise shuffle.buffer to '(\d+ MiB)'", advice)[1]
         assert told(shuffle_bytes=advised, **more) == []
@@ -268,8 +271,32 @@ def test_another_order_that_was_asked_for_by_name_is_refused(tmp_path, make_h5):
     common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
     fit(LazyH5DataModule(path, **nested(**common)), tmp_path, fail_at=(0, 9))
     (saved,) = tmp_path.glob("*.ckpt")
-    with pytest.raises(H5ResumeError, match="order: saved 'window', present 'global'"):
+    with pytest.raises(H5ResumeError, match="order: saved 'chunks', present 'global'"):
         fit(LazyH5DataModule(path, **nested(shuffle="global", **common)), ckpt_path=saved)
+
+
+def test_a_checkpoint_that_has_the_old_word_for_the_order_is_resumed(tmp_path, make_h5):
+    path = make_h5(x=LAYOUTS["gzip"])
+    common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
+    before = fit(LazyH5DataModule(path, **nested(**common)), tmp_path, fail_at=(0, 9))
+    (saved,) = tmp_path.glob("*.ckpt")
+    checkpoint = torch.load(saved, weights_only=True)
+    state = checkpoint["LazyH5DataModule"]
+    assert state["order"]["mode"] == "chunks"
+    state["order"]["mode"] = "window"
+    state["digest"] = _digest(state)
+    torch.save(checkpoint, saved)
+    for shuffle in ({}, {"shuffle": "chunks"}):
+        after = fit(LazyH5DataModule(path, **nested(**common, **shuffle)), ckpt_path=saved)
+        assert together(before, after) == fit(LazyH5DataModule(path, **nested(**common, **shuffle)))
+
+
+@pytest.mark.parametrize("shuffle", ["window", {"mode": "window"}])
+def test_the_old_word_as_an_argument_is_an_error_that_names_the_new_one(shuffle):
+    with pytest.raises(H5ValueError, match="Pass shuffle='chunks'"):
+        LazyH5DataModule("x.h5", shuffle=shuffle)
+    with pytest.raises(H5ValueError, match=r"shuffle.mode='chunk' was given\. Pass .*'chunks', 'none'"):
+        LazyH5DataModule("x.h5", shuffle="chunk")
 
 
 # Files larger than memory -----------------------------------------------------------------------------------------
@@ -295,12 +322,12 @@ def test_single_rows_are_cheap_if_memory_can_keep_them(stored, memory, row_bytes
     exceeds = memory is not None and stored > memory * FREE_SHARE
     fits_buffer = stored * max(1, num_workers) <= shuffle.buffer_bytes
     assert order.exceeds_memory == exceeds
-    assert order.mode == ("window" if exceeds and row_bytes < LARGE_ROW and not fits_buffer else "global")
+    assert order.mode == ("chunks" if exceeds and row_bytes < LARGE_ROW and not fits_buffer else "global")
     assert "free to keep them" in order.why or order.mode == "global"
 
 
 def test_a_mode_that_was_asked_for_is_kept_whatever_memory_there_is():
-    for mode in ("global", "window", "none"):
+    for mode in ("global", "chunks", "none"):
         for memory in (1, 1 << 40):
             order = choose_order(
                 rows_in_place(1 << 35), ShuffleOptions(mode=mode), world_size=1, num_workers=0, memory=memory
@@ -308,7 +335,7 @@ def test_a_mode_that_was_asked_for_is_kept_whatever_memory_there_is():
             assert order.mode == mode
 
 
-@pytest.mark.parametrize("kept", ["global", "window"])
+@pytest.mark.parametrize("kept", ["global", "chunks"])
 def test_the_mode_of_an_interrupted_run_is_kept(kept):
     for memory in (None, 1, 1 << 40):
         order = choose_order(
@@ -344,7 +371,7 @@ def test_a_resume_on_another_machine_continues_the_order(tmp_path, make_h5, monk
     other = module(1 if began_with > 1 else 1 << 40)
     rest = fit(other, ckpt_path=tmp_path / "exception.ckpt")
     assert together(first, rest) == whole
-    assert other.train_dataloader().sampler.parameters.mode == ("window" if began_with == 1 else "global")
+    assert other.train_dataloader().sampler.parameters.mode == ("chunks" if began_with == 1 else "global")
 
 
 @pytest.mark.parametrize("began_with", [1, 1 << 40])

@@ -161,7 +161,7 @@ def test_the_global_seed_is_taken(file, monkeypatch):
 
 
 WITHOUT_EFFECT = {
-    "window": {"shuffle": "window"},
+    "chunks": {"shuffle": "chunks"},
     "global": {"shuffle": "global"},
     "streams": {"streams": 4},
     "bytes": {"shuffle_bytes": "1 KiB", "cache_bytes": "1 KiB"},
@@ -846,7 +846,7 @@ def test_it_goes_on_with_the_rest_also_otherwise(file, tmp_path, otherwise):
 SETTINGS = {
     "unshuffled": {"shuffle": False},
     "drop_last": {"drop_last": True},
-    "window": {"shuffle": "window"},
+    "chunks": {"shuffle": "chunks"},
     "interleaved": {"mode": "interleave"},
     "drawn anew": {"reshard_every_n_epochs": 1},
     "of two ranks": {"rank": 0, "world_size": 2, "val_path": None},

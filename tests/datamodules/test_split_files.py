@@ -1,6 +1,7 @@
 """Splits that are stratified, and splits that are kept in a file, in all data modules, from Python and YAML."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -175,6 +176,45 @@ def test_names_of_ours_are_found_in_the_files(make_h5):
     assert sum(row < 20 for row in rows["val"]) == sum(row >= 20 for row in rows["val"]) == 4
 
 
+@KINDS
+@pytest.mark.parametrize(
+    ("fractions", "named"),
+    [
+        ([0.6, 0.4], {"val_fraction": 0.4}),
+        ((0.5, 0.25, 0.25), {"val_fraction": 0.25, "test_fraction": 0.25}),
+        ([0.7, 0, 0.3], {"test_fraction": 0.3}),
+        ([0.333333, 0.333333, 0.333333], {"val_fraction": 0.333333, "test_fraction": 0.333333}),
+    ],
+    ids=str,
+)
+def test_a_list_has_the_fractions_of_all_splits(file, make, fractions, named):
+    assert rows_of(make(file, split=fractions)) == rows_of(make(file, split=named))
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("fractions", "words"),
+    [
+        ([0.8, 0.1], "sum to 0.9. Pass fractions [train, val] or [train, val, test] that sum to 1"),
+        ([0.8, 0.1, 0.10001], "sum to 1.00001"),
+        ([800, 100, 100], "sum to 1000"),
+        ([1.0], "Pass the fractions [train, val] or [train, val, test]"),
+        ([0.4, 0.2, 0.2, 0.2], "Pass the fractions"),
+        ([1.2, -0.2], "Pass the fractions"),
+        ([True, False], "Pass the fractions"),
+        (["0.8", "0.2"], "Pass the fractions"),
+        ([float("nan"), 0.5], "Pass the fractions"),
+        ([0, 0.5, 0.5], "leave 0 for training"),
+        ([0.0, 1.0], "val_fraction=1.0 was given"),
+        ("0.8", "Pass SplitOptions("),
+    ],
+    ids=str,
+)
+def test_fractions_that_are_no_split_are_refused(file, make, fractions, words):
+    with pytest.raises(H5ValueError, match=re.escape(words)):
+        make(file, split=fractions)
+
+
 def test_from_yaml(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(
@@ -192,3 +232,22 @@ def test_from_yaml(file, tmp_path, monkeypatch):
     )
     assert sorted(set(cli.model.train_rows)) == list(range(len(cli.model.train_rows)))
     assert (tmp_path / "splits.json").is_file()
+
+
+def test_fractions_from_yaml(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(
+        f"data:\n  train_path: {file}\n  x_key: x\n  with_index: true\n  split: [0.7, 0.1, 0.2]\n"
+        "trainer:\n  max_epochs: 1\n  logger: false\n  enable_progress_bar: false\n  accelerator: cpu\n"
+        "  enable_checkpointing: false\n  enable_model_summary: false\n"
+    )
+    cli = LightningCLI(
+        Recorder,
+        LazyH5DataModule,
+        args=["fit", "--config", "c.yaml"],
+        save_config_callback=None,
+        seed_everything_default=1,
+    )
+    cli.trainer.test(cli.model, datamodule=cli.datamodule)
+    assert [len(cli.datamodule.datasets[split]) for split in ("train", "val", "test")] == [84, 12, 24]
+    assert cli.datamodule.hparams["split"] == [0.7, 0.1, 0.2]

@@ -20,7 +20,7 @@ from lightning_h5 import (
 ROWS, BATCH = 1200, 32
 KINDS = {"lazy": LazyH5DataModule, "combined": CombinedHDF5DataModule, "rank_cached": RankCachedH5DataModule}
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
-SHUFFLES = {"global": {}, "window": {"shuffle": "window", "shuffle_bytes": "4 KiB"}, "storage": {"shuffle": False}}
+SHUFFLES = {"global": {}, "chunks": {"shuffle": "chunks", "shuffle_bytes": "4 KiB"}, "storage": {"shuffle": False}}
 EVERY_SHUFFLE = pytest.mark.parametrize("shuffle", SHUFFLES)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import h5py
@@ -226,6 +227,70 @@ def test_statistics_may_be_given_as_they_are(make_h5):
     assert np.abs(got.numpy() - by_numpy(values, stats)).max() < 1e-6
 
 
+MODULES = pytest.mark.parametrize(
+    "kind",
+    [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule],
+    ids=["lazy", "rank cached", "combined"],
+)
+
+
+@MODULES
+@pytest.mark.parametrize("form", ["lists", "arrays", "tensors", "tuples", "objects"])
+def test_a_mapping_of_numbers_is_as_a_file(make_h5, tmp_path, kind, form):
+    values = values_of("i2", (N, 3, 5), 0)
+    path, stats = make_h5(x=values), stats_of(values, 0)
+    entry = {
+        "lists": stats,
+        "arrays": stats | {name: np.array(stats[name]) for name in ("mean", "std")},
+        "tensors": stats | {name: torch.tensor(stats[name], dtype=torch.float64) for name in ("mean", "std")},
+        "tuples": stats | {name: tuple(stats[name]) for name in ("mean", "std", "row_shape")},
+        "objects": FieldStats(np.array(stats["mean"]), np.array(stats["std"]), 0, (3, 5)),
+    }[form]
+    keys = {} if kind is CombinedHDF5DataModule else {"x_key": {"x": "x"}}
+    batches = []
+    for normalize in ({"x": entry}, stats_file(tmp_path, {"x": stats})):
+        datamodule = kind(path, batch_size=N, shuffle=False, normalize=normalize, **keys)
+        datamodule.setup("fit")
+        batches.append(next(iter(datamodule.train_dataloader()))["x"])
+    assert torch.equal(*batches)
+    hparams = kind(path, normalize={"x": entry}, **keys).hparams
+    assert json.loads(json.dumps(hparams["normalize"])) == {"x": stats}
+
+
+@MODULES
+@pytest.mark.parametrize(
+    ("normalize", "words"),
+    [
+        ({}, "normalize={} was given, which has no fields. Pass {'name': {'mean': ..., 'std': ...}}"),
+        ({"x": 3}, "normalize['x']=3 was given. Pass {'mean': ..., 'std': ...}"),
+        ({"x": {"mean": 0.5}}, "normalize['x'] has 'mean' and no 'std'. Pass mean and std"),
+        ({"x": {}}, "and no 'mean', 'std'. Pass mean and std"),
+        (
+            {"x": {"mean": 0.5, "sdt": 1}},
+            "no key 'sdt'. Did you mean 'std'? Its keys are 'mean', 'std', 'channel_axis'",
+        ),
+        ({"x": {"mean": "many", "std": 1.0}}, "normalize['x']: 'mean' is 'many'. Write a number"),
+        ({"x": {"mean": True, "std": 1.0}}, "normalize['x']: 'mean' is True. Write a number"),
+        ({"x": {"mean": 0.5, "std": -1.0}}, "normalize['x']: mean 0.5, std -1.0"),
+        ({"x": {"mean": [0.0] * 3, "std": [1.0] * 2}}, "normalize['x']: the mean has the shape (3,)"),
+        ({"x": {"mean": [0.0], "std": [1.0], "channel_axis": "first"}}, "normalize['x']: channel_axis is 'first'"),
+    ],
+    ids=str,
+)
+def test_a_mapping_with_mistakes_is_refused_at_once(kind, normalize, words):
+    with pytest.raises(H5ValueError, match=re.escape(words)):
+        kind("absent.h5", normalize=normalize)
+
+
+@MODULES
+def test_a_mapping_of_other_names_is_refused_with_the_fields_that_there_are(make_h5, kind):
+    path = make_h5(signal=np.zeros((9, 3)), outcome=np.zeros(9))
+    keys = {} if kind is CombinedHDF5DataModule else {"x_key": {"signal": "signal", "outcome": "outcome"}}
+    datamodule = kind(path, normalize={"signals": {"mean": 0, "std": 1}}, **keys)
+    with pytest.raises(H5ValueError, match=r"data has .* and no 'signals'\. Did you mean 'signal'\? Name fields"):
+        datamodule.setup("fit")
+
+
 # Before transforms, and once ----------------------------------------------------------------------------------------
 
 
@@ -416,11 +481,7 @@ def test_statistics_of_the_training_array_hold_for_all_splits_of_a_file(make_h5,
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize(
-    "kind",
-    [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule],
-    ids=["lazy", "rank cached", "combined"],
-)
+@MODULES
 def test_every_data_module_normalizes_each_epoch_alike(make_h5, tmp_path, kind, num_workers):
     values = values_of("i2", (40, 3, 5), 0)
     stats = stats_of(values, 0)
@@ -440,10 +501,12 @@ def test_every_data_module_normalizes_each_epoch_alike(make_h5, tmp_path, kind, 
 
 
 @pytest.mark.parametrize("kind", ["LazyH5DataModule", "RankCachedH5DataModule", "CombinedHDF5DataModule"])
-def test_a_config_can_say_it(make_h5, tmp_path, kind):
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "mapping"])
+def test_a_config_can_say_it(make_h5, tmp_path, kind, is_file):
     values = values_of("i2", (N, 3, 5), 0)
     stats = stats_of(values, 0)
     path, file = make_h5(x=values), stats_file(tmp_path, {"x": stats})
+    normalize = file if is_file else json.dumps({"x": stats})
     config = tmp_path / "config.yaml"
     keys = "" if kind == "CombinedHDF5DataModule" else "x_key: {x: x}"
     config.write_text(f"""
@@ -454,7 +517,7 @@ data:
   class_path: lightning_h5.{kind}
   init_args:
     {"train_paths" if kind == "CombinedHDF5DataModule" else "train_path"}: {path}
-    normalize: {file}
+    normalize: {normalize}
     with_index: true
     {keys}
 """)

@@ -231,10 +231,10 @@ def n_decoded(module, loader, epoch):
     return counters.total()["chunks_decoded"] - before
 
 
-@pytest.mark.parametrize("shuffle", ["window", False])
+@pytest.mark.parametrize("shuffle", ["chunks", False])
 def test_each_chunk_is_decoded_once_an_epoch_however_many_patches_have_it(tmp_path, shuffle):
     write_volumes(tmp_path / "a.h5", [(32, 32, 32)] * 12, (8, 8, 8))
-    shuffle = {"mode": "window", "buffer": "128 KiB"} if shuffle else shuffle
+    shuffle = {"mode": "chunks", "buffer": "128 KiB"} if shuffle else shuffle
     patch = {"shape": [8, 8, 8], "stride": 4}
     module = LazyH5DataModule(
         tmp_path / "a.h5", x_key="x", segments="v*", patch=patch, shuffle=shuffle, files={"cache_bytes": "192 KiB"}
@@ -255,7 +255,7 @@ def test_blocks_of_a_large_volume_share_few_chunks(tmp_path, monkeypatch):
         tmp_path / "a.h5",
         x_key="v0/x",
         patch=patch,
-        shuffle={"mode": "window", "buffer": "64 KiB"},
+        shuffle={"mode": "chunks", "buffer": "64 KiB"},
         files={"cache_bytes": "96 KiB"},
     )
     module.setup("fit")

@@ -43,7 +43,7 @@ def loader_of(paths, **options):
 def test_each_run_is_read_once_an_epoch_in_one_piece(make_h5, reads, mmap, n_files):
     paths = [make_h5(x=VALUES) for _ in range(n_files)]
     module, loader = loader_of(
-        paths, shuffle={"mode": "window", "buffer": 1 << 21}, files={"mmap": mmap, "cache_bytes": 6 << 20}
+        paths, shuffle={"mode": "chunks", "buffer": 1 << 21}, files={"mmap": mmap, "cache_bytes": 6 << 20}
     )
     for epoch in range(2):
         reads.clear()
@@ -58,7 +58,7 @@ def test_each_run_is_read_once_an_epoch_in_one_piece(make_h5, reads, mmap, n_fil
 def test_windows_of_arrays_without_chunks_are_cut_out_of_runs(make_h5, reads):
     module, loader = loader_of(
         [make_h5(x=VALUES)],
-        shuffle={"mode": "window", "buffer": 1 << 21},
+        shuffle={"mode": "chunks", "buffer": 1 << 21},
         window=16,
         files={"cache_bytes": 7 << 20},
     )
@@ -75,7 +75,7 @@ def test_windows_of_arrays_without_chunks_are_cut_out_of_runs(make_h5, reads):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("fraction", [0, 0.3])
 def test_rows_are_those_of_the_file_whoever_reads(make_h5, num_workers, fraction):
-    module, loader = loader_of([make_h5(x=VALUES)], shuffle="window", num_workers=num_workers, split=fraction)
+    module, loader = loader_of([make_h5(x=VALUES)], shuffle="chunks", num_workers=num_workers, split=fraction)
     seen = []
     for x, rows in loader:
         own = rows if loader.dataset.indices is None else loader.dataset.indices[rows]

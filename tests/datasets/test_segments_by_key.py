@@ -335,7 +335,7 @@ def numbers(batch):
 
 KINDS = {
     "bucketed": {},
-    "bucketed within windows": {"shuffle": "window", "shuffle_bytes": "1 KiB"},
+    "bucketed in chunks": {"shuffle": "chunks", "shuffle_bytes": "1 KiB"},
     "not bucketed": {"bucket_by_length": False},
     "in storage order": {"shuffle": False},
     "with workers": {"num_workers": 2},

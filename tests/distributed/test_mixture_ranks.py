@@ -46,9 +46,9 @@ MIXTURES = {
     "round robin of rows": {"sampling_strategy": "round_robin", "mix": "rows", "epoch_length": "max"},
     "weighted": {"sampling_strategy": "weighted", "weights": [5, 3, 2]},
     "weighted rows": {"sampling_strategy": "weighted", "weights": {"a": 2, "b": 1, "c": 1}, "mix": "rows"},
-    "in windows, with workers": {
+    "in chunks, with workers": {
         "sampling_strategy": "round_robin",
-        "shuffle": "window",
+        "shuffle": "chunks",
         "streams": 2,
         "shuffle_bytes": 1024,
         "num_workers": 1,

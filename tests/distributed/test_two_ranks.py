@@ -170,5 +170,5 @@ def test_ranks_with_different_memory_decide_alike(tmp_path):
     assert [outcome.error for outcome in outcomes] == [None, None], outcomes[0].output
     (one, rows), (other, others) = (outcome.value for outcome in outcomes)
     assert one == other
-    assert one.mode == "window"
+    assert one.mode == "chunks"
     assert sorted(rows + others) == list(range(6000))

@@ -61,7 +61,7 @@ def fit(rank, kind, file, options, stop=None, folder=None, ckpt_path=None, devic
 OPTIONS = {
     "balanced": {"balance_key": "y"},
     "balanced, with workers": {"balance_key": "y", "num_workers": 2},
-    "balanced in windows": {"balance_key": "y", "shuffle": "window", "shuffle_bytes": "4 KiB"},
+    "balanced in chunks": {"balance_key": "y", "shuffle": "chunks", "shuffle_bytes": "4 KiB"},
     "class weights": {"balance_key": "y", "class_weights": {0: 1, 1: 2, 2: 1}},
     "a column": {"weight_key": "w"},
 }

@@ -41,7 +41,7 @@ def try_loader(path, kind, held_bytes, **options):
 def try_midway(path):
     """The error of a file that is open, and read in pieces, when its disk fails; and then a whole epoch."""
     row_table.HELD_BYTES = -1
-    loader = loader_of("lazy", path, batch_size=8, prefetch_factor=1, cache_bytes=200 << 10, shuffle="window")
+    loader = loader_of("lazy", path, batch_size=8, prefetch_factor=1, cache_bytes=200 << 10, shuffle="chunks")
     batches = iter(loader)
     next(batches)
     told = failure(lambda: list(batches))

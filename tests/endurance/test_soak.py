@@ -99,7 +99,7 @@ def train_alone(kind, folder, n_rows, n_epochs):
 def train(kind, folder, n_rows, n_epochs):
     """Memory and descriptors in all epochs but the first; each row is seen once in each epoch."""
     row_bytes = WIDTH * 4
-    options = {"shuffle": "window", "shuffle_bytes": n_rows * row_bytes // 10, "rank": 0, "world_size": 1}
+    options = {"shuffle": "chunks", "shuffle_bytes": n_rows * row_bytes // 10, "rank": 0, "world_size": 1}
     module = MODULES[kind](folder, batch_size=BATCH, num_workers=2, timeout=60, **options)
     looks, every = [], n_rows // BATCH // LOOKS
     module.setup("fit")

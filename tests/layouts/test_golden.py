@@ -50,7 +50,7 @@ def digest(value):
 def seen(kind, layout):
     """What is pinned of a layout."""
     found = {}
-    for shuffle in (False, True, "window"):
+    for shuffle in (False, True, "chunks"):
         module = data_module(kind, layout, shuffle=shuffle)
         module.setup("fit")
         loader = module.train_dataloader()

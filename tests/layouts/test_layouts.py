@@ -67,7 +67,7 @@ def assert_epoch(batches, samples):
     return order
 
 
-@pytest.mark.parametrize("shuffle", [False, True, "window"])
+@pytest.mark.parametrize("shuffle", [False, True, "chunks"])
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("layout", PROJECTS, indirect=True)
 def test_an_epoch_has_each_sample_of_a_layout_once(layout, kind, shuffle):

@@ -379,7 +379,7 @@ def test_the_cost_of_a_sample_is_that_of_its_chunks(tmp_path):
     assert (cost.n_samples, cost.n_segments, cost.n_chunks) == (128, 2, 1)
     assert cost.n_bytes == 16 + 8 * 8
     assert cost.bytes_decoded == 16 * 16 + 8 * 8
-    assert cost.bytes_decoded_in_window_order == 8 * 16 * 16 // 128 + 8 * 8
+    assert cost.bytes_decoded_in_chunk_order == 8 * 16 * 16 // 128 + 8 * 8
     text, _, _ = printed(tmp_path / "a.h5")
     assert "128 samples of 2 segments; one has 80 B in 1 chunk." in text
 

@@ -70,7 +70,7 @@ def test_decoding_wants_another_compression_or_none(make_h5, capsys, monkeypatch
         x_key="x",
         batch_size=32,
         files={"cache_bytes": "4 MiB"},
-        workers={"prefetch_factor": 2},
+        prefetch_factor=2,
     )
     line = limit_of_a_run(module, capsys)
     assert re.search(r"Decoding on \d+ cores? is the bottleneck: .* repack", line)
@@ -90,7 +90,7 @@ def test_slow_files_want_a_nearer_disk(make_h5, noise, capsys, monkeypatch, noth
             path,
             x_key="x",
             batch_size=32,
-            workers={"prefetch_factor": 2},
+            prefetch_factor=2,
         ),
         capsys,
     )
@@ -106,7 +106,7 @@ def test_what_the_library_reads_is_to_be_repacked(make_h5, capsys, nothing_held)
             x_key="x",
             batch_size=32,
             shuffle={"buffer": "2 MiB"},
-            workers={"prefetch_factor": 2},
+            prefetch_factor=2,
         ),
         capsys,
     )
@@ -232,7 +232,7 @@ def test_the_buffer_that_is_advised_holds_all_decoded_rows(make_h5, noise, nothi
         return datamodule.train_dataloader()
 
     loader = loader_of(shuffle={"buffer": "1 MiB"})
-    assert loader.sampler.present_order().mode == "window"
+    assert loader.sampler.present_order().mode == "chunks"
     text = _limit_of("train", BUSY, [loader])
     advised = re.search(r"shuffle\.buffer='(\d+ MiB)' holds all", text)[1]
     fitting = loader_of(shuffle={"buffer": advised})

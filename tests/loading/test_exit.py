@@ -58,7 +58,7 @@ atexit.register(show_threads)
 if way == "an iterator is left":
     begun()
 elif way == "an exception":
-    begun(shuffle="window")
+    begun(shuffle="chunks")
     raise ValueError
 elif way == "sys.exit in a callback":
     module = LazyH5DataModule(path, x_key="x", batch_size=5, with_index=True)

@@ -346,6 +346,18 @@ def test_workers_start_as_they_are_told(files, method, num_workers):
     assert loader.multiprocessing_context.get_start_method() == method
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_prefetch_depth_is_that_of_the_loader(files, num_workers):
+    for dataset in (CombinedHDF5Dataset(files), TensorDataset(torch.arange(9))):
+        loaders = [
+            create_optimized_dataloader(dataset, 4, num_workers=num_workers, prefetch_factor=depth)
+            for depth in (3, None)
+        ]
+        assert [loader.prefetch_factor for loader in loaders] == ([3, 2] if num_workers else [None, None])
+    with pytest.raises(H5ValueError, match="prefetch_factor=0 was given"):
+        create_optimized_dataloader(files, prefetch_factor=0)
+
+
 def test_a_loader_goes_on_where_its_state_was_taken(files):
     def make():
         return create_optimized_dataloader(hdf5_files=files, batch_size=4)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lightning_h5 import H5ValueError
 from lightning_h5.order import BlockTable, LengthRecipe, OrderParameters, PlanSampler, Position, Segment
 
-MODES = ["global", "window"]
+MODES = ["global", "chunks"]
 modes = st.sampled_from(MODES)
 some_lengths = st.lists(st.integers(1, 60), min_size=1, max_size=120).map(np.array)
 enough_lengths = some_lengths.filter(lambda lengths: len(lengths) >= 4)
@@ -147,7 +147,7 @@ def test_little_of_a_batch_is_padding_where_plain_shuffling_wastes_almost_half(m
 
 def test_many_stretches_of_the_order_window_have_little_padding_too_and_whole_batches():
     lengths = log_normal(80_000, 1.0)
-    batches = batches_of(lengths, 0, mode="window", batch_size=32)
+    batches = batches_of(lengths, 0, mode="chunks", batch_size=32)
     assert waste_of(lengths, batches) < 0.1
     assert {len(batch) for batch in batches} == {32}
 
@@ -155,7 +155,7 @@ def test_many_stretches_of_the_order_window_have_little_padding_too_and_whole_ba
 def test_the_order_window_keeps_stretches_of_the_file_together(monkeypatch):
     """So that what is decoded together is used together, also by sequences of other lengths."""
     monkeypatch.setattr("lightning_h5.order.batches.STRETCH_BATCHES", 8)
-    rows = np.concatenate(batches_of(log_normal(2_000, 0.5), 1, mode="window", batch_size=8))
+    rows = np.concatenate(batches_of(log_normal(2_000, 0.5), 1, mode="chunks", batch_size=8))
     blocks = rows // 10
     assert max(len(np.unique(blocks[start : start + 64])) for start in range(0, 1_984, 64)) < 60
     spans = [np.ptp(np.flatnonzero(blocks == block)) for block in range(200)]

@@ -19,13 +19,14 @@ from lightning_h5.order import (
     SourceOrder,
 )
 from lightning_h5.order.mixture import check_mixture
+from lightning_h5.order.position import _digest
 
 STRATEGIES = ("concat", "weighted", "round_robin", "alternating", "sequential")
 EXACT = ("sum", "max", "min")
 
 orders = st.one_of(
     st.sampled_from([SourceOrder("none"), SourceOrder("global")]),
-    st.builds(SourceOrder, st.just("window"), st.integers(1, 3), st.integers(1, 3)),
+    st.builds(SourceOrder, st.just("chunks"), st.integers(1, 3), st.integers(1, 3)),
 )
 
 
@@ -64,7 +65,7 @@ def plain(n_rows, *, batch_size=10, drop_last=False, mode="global", **options):
     n_orders = 1 if options["strategy"] == "concat" else len(n_rows)
     return (
         Mixture(names=names, n_rows=n_rows, **options),
-        [SourceOrder(mode, 1, 3 if mode == "window" else 0)] * n_orders,
+        [SourceOrder(mode, 1, 3 if mode == "chunks" else 0)] * n_orders,
         batch_size,
         drop_last,
     )
@@ -274,7 +275,7 @@ def test_a_source_goes_on_over_epochs_and_gives_each_row_once_before_any_comes_a
     look_at_cycles(case)
 
 
-@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("mode", ["global", "chunks"])
 def test_a_short_source_starts_again_in_a_new_order(mode):
     case = plain((20, 60), strategy="round_robin", epoch_length="max", mode=mode)
     short = [number % 80 for number in by_source(case[0], joined(stream_of(case)))[0]]
@@ -372,6 +373,15 @@ def test_a_run_broken_off_more_often_than_a_position_tells_goes_on_exactly(unit)
         assert seen == whole[: len(seen)]
     rest, _ = rest_of(case, order, list(position.segments), 1, 10**6)
     assert seen + rest == whole
+
+
+def test_a_position_that_has_the_old_word_for_the_order_of_sources_is_the_same():
+    case = plain((30, 10), strategy="round_robin", mode="chunks")
+    one = sampler(case)
+    position = one.position(1).after(one, 2)
+    state = position.state(one)
+    state["order"]["sources"] = [["window", *numbers] for _, *numbers in state["order"]["sources"]]
+    assert Position.from_state(state | {"digest": _digest(state)}, one) == position
 
 
 def test_an_epoch_that_more_ranks_began_ends_for_fewer_with_as_many_steps_as_any_other():

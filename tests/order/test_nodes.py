@@ -99,7 +99,7 @@ layouts = st.builds(
     st.integers(2, 4),
     st.integers(1, 3),
     st.integers(1, 6),
-    st.sampled_from(["global", "window"]),
+    st.sampled_from(["global", "chunks"]),
     st.booleans(),
     st.integers(1, 3),
     st.integers(0, 9),
@@ -181,7 +181,7 @@ def test_nodes_have_about_the_same_number_of_rows(layout):
     assert max(sizes) - min(sizes) <= 2 * layout.per_node + 1
 
 
-@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("mode", ["global", "chunks"])
 def test_each_epoch_and_each_seed_has_another_order_within_a_node(mode):
     layout = Layout((8,) * 40, nodes=2, per_node=2, batch_size=8, mode=mode)
     orders = [epoch_of(layout._replace(seed=seed).samplers, epoch) for seed in (0, 1) for epoch in range(4)]
@@ -190,7 +190,7 @@ def test_each_epoch_and_each_seed_has_another_order_within_a_node(mode):
     assert {*layout.rows_of_nodes()[0]} != {*layout._replace(seed=1).rows_of_nodes()[0]}
 
 
-@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("mode", ["global", "chunks"])
 def test_nodes_are_not_in_step_with_each_other(mode):
     """With one seed for all nodes the same blocks of two nodes would meet in each epoch."""
     layout = Layout((4,) * 20, nodes=2, per_node=1, batch_size=4, mode=mode)
@@ -201,7 +201,7 @@ def test_nodes_are_not_in_step_with_each_other(mode):
     assert places[0] != places[1]
 
 
-@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("mode", ["global", "chunks"])
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(1, False), (4, True)])
 def test_a_row_that_is_left_out_of_one_epoch_is_in_others(mode, batch_size, drop_last):
     layout = Layout((5,) * 9, 3, 2, batch_size, mode, drop_last)
@@ -215,11 +215,11 @@ def test_the_order_of_an_epoch_never_changes():
     layout = Layout((3, 2, 4, 3), nodes=2, per_node=1, batch_size=5, seed=9)
     assert layout.rows_of_nodes() == [[5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 11]]
     assert in_order(epoch_of(layout.samplers, 2)) == [6, 8, 9, 4, 2, 3, 7, 5, 10, 1, 11, 0]
-    window = layout._replace(mode="window", batch_size=2)
+    window = layout._replace(mode="chunks", batch_size=2)
     assert in_order(epoch_of(window.samplers, 2)) == [8, 9, 1, 3, 7, 6, 4, 2, 5, 10, 0, 11]
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=25), st.sampled_from(["global", "window"]), st.integers(0, 3))
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=25), st.sampled_from(["global", "chunks"]), st.integers(0, 3))
 def test_on_one_node_the_order_is_that_of_the_global_scope(sizes, mode, epoch):
     blocks = BlockTable.of_sizes(sizes)
     one, everywhere = (
@@ -246,7 +246,7 @@ def test_any_stretch_is_reached_without_what_comes_before_it(layout, epoch, data
 
 def test_each_rank_has_streams_of_its_own_within_its_node():
     """Two ranks of a node share no block but at borders, as in the order of all rows."""
-    layout = Layout((8,) * 64, nodes=2, per_node=2, batch_size=8, mode="window", streams_of_a_node=2)
+    layout = Layout((8,) * 64, nodes=2, per_node=2, batch_size=8, mode="chunks", streams_of_a_node=2)
     n_rounds = layout.sampler().plan(0).n_steps - 2  # without the end, which is shuffled together
     blocks = [{row // 8 for rows in steps[:n_rounds] for row in rows} for steps in epoch_of(layout.samplers, 0)]
     for first in range(4):
@@ -261,11 +261,11 @@ def test_neighbors_are_dealt_together_if_there_are_very_many_blocks(monkeypatch)
     assert sorted(row for rows in held for row in rows) == list(range(190))
     runs = sum(b - a > 1 for rows in held for a, b in pairwise(rows)) + 3
     assert runs <= 10 + 2
-    for mode in ("global", "window"):
+    for mode in ("global", "chunks"):
         assert sorted(in_order(epoch_of(layout._replace(mode=mode).samplers, 1))) == list(range(190))
 
 
-@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("mode", ["global", "chunks"])
 def test_a_hundred_million_rows_take_little_memory(mode):
     blocks = BlockTable.of_sizes(np.full(10**6, 100))
     parameters = OrderParameters(mode=mode, batch_size=64, streams=8, window=50, nodes=8, world_size=8)
@@ -381,7 +381,7 @@ def test_ranks_that_are_no_multiple_of_the_nodes_are_refused():
 
 
 def test_streams_that_are_no_multiple_of_the_nodes_are_refused():
-    parameters = OrderParameters(mode="window", window=2, streams=3, nodes=2, world_size=2)
+    parameters = OrderParameters(mode="chunks", window=2, streams=3, nodes=2, world_size=2)
     with pytest.raises(H5ValueError, match="3 streams were requested for 2 nodes"):
         epoch_order(BlockTable.of_sizes([8] * 5), parameters, 0, drop_last=False)
 
@@ -424,7 +424,7 @@ def entropy(nodes, n_blocks, rows_per_block=32, mode="global", seed=0):
     return label_entropy(blocks, parameters, max(1, nodes), drop_last=False)
 
 
-@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("mode", ["global", "chunks"])
 def test_many_blocks_for_each_node_mix_as_well_as_all_rows(mode):
     assert entropy(0, 640) == pytest.approx(2.23, abs=0.03)
     assert entropy(4, 640, mode=mode) == pytest.approx(entropy(0, 640), abs=0.1)

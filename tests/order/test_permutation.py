@@ -95,7 +95,7 @@ def test_places_are_taken_alike(size, sorted_rows, monkeypatch):
 
 
 def test_places_of_version_1_never_change():
-    """Orders of mode ``window`` are made of them, and runs that were saved rely on those."""
+    """Orders of mode ``chunks`` are made of them, and runs that were saved rely on those."""
     golden = [[2, 4, 1, 0, 3], [0], [6, 1, 4, 9, 10, 2, 5, 11, 7, 8, 3, 0]]
     *short, long = [places.tolist() for places in places_of([5, 1, 12, 200], [3, 4, 2**63, 3])]
     assert short == golden

@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from lightning_h5 import H5ValueError
 from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, Segment, order_rows
 
-modes = st.sampled_from(["global", "window", "none"])
+modes = st.sampled_from(["global", "chunks", "none"])
 
 
 def sampler(n_rows, batch_size, rank=0, world_size=1, mode="global", seed=0, **options):

@@ -47,7 +47,7 @@ def test_a_sampler_says_which_replica_it_is_of(make, evaluation, data):
     world_size = data.draw(st.integers(1, 9))
     rank = data.draw(st.integers(0, world_size - 1))
     n_rows = data.draw(st.integers(world_size, 10**6))
-    sampler = make(n_rows, rank, world_size, data.draw(st.sampled_from(["global", "window", "none"])))
+    sampler = make(n_rows, rank, world_size, data.draw(st.sampled_from(["global", "chunks", "none"])))
     sampler.evaluation = evaluation
     assert (sampler.rank, sampler.num_replicas) == (rank, world_size)
     assert isinstance(sampler, DistributedSampler)

@@ -21,7 +21,7 @@ from lightning_h5.order import (
     as_array,
 )
 
-MODES = ["none", "global", "window"]
+MODES = ["none", "global", "chunks"]
 EPOCHS = 200
 modes = st.sampled_from(MODES)
 values = st.one_of(st.just(0.0), st.integers(1, 9).map(float), st.floats(1e-3, 1e3))
@@ -181,7 +181,7 @@ def test_draws_of_a_block_come_together_in_the_order_of_windows(batch_size):
     random = np.random.default_rng(2)
     n_blocks, size, window = 200, 10, 4
     weights = random.lognormal(0, 1, n_blocks * size)
-    parameters = OrderParameters(mode="window", seed=5, batch_size=batch_size, streams=1, window=window)
+    parameters = OrderParameters(mode="chunks", seed=5, batch_size=batch_size, streams=1, window=window)
     blocks = BlockTable.of_sizes([size] * n_blocks)
     one = PlanSampler(
         blocks,

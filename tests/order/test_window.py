@@ -1,4 +1,4 @@
-"""The order ``window``: what mixes with what, how evenly, and that any place of it is reached alone."""
+"""The order ``chunks``: what mixes with what, how evenly, and that any place of it is reached alone."""
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ValueError
-from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, WindowOrder, order_rows, permutation
+from lightning_h5.order import (
+    BlockTable,
+    OrderParameters,
+    PlanSampler,
+    Position,
+    Segment,
+    WindowOrder,
+    order_rows,
+    permutation,
+)
 from lightning_h5.order import window as module
 from lightning_h5.order.permutation import mix, shuffled_places, stream
 
@@ -22,7 +31,7 @@ epochs = st.integers(0, 3)
 
 
 def window_order(sizes, batch_size=4, streams=1, window=4, seed=0, epoch=0):
-    parameters = OrderParameters(mode="window", seed=seed, batch_size=batch_size, streams=streams, window=window)
+    parameters = OrderParameters(mode="chunks", seed=seed, batch_size=batch_size, streams=streams, window=window)
     return order_rows(BlockTable.of_sizes(sizes), parameters, epoch)
 
 
@@ -153,7 +162,7 @@ def test_threads_may_share_an_order():
 def test_ranks_take_turns_in_one_sequence_whatever_their_number(sizes, batch_size, streams, window, world_size, epoch):
     if sum(sizes) < world_size:
         return
-    parameters = OrderParameters(mode="window", batch_size=batch_size, streams=streams, window=window)
+    parameters = OrderParameters(mode="chunks", batch_size=batch_size, streams=streams, window=window)
     ranks = [
         PlanSampler(BlockTable.of_sizes(sizes), parameters, batch_size=batch_size, rank=rank, world_size=world_size)
         for rank in range(world_size)
@@ -290,7 +299,7 @@ def test_batches_of_a_sorted_file_are_nearly_as_mixed_as_by_a_full_shuffle(strea
 )
 def test_memory_follows_the_blocks_and_not_their_rows(n_blocks, n_rows, window, streams, most_mib):
     blocks = BlockTable.of_sizes(np.full(n_blocks, n_rows))
-    parameters = OrderParameters(mode="window", batch_size=64, streams=streams, window=window)
+    parameters = OrderParameters(mode="chunks", batch_size=64, streams=streams, window=window)
     tracemalloc.start()
     order = order_rows(blocks, parameters, 3)
     starts = [0, 64, 10**6 * 64, 10**9 // 7, n_blocks * n_rows - 64]
@@ -304,7 +313,7 @@ def test_memory_follows_the_blocks_and_not_their_rows(n_blocks, n_rows, window, 
 @pytest.mark.parametrize("numbers", [{"window": 0}, {"window": 4, "streams": 0}, {"window": 4, "batch_size": 0}])
 def test_numbers_below_one_are_refused(numbers):
     with pytest.raises(H5ValueError, match="each is at least 1"):
-        order_rows(BlockTable.of_sizes([4]), OrderParameters(mode="window", **numbers), 0)
+        order_rows(BlockTable.of_sizes([4]), OrderParameters(mode="chunks", **numbers), 0)
 
 
 def test_a_block_with_more_rows_than_keys_is_refused():
@@ -314,6 +323,27 @@ def test_a_block_with_more_rows_than_keys_is_refused():
 
 
 def test_the_tables_are_made_when_the_first_rows_are_asked_for():
-    order = order_rows(BlockTable.of_sizes([4] * 9), OrderParameters(mode="window", window=2), 0)
+    order = order_rows(BlockTable.of_sizes([4] * 9), OrderParameters(mode="chunks", window=2), 0)
     assert isinstance(order, WindowOrder)
     assert not {"_pieces", "_rest"} & set(vars(order))
+
+
+def test_a_position_that_was_saved_with_the_old_word_for_the_order_is_read():
+    order = OrderParameters(mode="chunks", seed=3, batch_size=4, streams=2, window=4)
+    sampler = PlanSampler(BlockTable.of_sizes([8] * 20), order, batch_size=4)
+    state = {
+        "version": 2,
+        "epoch": 1,
+        "segments": [[4, 1, 2]],
+        "finished": False,
+        "order": {"mode": "window", "seed": 3, "batch_size": 4, "streams": 2, "window": 4, "version": 1},
+        "drop_last": False,
+        "shards": None,
+        "n_rows": 160,
+        "n_blocks": 20,
+        "identity": {"sampled": "files"},
+        "digest": "67820356205bf49c",
+    }
+    position = Position.from_state(state, sampler, {"sampled": "files"})
+    assert position == Position(1, (Segment(4, 1, 2),), order)
+    assert position.state(sampler, {"sampled": "files"})["order"] == state["order"] | {"mode": "chunks"}

@@ -77,7 +77,7 @@ pytestmark = pytest.mark.usefixtures("stages_all")
 
 
 @pytest.mark.parametrize("key", ["x", "images"])
-@pytest.mark.parametrize("shuffle", [True, "global", "window", False])
+@pytest.mark.parametrize("shuffle", [True, "global", "chunks", False])
 def test_rows_are_those_of_the_file_and_a_second_epoch_reads_nothing_of_it(path, folder, requests, key, shuffle):
     datamodule = LazyH5DataModule(path, x_key=key, y_key="y", batch_size=32, shuffle=shuffle, staging=folder)
     expected = PLAIN if key == "x" else IMAGES
@@ -157,7 +157,7 @@ def read_shard(rank, path, folder):
         batch_size=8,
         staging=folder,
         distributed={"rank": rank, "world_size": 2},
-        shuffle="window",
+        shuffle="chunks",
     )
     seen = []
     for batches in epochs_of(datamodule):
@@ -492,7 +492,7 @@ def test_rows_with_digests_are_counted_too(path, folder, requests):
 
 
 def test_requests_of_an_epoch_are_at_most_the_chunks(path, folder, requests):
-    datamodule = LazyH5DataModule(path, x_key="images", batch_size=16, shuffle="window", staging=folder)
+    datamodule = LazyH5DataModule(path, x_key="images", batch_size=16, shuffle="chunks", staging=folder)
     next(epochs_of(datamodule, 1))
     assert len(requests) <= ROWS / 8
     ranges = sorted(requests)
