@@ -139,7 +139,7 @@ def test_a_filter_by_stored_values_is_an_error(tmp_path: Path) -> None:
         ({"select": {"X": {0: [1]}}}, "axis 1"),
         ({"select": {"X": {1: [1, 9]}}}, "has 6 columns"),
         ({"select": {"X": {1: [1, 1]}}}, "twice"),
-        ({"normalize": {"X": None}}, "batch_transform"),
+        ({"normalize": {"X": {"mean": 0.0, "std": 1.0}}}, "batch_transform"),
     ],
 )
 def test_what_makes_no_sense_for_sparse_rows_is_an_error(
