@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-def _choose() -> str:
+def _choose_lightning() -> str:
     asked = os.environ.get("LIGHTNING_H5_IMPORT")
     if asked is not None:
         if asked not in ("lightning", "pytorch_lightning"):
@@ -61,7 +61,7 @@ def _choose() -> str:
     return "pytorch_lightning" if only_old else "lightning.pytorch"
 
 
-PACKAGE = _choose()
+PACKAGE = _choose_lightning()
 
 if not TYPE_CHECKING:
     _root = import_module(PACKAGE)

@@ -36,7 +36,7 @@ class H5Error(Exception):
     def __str__(self) -> str:
         # KeyError prints the repr of its text, and OSError an errno.
         text = " ".join(str(arg) for arg in self.args)
-        return text if len(text) <= MAX_MESSAGE else _shortened(text)
+        return text if len(text) <= MAX_MESSAGE else _shortened_message(text)
 
 
 class H5FileError(H5Error, OSError):
@@ -94,7 +94,7 @@ def named(argument: str, function: Callable[..., Any]) -> str:
     """The argument by which a user's function was passed, and the function's name, as text for a message."""
     while isinstance(function, functools.partial):
         function = function.func
-    return f"{argument} {_cut(getattr(function, '__qualname__', type(function).__qualname__))!r}"
+    return f"{argument} {_without_middle(getattr(function, '__qualname__', type(function).__qualname__))!r}"
 
 
 def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
@@ -114,14 +114,14 @@ def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
 
 def listing(names: Iterable[object], most: int = 12) -> str:
     """Names for a message: quoted, separated by commas, cut after ``most`` of them; a very long one in its middle."""
-    quoted = [_cut(repr(name)) for name in names]
+    quoted = [_without_middle(repr(name)) for name in names]
     more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
     return (", ".join(quoted[:most]) + more) or "nothing"
 
 
 def shown(name: str) -> str:
     """A name as it is, or quoted where it would speak to the terminal; a very long one cut in its middle."""
-    return _cut(name if name.isprintable() else repr(name))
+    return _without_middle(name if name.isprintable() else repr(name))
 
 
 def short_repr(value: object) -> str:
@@ -130,17 +130,17 @@ def short_repr(value: object) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]} ..."
 
 
-def _shortened(text: str) -> str:
+def _shortened_message(text: str) -> str:
     """Return a message with its longest words cut, such as values of a file, and then its middle."""
     for word in sorted(text.split(), key=len, reverse=True):
         if len(word) <= MAX_LETTERS or len(text) <= MAX_MESSAGE:
             break
-        text = text.replace(word, _cut(word))
+        text = text.replace(word, _without_middle(word))
     half = (MAX_MESSAGE - len(" ... ")) // 2
     return text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
-def _cut(text: str) -> str:
+def _without_middle(text: str) -> str:
     return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS // 2]} ... {text[-MAX_LETTERS // 2 :]}"
 
 

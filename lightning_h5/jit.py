@@ -181,13 +181,13 @@ def _meaning_of(value: Any) -> Any:
     if isinstance(value, CodeType):
         return value.co_code.hex(), value.co_names, value.co_varnames, [_meaning_of(each) for each in value.co_consts]
     if isinstance(value, FunctionType):
-        used = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
+        used = {name: value.__globals__[name] for name in _names_of_code(value.__code__) if name in value.__globals__}
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [_meaning_of(each) for each in (value.__code__, *used, *used.values(), *cells, value.__defaults__)]
     raise TypeError(f"it is not known what {value!r} computes")
 
 
-def _names(code: CodeType) -> list[str]:
+def _names_of_code(code: CodeType) -> list[str]:
     """Return the names that code uses, also in the functions that it defines."""
-    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
+    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names_of_code(each)]
     return sorted({*code.co_names, *inner})

@@ -27,7 +27,7 @@ def read_kept(path: str) -> bytes | None:
     """
     with open_regular(path) as file:
         digest, data = file.read(DIGEST_BYTES), file.read()
-    return data if digest == _digest(path, data) else None
+    return data if digest == _digest_of_file(path, data) else None
 
 
 def write_kept(path: str, data: bytes) -> None:
@@ -40,12 +40,12 @@ def write_kept(path: str, data: bytes) -> None:
     fd, name = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
     try:
         with open(fd, "wb") as file:
-            file.write(_digest(path, data) + data)
+            file.write(_digest_of_file(path, data) + data)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
 
 
-def _digest(path: str, data: bytes) -> bytes:
+def _digest_of_file(path: str, data: bytes) -> bytes:
     return hashlib.sha256(os.path.basename(path).encode() + b"\0" + data).digest()

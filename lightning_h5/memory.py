@@ -33,7 +33,7 @@ def available_memory(root: Path = Path("/")) -> AvailableMemory | None:
     Args:
         root: the folder of the system's files; for tests.
     """
-    return min((*_of_machine(root), *_of_groups(root, ["inactive_file"])), default=None)
+    return min((*_of_machine(root), *_left_by_control_groups(root, ["inactive_file"])), default=None)
 
 
 def page_cache_memory(root: Path = Path("/")) -> int | None:
@@ -42,15 +42,15 @@ def page_cache_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: the folder of the system's files; for tests.
     """
-    found = [*_of_groups(root, ["inactive_file", "active_file"])]
-    machine = _numbers(root / "proc/meminfo")
+    found = [*_left_by_control_groups(root, ["inactive_file", "active_file"])]
+    machine = _numbers_of_file(root / "proc/meminfo")
     if "MemAvailable" in machine:
         found.append(AvailableMemory(machine["MemAvailable"] << 10, ""))
     return min(found).n_bytes if found else None
 
 
 def _of_machine(root: Path) -> Iterator[AvailableMemory]:
-    machine = _numbers(root / "proc/meminfo")
+    machine = _numbers_of_file(root / "proc/meminfo")
     if "MemAvailable" in machine:
         yield AvailableMemory(machine["MemAvailable"] << 10, "the machine's memory")
     with suppress(OSError, KeyError):
@@ -59,9 +59,9 @@ def _of_machine(root: Path) -> Iterator[AvailableMemory]:
             yield AvailableMemory(max(0, left) << 10, "vm.overcommit_memory=2")
 
 
-def _of_groups(root: Path, pages: Sequence[str]) -> Iterator[AvailableMemory]:
+def _left_by_control_groups(root: Path, pages: Sequence[str]) -> Iterator[AvailableMemory]:
     """Yield what control groups leave, with some of their pages of files, by the names that these have."""
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in _lines_of_file(root / "proc/self/cgroup"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not path:
             continue
@@ -80,20 +80,20 @@ def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: Seque
         with suppress(OSError, ValueError):
             most = int((group / limit).read_text())
             used = int((group / usage).read_text())
-            stat = _numbers(group / "memory.stat")
+            stat = _numbers_of_file(group / "memory.stat")
             free = sum(stat.get(name, 0) for name in reclaimable)
             yield AvailableMemory(max(0, most - used + free), f"the control group's {limit}")
         if group == mount:
             return
 
 
-def _numbers(path: Path) -> Mapping[str, int]:
+def _numbers_of_file(path: Path) -> Mapping[str, int]:
     """Return the names and numbers of a file, as the kernel writes them."""
-    words = (line.replace(":", " ").split() for line in _lines(path))
+    words = (line.replace(":", " ").split() for line in _lines_of_file(path))
     return {some[0]: int(some[1]) for some in words if len(some) > 1 and some[1].isdigit()}
 
 
-def _lines(path: Path) -> list[str]:
+def _lines_of_file(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -332,7 +332,7 @@ def test_with_numba_turned_off_there_is_no_machine_code(monkeypatch):
 PROGRAM = """
 import ctypes, sys, zlib
 import h5py, numpy as np
-from lightning_h5.datasets.multiply_add import Affine, _loops
+from lightning_h5.datasets.multiply_add import Affine, _affine_loops
 from lightning_h5.hdf5 import Filter
 from lightning_h5.readers.filters import compiled as loops, decoders, pipeline
 

@@ -29,7 +29,7 @@ def table_of(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]], re
         stages: for each stage what each rank counted, waiting times included.
         remarks: lines below the table.
     """
-    columns = [_column(ranks) for ranks in stages.values()]
+    columns = [_stage_column(ranks) for ranks in stages.values()]
     lines = [("", *stages)]
     for name in columns[0]:
         cells = [column[name] for column in columns]
@@ -44,7 +44,7 @@ def table_of(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]], re
     return "\n".join(["", title, rule, text[0], rule, *text[1:], rule, *below, ""])
 
 
-def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
+def _stage_column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Return a stage's figures by name."""
     amounts = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     figures = figures_of(amounts, len(ranks))
@@ -56,25 +56,25 @@ def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
     return {
         "batches": f"{amounts['batches']:,.0f}",
         "rows": f"{amounts['rows']:,.0f}",
-        "seconds": _number(amounts["seconds"] / len(ranks)),
+        "seconds": _rounded(amounts["seconds"] / len(ranks)),
         "rows/s": f"{figures['samples_per_second']:,.0f}",
-        READ: _number(figures["read_mib_per_second"]),
-        DECODED: _number(figures["decoded_mib_per_second"]),
+        READ: _rounded(figures["read_mib_per_second"]),
+        DECODED: _rounded(figures["decoded_mib_per_second"]),
         "waiting for data": f"{figures['wait_fraction']:.1%}" if "wait_fraction" in figures else "-",
         "waiting, worst rank": f"{most:.1%} (rank {-worst})" if len(ranks) > 1 and most >= 0.0005 else "-",
-        "wait per batch, ms": _number(figures["wait_ms"]) if "wait_ms" in figures else "-",
-        "wait, 95th percentile, ms": _number(1000 * p95),
+        "wait per batch, ms": _rounded(figures["wait_ms"]) if "wait_ms" in figures else "-",
+        "wait, 95th percentile, ms": _rounded(1000 * p95),
         "cache hits": f"{figures['cache_hit_rate']:.1%}" if has_cache else "-",
-        "rows in memory, MiB": _number(figures["cache_mib"]),
-        "from the origin, MiB": _number(figures.get("origin_mib", 0.0)),
+        "rows in memory, MiB": _rounded(figures["cache_mib"]),
+        "from the origin, MiB": _rounded(figures.get("origin_mib", 0.0)),
         "requests to the origin": f"{figures.get('origin_requests', 0.0):,.0f}",
-        "request, median, ms": _number(1000 * p50),
-        "request, 99th percentile, ms": _number(1000 * p99),
+        "request, median, ms": _rounded(1000 * p50),
+        "request, 99th percentile, ms": _rounded(1000 * p99),
         "in the mirror": f"{figures['mirror_hit_rate']:.1%}" if amounts["is_staged"] else "-",
     }
 
 
-def _number(value: float) -> str:
+def _rounded(value: float) -> str:
     """Return a number to three digits; only 0 is written as 0."""
     if value == 0 or value >= 100:
         return f"{value:,.0f}"

@@ -62,18 +62,18 @@ def warn(text: str) -> None:
 
 def show(report: Any, text: Iterable[str], *, as_json: bool) -> None:
     """Write a report of the package's dataclasses as text or as JSON, which has null instead of NaN."""
-    write(json.dumps(_plain(report), indent=1) if as_json else "\n".join(text))
+    write(json.dumps(_plain_text(report), indent=1) if as_json else "\n".join(text))
 
 
-def _plain(value: Any) -> Any:
+def _plain_text(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "tolist"):  # NumPy arrays and scalars
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain_text(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
+        return [_plain_text(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -33,7 +33,7 @@ SMALL_REQUEST = 256 << 10  # bytes, below which a request takes as long as one o
 NO_GAIN = 0.95  # relative to the size without compression
 
 
-def _count(n: int, what: str) -> str:
+def _counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
@@ -41,19 +41,19 @@ def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
     """Yield what ``inspect`` shows of a file, as far as ``depth`` levels."""
     kinds = [entry.kind for entry in report.entries]
     listed = ("group", "array", "soft link", "hard link", "external link")
-    counts = ", ".join(_count(kinds.count(kind), kind) for kind in listed if kind in kinds)
+    counts = ", ".join(_counted(kinds.count(kind), kind) for kind in listed if kind in kinds)
     yield f"{bold(report.path)}  {bytes_text(report.n_bytes)}: {counts or 'empty'}"
     yield ""
     yield from _tree(report, depth)
     yield from _rows(report)
-    yield from _advice(report)
+    yield from _advice_lines(report)
 
 
 def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
     """Yield what ``inspect`` shows of several files."""
     n_files = len(report.paths)
     cost = report.example.advice.cost
-    rows = f"{report.n_rows:,} rows" if cost is None else _count(cost.n_samples, "sample")
+    rows = f"{report.n_rows:,} rows" if cost is None else _counted(cost.n_samples, "sample")
     rows = f"{rows} in files with the same arrays"
     yield f"{bold(f'{n_files:,} files')}  {bytes_text(report.n_bytes)}, {rows}"
     yield ""
@@ -65,7 +65,7 @@ def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
         yield ""
         yield bold(f"{len(report.outliers):,} differ")
         yield from (f"  {path}: {text}" for path, text in report.outliers.items())
-    yield from _advice(report.example)
+    yield from _advice_lines(report.example)
 
 
 def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
 
 
 def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
-    attributes = f"  {_count(entry.n_attributes, 'attribute')}" if entry.n_attributes else ""
+    attributes = f"  {_counted(entry.n_attributes, 'attribute')}" if entry.n_attributes else ""
     if "link" in entry.kind:
         return f"-> {safe(entry.target or '')}  ({entry.kind})"
     if entry.kind == "unreadable":
@@ -128,7 +128,7 @@ def _rows(report: FileReport) -> Iterator[str]:
     yield from (each for note in notes for each in wrap(safe(note), line_width(), subsequent_indent="  "))
 
 
-def _advice(report: FileReport) -> Iterator[str]:
+def _advice_lines(report: FileReport) -> Iterator[str]:
     advice = report.advice
     yield ""
     if report.integrity is not None:
@@ -144,24 +144,24 @@ def _advice(report: FileReport) -> Iterator[str]:
     yield paragraphs("use        ", advice.reasons)
     if advice.datamodule is not None:
         yield ""
-        yield _lines(advice.python)
+        yield _wrapped_lines(advice.python)
     if advice.other is not None:
         yield ""
         yield paragraphs("unsure     ", [f"If that is wrong: {advice.other.reasons[0]}"])
         yield ""
-        yield _lines(advice.other.python)
+        yield _wrapped_lines(advice.other.python)
     if advice.datamodule is not None:
         yield ""
         yield advice.yaml
 
 
-def _lines(text: str) -> str:
+def _wrapped_lines(text: str) -> str:
     return "\n".join(map(safe, text.split("\n")))
 
 
 def _cost_text(cost: SampleCost) -> str:
-    of_segments = f" of {_count(cost.n_segments, 'segment')}" if cost.n_segments else ""
-    sample = f"{_count(cost.n_samples, 'sample')}{of_segments}; one has {bytes_text(cost.n_bytes)}"
+    of_segments = f" of {_counted(cost.n_segments, 'segment')}" if cost.n_segments else ""
+    sample = f"{_counted(cost.n_samples, 'sample')}{of_segments}; one has {bytes_text(cost.n_bytes)}"
     if not cost.n_chunks:
         return f"{sample}, stored without chunks: nothing is decoded."
     chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
@@ -174,7 +174,7 @@ def _cost_text(cost: SampleCost) -> str:
 def _store_text(cost: StoreCost) -> str:
     each = cost.n_bytes / max(1, cost.n_requests)
     text = (
-        f"An epoch takes at most {_count(cost.n_requests, 'request')} for {bytes_text(cost.n_bytes)}; at "
+        f"An epoch takes at most {_counted(cost.n_requests, 'request')} for {bytes_text(cost.n_bytes)}; at "
         f"{cost.seconds * 1000:.0f} ms each and {cost.n_together} at a time {cost.epoch_seconds:,.1f} s, if the "
         "network is fast enough. Later epochs are read from the mirror."
     )
@@ -200,11 +200,11 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
         yield faint(f"and {more:,} more problems; --json has all of them")
     read = f"{bytes_text(report.n_bytes)} decoded" if decoded else "metadata alone"
     sandboxed = ", each file in a process of its own" if report.sandboxed else ""
-    found = f"{_count(len(report.errors), 'error')}, {_count(len(report.warnings), 'warning')}"
-    files, arrays = _count(len(report.files), "file"), _count(report.n_arrays, "array")
+    found = f"{_counted(len(report.errors), 'error')}, {_counted(len(report.warnings), 'warning')}"
+    files, arrays = _counted(len(report.files), "file"), _counted(report.n_arrays, "array")
     yield f"{files}, {arrays}, {read}{sandboxed}: {bold(found)}"
     if report.digested:
-        yield f"digests written for {_count(len(report.digested), 'file')}"
+        yield f"digests written for {_counted(len(report.digested), 'file')}"
     elif report.integrity is not None:
         names = listing(report.unchecked, MAX_UNCHECKED)
         unchecked = f"most damage to the values of {names} would go unnoticed (no checksums)"
@@ -215,7 +215,7 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
 def bench_text(report: BenchReport) -> Iterator[str]:
     """Yield what ``bench`` shows: a table of rates, and the settings to use."""
     what = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
-    rows = f"{_count(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
+    rows = f"{_counted(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
     state = "cold" if report.cold else "warm"
     yield f"{bold(what)}  {rows}, in shuffled batches of {report.batch_size}, {state}"
     yield ""
@@ -262,7 +262,7 @@ def index_text(report: IndexReport) -> Iterator[str]:
     share = report.n_index_bytes / max(1, report.n_bytes)
     yield (
         f"{safe(report.index)}: {bytes_text(report.n_index_bytes)}, {share:.2%} of the file, for "
-        f"{_count(report.n_arrays, 'array')}"
+        f"{_counted(report.n_arrays, 'array')}"
     )
     yield f"Store it next to the file, as <name of the file>.index. Next: lightning-h5 inspect {safe(report.path)}"
 
@@ -293,11 +293,11 @@ def _channel_rows(array: ArrayStats) -> list[list[str]]:
     each = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
     lines = [["channel" if array.mean.ndim else "", *columns]]
     for channel, numbers in enumerate(zip(*each, strict=True)):
-        lines.append([str(channel) if array.mean.ndim else "all values", *map(_number, numbers)])
+        lines.append([str(channel) if array.mean.ndim else "all values", *map(_number_text, numbers)])
     return lines
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     """Return a number with 7 digits; integers with all of theirs."""
     return f"{value:,}" if isinstance(value, int) else "-" if value != value else f"{value:.7g}"
 

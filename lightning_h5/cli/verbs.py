@@ -119,7 +119,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sandbox-seconds", type=float, metavar="S", help="time per file (default: 60), plus 1 s per 10 MB")
 
 
-def _check(options: argparse.Namespace) -> int:
+def _run_check(options: argparse.Namespace) -> int:
     from ..tools.check import check_files
     from .text import check_text
 
@@ -203,7 +203,7 @@ def _rows_per_chunk(text: str) -> int | str:
     return int(text)
 
 
-def _repack(options: argparse.Namespace) -> int:
+def _run_repack(options: argparse.Namespace) -> int:
     from ..tools.repack import repack_file
     from .text import repack_text
 
@@ -221,7 +221,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", dest="overwrite", action="store_true", help="replace an index that exists")
 
 
-def _index(options: argparse.Namespace) -> int:
+def _run_index(options: argparse.Namespace) -> int:
     from ..tools.index_file import write_index
     from .text import index_text
 
@@ -343,7 +343,7 @@ VERBS = {
         "problems in one file or many: fields, rows, chunks that do not decode",
         ("data.h5", "runs/ --strict", "'runs/*.h5' --key signal --key label", "downloads/ --sandbox"),
         _check_arguments,
-        _check,
+        _run_check,
     ),
     "bench": Verb(
         "how fast rows come from a file with the settings that matter",
@@ -360,13 +360,13 @@ VERBS = {
             "data.h5 cloud.h5 --rows-per-chunk auto --for-object-store",
         ),
         _repack_arguments,
-        _repack,
+        _run_repack,
     ),
     "index": Verb(
         "a small file to store next to an object, with which training from it is set up in a few requests",
         ("run.h5", "s3://bucket/run.h5 --output run.h5.index"),
         _index_arguments,
-        _index,
+        _run_index,
     ),
     "stats": Verb(
         "mean, standard deviation, minimum and maximum of arrays",

@@ -132,12 +132,12 @@ def argument_of(key: str, given: Mapping[str, Any]) -> str | None:
         given: arguments by name.
     """
     for name in NAMING:
-        if (found := _inside(given.get(name), key, name)) is not None:
+        if (found := _place_in_argument(given.get(name), key, name)) is not None:
             return found
     return None
 
 
-def _inside(value: Any, key: str, name: str) -> str | None:
+def _place_in_argument(value: Any, key: str, name: str) -> str | None:
     """Return how an array is named inside of an argument."""
     if isinstance(value, str):
         return f"{name}={value!r}" if value.strip("/") == key.strip("/") else None
@@ -153,4 +153,4 @@ def _inside(value: Any, key: str, name: str) -> str | None:
         return f"{key!r} of {name}" if key in value else None
     else:
         return None
-    return next((found for each, one in parts if (found := _inside(one, key, each)) is not None), None)
+    return next((found for each, one in parts if (found := _place_in_argument(one, key, each)) is not None), None)

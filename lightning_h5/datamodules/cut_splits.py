@@ -112,13 +112,13 @@ def cut_rows(
             f"split.file={str(path)!r} does not exist, and no setting describes how to make it. Pass val_fraction, "
             "test_fraction or num_folds and fold, or the path of an existing file."
         )
-    splits = _cut(n_rows if groups is None else groups, labels, options)
+    splits = _cut_numbers(n_rows if groups is None else groups, labels, options)
     if path is not None:
         write_splits(path, splits, options.group_key, groups, settings)
     return splits
 
 
-def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, IntArray]:
+def _cut_numbers(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, IntArray]:
     fractions = [1 - options.val_fraction - options.test_fraction, options.val_fraction, options.test_fraction]
     train, val, test = group_split(n_or_groups, fractions, options.seed, labels=labels)
     if options.num_folds is not None and options.fold is not None:
@@ -343,7 +343,7 @@ def _of_table(
     lists = {split: key for split in SPLITS if (key := options.list_of(split)) is not None}
     names = {
         split: [
-            (file, _names_in(path, key, catalog, opened))
+            (file, _names_in_array(path, key, catalog, opened))
             for file, path in enumerate(table.paths)
             if catalog.has(path, [key], opened)
         ]
@@ -364,7 +364,7 @@ def _of_table(
     return {split: SegmentSubset(segments) for split, segments in listed.items()}
 
 
-def _names_in(path: str, key: str, catalog: Catalog, opened: OpenOptions) -> npt.NDArray[np.str_]:
+def _names_in_array(path: str, key: str, catalog: Catalog, opened: OpenOptions) -> npt.NDArray[np.str_]:
     """Return the names in an array of a file."""
     _, (array,) = catalog.describe(path, [key], opened)
     values = open_reader(array, opened).read(np.arange(array.n_rows)).ravel()

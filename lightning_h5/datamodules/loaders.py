@@ -354,7 +354,7 @@ class MakesLoaders(RecordsSettings):
             is_of_samples = isinstance(dataset, TableDataset) and dataset.table.indexer.noun != "rows"
             noun = "samples" if is_of_samples else "rows"
             what = self.mixed_rows(dataset.n_rows, noun) if order.recipe is None else order.recipe.text
-            mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "chunks" else ""
+            mixed = f", {_blocks_text(order.window)} mixed at a time" if order.mode == "chunks" else ""
             streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
             text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
         integrity = min((each.integrity for each in dataset.layouts()), default=0)
@@ -368,7 +368,7 @@ class MakesLoaders(RecordsSettings):
         for each in order.sources or (order,):
             if each.mode == "chunks" and each.window < FEW_BLOCKS:
                 self._log_once(
-                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so "
+                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks_text(each.window)} at a time, so "
                     "neighboring rows of the file often share a batch. Raise shuffle.buffer to "
                     f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more{workers}{chunks}."
                 )
@@ -430,5 +430,5 @@ def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:
     return {split: weakref.WeakSet() for split in SPLITS}
 
 
-def _blocks(n: int) -> str:
+def _blocks_text(n: int) -> str:
     return f"{n} block{'s' if n != 1 else ''}"

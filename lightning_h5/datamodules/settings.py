@@ -140,7 +140,7 @@ class RecordsSettings(LightningDataModule):
         parameters = inspect.signature(type(self).__init__).parameters
         defaults = plain_settings({name: each.default for name, each in parameters.items()})
         given = [
-            f"{name}={_shown(value)}"
+            f"{name}={_shown_setting(value)}"
             for name, value in self.hparams.items()
             if not name.startswith("_") and not (name in defaults and _equal(defaults[name], value))
         ]
@@ -190,14 +190,14 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = {}
     for name, value in settings.items():
-        found = _plain(value)
+        found = _plain_value(value)
         if (n_letters := len(json.dumps(found))) > MAX_LETTERS:
-            found = f"{NOT_STORED}{_length(value)} ({n_letters:,} letters)"
+            found = f"{NOT_STORED}{_json_length(value)} ({n_letters:,} letters)"
         plain[name] = found
     return plain
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     for kinds, convert in _CONVERSIONS:
@@ -209,11 +209,11 @@ def _plain(value: Any) -> Any:
         return _plain_fields({name: each for name, each in given.items() if not _equal(each, defaults[name])})
     if isinstance(value, type) and (value in (bool, int, float) or issubclass(value, np.generic)):
         return np.dtype(value).name
-    return NOT_STORED + _name_of(value)
+    return NOT_STORED + _object_name(value)
 
 
 def _plain_fields(given: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {_plain_key(key): _plain(_without_secret(key, value)) for key, value in given.items()}
+    return {_plain_key(key): _plain_value(_without_secret(key, value)) for key, value in given.items()}
 
 
 def _without_secret(key: Any, value: Any) -> Any:
@@ -224,17 +224,21 @@ def _plain_array(value: Any) -> Any:
     n_values = value.numel() if isinstance(value, torch.Tensor) else value.size
     is_object = isinstance(value, np.ndarray) and value.dtype.hasobject
     too_large = n_values > MAX_LETTERS  # each takes at least one character
-    return f"{NOT_STORED}{_length(value)}" if too_large else _plain(list(value) if is_object else value.tolist())
+    return (
+        f"{NOT_STORED}{_json_length(value)}"
+        if too_large
+        else _plain_value(list(value) if is_object else value.tolist())
+    )
 
 
 def _plain_key(key: Any) -> Any:
-    plain = _plain(key)
+    plain = _plain_value(key)
     return plain if plain is None or isinstance(plain, str | int | float) else str(plain)
 
 
 _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
-    (np.generic, lambda value: _plain(value.item())),
-    (Enum, lambda value: _plain(value.value)),
+    (np.generic, lambda value: _plain_value(value.item())),
+    (Enum, lambda value: _plain_value(value.value)),
     (int, int),
     (float, float),
     (str, str),
@@ -244,14 +248,14 @@ _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
     (torch.device, str),
     (np.ndarray | torch.Tensor, _plain_array),
     (Mapping, _plain_fields),
-    (AbstractSet, lambda value: sorted(map(_plain, value), key=repr)),
-    (bytes, lambda value: NOT_STORED + _length(value)),
-    (Sequence, lambda value: [_plain(each) for each in value]),
+    (AbstractSet, lambda value: sorted(map(_plain_value, value), key=repr)),
+    (bytes, lambda value: NOT_STORED + _json_length(value)),
+    (Sequence, lambda value: [_plain_value(each) for each in value]),
 )
 """What becomes of a value of each kind; the first kind that fits counts."""
 
 
-def _name_of(value: Any) -> str:
+def _object_name(value: Any) -> str:
     """Return a name for an object; not its ``repr``, which may hold anything."""
     while isinstance(value, partial):
         value = value.func
@@ -259,7 +263,7 @@ def _name_of(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _length(value: Any) -> str:
+def _json_length(value: Any) -> str:
     kind = type(value).__name__
     return f"a {kind} of {len(value):,}" if hasattr(value, "__len__") else f"a {kind}"
 
@@ -293,7 +297,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
+def _shown_setting(value: Any) -> str:
     """A setting's text, cut; of one that is not stored its name in angle brackets, as Python shows a function."""
     if isinstance(value, str) and value.startswith(NOT_STORED):
         return f"<{value.removeprefix(NOT_STORED)}>"

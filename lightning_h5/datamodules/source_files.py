@@ -208,7 +208,7 @@ class SourceFiles:
                 continue
             values = self._column(source, table, table.paths, name, table.n_rows, argument)
             parts.append(values if dataset.indices is None else values[dataset.indices])
-        return _joined(parts, argument)
+        return _joined_columns(parts, argument)
 
     def cut_rows(
         self, sources: Sequence[Source], options: SplitOptions, paths: Mapping[Split, Paths | None]
@@ -247,7 +247,9 @@ class SourceFiles:
                 every = [*(layout.key for layout in table.layouts[0]), *options.columns]
                 here = rows_without_line(list(new.values()), every, self._opened, self.catalog)
                 lacks.append(np.zeros(n_rows - begin, np.bool_) if here is None else here)
-        groups, labels, names = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
+        groups, labels, names = (
+            _joined_columns(parts, argument) if parts else None for argument, parts in columns.items()
+        )
         lacking = np.concatenate(lacks) if any(map(np.any, lacks)) else None
         cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=lacking)
         split_of = np.full(n_rows, -1)
@@ -328,7 +330,7 @@ class SourceFiles:
         return source.paths  # the dataset logs and counts skipped files
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
+def _joined_columns(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
     """Columns of several sources as one."""
     if len({part.dtype.kind for part in parts}) > 1:
         raise H5ValueError(

@@ -25,7 +25,7 @@ def overlap_of_files(training: Sequence[str], others: Sequence[str], split: str)
     """
     known = {file_number(path): path for path in training}
     pairs = [(path, known[number]) for path in others if (number := file_number(path)) in known]
-    return _text([_twice(path, same) for path, same in pairs], split)
+    return _overlap_text([_twice(path, same) for path, same in pairs], split)
 
 
 def overlap_of_samples(training: RowDataset, other: RowDataset, split: str) -> str | None:
@@ -40,23 +40,23 @@ def overlap_of_samples(training: RowDataset, other: RowDataset, split: str) -> s
         split: the split.
     """
     names: list[str] = []
-    for mine in map(_Objects, _with_tables(training)):
-        for theirs in map(_Objects, _with_tables(other)):
+    for mine in map(_SampledArrays, _with_tables(training)):
+        for theirs in map(_SampledArrays, _with_tables(other)):
             names += theirs.names_in(mine)
-    return _text(list(dict.fromkeys(names)), split)
+    return _overlap_text(list(dict.fromkeys(names)), split)
 
 
-def _text(names: Sequence[str], split: str) -> str | None:
+def _overlap_text(names: Sequence[str], split: str) -> str | None:
     if not names:
         return None
     n = f"{len(names):,} files or arrays" if len(names) > 1 else "data"
     return (
-        f"training and {split!r} have {n} in common: {_shortened(names)}. The model is evaluated on samples "
+        f"training and {split!r} have {n} in common: {_first_names(names)}. The model is evaluated on samples "
         "that it is trained on. Leave them out of one of the two, or divide the training files by split."
     )
 
 
-def _shortened(names: Sequence[str], most: int = 6) -> str:
+def _first_names(names: Sequence[str], most: int = 6) -> str:
     """Return names that are quoted already, cut after ``most`` of them."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
@@ -78,7 +78,7 @@ def _number_of(guard: ChangeGuard) -> Hashable:
     return (guard.device, guard.inode) if guard.inode else guard.path
 
 
-class _Objects:
+class _SampledArrays:
     """The arrays that the samples of a dataset are made of.
 
     Args:
@@ -90,7 +90,7 @@ class _Objects:
         self._files = {_number_of(guard): at for at, guard in enumerate(self._table.guards)}
         self._rows: IntArray | None = None
 
-    def names_in(self, training: _Objects) -> list[str]:
+    def names_in(self, training: _SampledArrays) -> list[str]:
         """Return names of what the training samples have as well."""
         common = self._files.keys() & training._files.keys()
         if not common:
@@ -134,7 +134,7 @@ class _Objects:
         columns = [table.layouts.first_bytes(parts, field) for field in fields]
         return list(zip(files, *columns, strict=True))
 
-    def _has_rows_of(self, part: int, training: _Objects, same: int) -> bool:
+    def _has_rows_of(self, part: int, training: _SampledArrays, same: int) -> bool:
         """Return whether samples of a part are of rows, or segments, that training samples have."""
         return bool(len(np.intersect1d(self._numbers_in(part), training._numbers_in(same))))
 

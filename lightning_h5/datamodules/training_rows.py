@@ -199,8 +199,8 @@ def _class_weights(options: WeightOptions, classes: npt.NDArray[Any]) -> npt.NDA
     if options.class_weights is None:
         return np.ones(len(classes))
     is_number = classes.dtype.kind in "biuf"
-    there = [_plain(value, is_number=is_number) for value in classes.tolist()]
-    given = {_plain(name, is_number=is_number): weight for name, weight in options.class_weights.items()}
+    there = [_plain_name(value, is_number=is_number) for value in classes.tolist()]
+    given = {_plain_name(name, is_number=is_number): weight for name, weight in options.class_weights.items()}
     if given.keys() != set(there) or len(given) != len(options.class_weights):
         raise H5ValueError(
             f"class_weights names {listing(options.class_weights)}; the classes of {options.balance_key!r} are "
@@ -215,7 +215,7 @@ def _classes_text(classes: npt.NDArray[Any], wanted: npt.NDArray[np.float64]) ->
     return ", ".join(f"{name}: {weight:g}" for name, weight in zip(classes.tolist(), wanted.tolist(), strict=True))
 
 
-def _plain(name: Any, *, is_number: bool) -> Any:
+def _plain_name(name: Any, *, is_number: bool) -> Any:
     """A class so that all ways to write it are equal, as 1, 1.0 and True are: keys of a configuration may be text."""
     if not is_number:
         return str(name)

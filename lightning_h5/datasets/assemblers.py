@@ -38,7 +38,7 @@ class Assembler:
 
     def mask(self, rows: FieldRows, n_samples: int) -> torch.Tensor:
         """Return which steps of samples are no padding, with an entry for each sample."""
-        return _mask(rows, (n_samples,))
+        return _step_mask(rows, (n_samples,))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class WindowAssembler(Assembler):
 
     def mask(self, rows: FieldRows, n_samples: int) -> torch.Tensor:
         """See ``Assembler.mask``."""
-        return _mask(rows, (n_samples,) if self.n_steps is None else (n_samples, self.n_steps))
+        return _step_mask(rows, (n_samples,) if self.n_steps is None else (n_samples, self.n_steps))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class PatchAssembler(Assembler):
         return rows.patches.finished(column)
 
 
-def _mask(rows: FieldRows, shape: Sequence[int]) -> torch.Tensor:
+def _step_mask(rows: FieldRows, shape: Sequence[int]) -> torch.Tensor:
     if rows.is_valid is None:
         return torch.ones(tuple(shape), dtype=torch.bool)
     return torch.from_numpy(rows.is_valid.reshape(shape))

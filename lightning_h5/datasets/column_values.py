@@ -50,7 +50,7 @@ class Categories:
 
     def digests(self) -> dict[str, list[Any]]:
         """Return for each array how many names have codes, and a digest of them in their order."""
-        return {key: [len(names), _digest(names)] for key, names in self.known.items()}
+        return {key: [len(names), _digest_of_names(names)] for key, names in self.known.items()}
 
     def check(self, saved: Mapping[str, Sequence[Any]]) -> None:
         """Check that codes mean what they meant when their digests were saved; further names may have followed.
@@ -60,7 +60,7 @@ class Categories:
         """
         for key, (n, digest) in saved.items():
             names = self.known.get(key)
-            if names is not None and _digest(names[:n]) != digest:
+            if names is not None and _digest_of_names(names[:n]) != digest:
                 raise H5ResumeError(
                     f"the codes of {key!r} stood for {n} other categories when the checkpoint was saved; now they are "
                     f"{listing(map(str, names))}. Pass the same training files, whose categories have the first codes."
@@ -91,9 +91,9 @@ class Categories:
         self, layouts: Sequence[ArrayLayout], options: OpenOptions, first: Callable[[str], Sequence[ArrayLayout]]
     ) -> list[ArrayLayout]:
         key = layouts[0].key
-        each = [_names(layout, options) for layout in layouts]
+        each = [_category_names(layout, options) for layout in layouts]
         if key not in self.known:
-            lists = [_names(layout, options) for layout in first(key)] or each
+            lists = [_category_names(layout, options) for layout in first(key)] or each
             is_one = all(names == lists[0] for names in lists)
             self.known[key] = tuple(lists[0] if is_one else sorted({name for names in lists for name in names}))
         more = {name for names in each for name in names} - set(self.known[key])
@@ -135,7 +135,7 @@ def check_same(column: str, arrays: Sequence[Any], options: OpenOptions) -> None
             )
 
 
-def _digest(names: Sequence[Any]) -> str:
+def _digest_of_names(names: Sequence[Any]) -> str:
     return hashlib.sha256(repr(tuple(names)).encode()).hexdigest()[:16]
 
 
@@ -150,7 +150,7 @@ def names_of_codes(layout: ArrayLayout, codes: npt.NDArray[Any], options: OpenOp
     Raises:
         H5CorruptError: there is no such name.
     """
-    names = _names(layout, options)
+    names = _category_names(layout, options)
     if layout.decoding is not None and isinstance(layout.decoding.codec, Recode):
         stored = np.full(max(layout.decoding.codec.codes, default=0) + 2, -1)  # -1 is the last
         stored[list(layout.decoding.codec.codes)] = np.arange(len(names))
@@ -162,7 +162,7 @@ def names_of_codes(layout: ArrayLayout, codes: npt.NDArray[Any], options: OpenOp
     return found
 
 
-def _names(layout: ArrayLayout, options: OpenOptions) -> list[Any]:
+def _category_names(layout: ArrayLayout, options: OpenOptions) -> list[Any]:
     assert layout.categories is not None, "these are no codes"
     return names_in(layout.categories, options)
 

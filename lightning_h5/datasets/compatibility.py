@@ -203,7 +203,7 @@ class Compatibility:
         if structure not in self._passed:
             for layout, one in zip(layouts, self._asked, strict=True):
                 if not one.only_counted:
-                    _check_kind(layout, text_ok=one.text_ok)
+                    _check_tensor_kind(layout, text_ok=one.text_ok)
                 if not one.takes_packed:
                     for each in layout.stored_arrays:
                         _check_packing(each, one)
@@ -212,7 +212,7 @@ class Compatibility:
         check_no_overlap([one for one in layouts if one.path == layouts[0].path])  # others are of another file
         if structure not in self._passed:
             self._first = self._first or layouts
-            _check_alike(self._first, layouts, shapes=self._of_one_row)
+            _check_same_rows(self._first, layouts, shapes=self._of_one_row)
             _check_packed_alike(self._first, layouts, self._asked)
             self._passed[structure] = layouts
 
@@ -237,7 +237,7 @@ def has_lists(array: ArrayLayout) -> bool:
     return stored is not None and isinstance(stored.codec, Ragged) and not is_bytes(stored.array.dtype)
 
 
-def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
+def _check_tensor_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
     kind = kind_of(layout.dtype)
     where = f"{layout.key!r} in {layout.path!r}"
     if kind == "number" or (kind == "text" and text_ok) or is_encoded(layout):
@@ -368,7 +368,7 @@ def _check_rows(arrays: Sequence[ArrayLayout]) -> None:
             )
 
 
-def _check_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], *, shapes: bool) -> None:
+def _check_same_rows(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], *, shapes: bool) -> None:
     for a, b in zip(expected, found, strict=True):
         pairs = [("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)]
         if a.categories is not None and b.categories is not None:  # their codes become those of one dtype

@@ -334,7 +334,9 @@ def row_numbers(indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, n_rows
             "np.flatnonzero(mask)."
         )
     if rows.dtype.kind not in "iu" and rows.size:
-        raise H5ValueError(f"{_shown(passed)} was passed as an index; rows are selected by integers. Pass integers.")
+        raise H5ValueError(
+            f"{_shown_indices(passed)} was passed as an index; rows are selected by integers. Pass integers."
+        )
     if rows.ndim > 1:
         raise _nested(passed)
     rows = np.atleast_1d(rows)
@@ -350,13 +352,13 @@ def row_numbers(indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, n_rows
 
 def _nested(passed: Any) -> H5ValueError:
     return H5ValueError(
-        f"{_shown(passed)} was passed as indices; several rows are selected by a flat list of integers. Pass one, as "
-        "dataset[[3, 1, 2]], or call read_batch([3, 1, 2]). A torch BatchSampler goes to DataLoader as "
+        f"{_shown_indices(passed)} was passed as indices; several rows are selected by a flat list of integers. Pass "
+        "one, as dataset[[3, 1, 2]], or call read_batch([3, 1, 2]). A torch BatchSampler goes to DataLoader as "
         "batch_sampler=..., or as sampler=... together with batch_size=None."
     )
 
 
-def _shown(passed: Any) -> str:
+def _shown_indices(passed: Any) -> str:
     """Return indices as text for a message, cut."""
     if isinstance(passed, np.ndarray | torch.Tensor):
         return f"an array of dtype {passed.dtype} and shape {tuple(passed.shape)}"

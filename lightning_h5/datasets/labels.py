@@ -78,12 +78,12 @@ def search_label(
     for file in np.unique(files).tolist():
         first, last = np.searchsorted(files, [file, file + 1]).tolist()
         arrays = [table.layouts[file][field] for field in fields]
-        tasks += _tasks(arrays, local[first:last], first, search, options, counters)
+        tasks += _label_tasks(arrays, local[first:last], first, search, options, counters)
     run(tasks, "looking for the label")
     return search.mask()
 
 
-def _tasks(
+def _label_tasks(
     arrays: Sequence[ArrayLayout],
     rows: IntArray,
     first: int,
@@ -97,11 +97,11 @@ def _tasks(
     step = n_together * max(1, PIECE_BYTES // max(1, n_together * row_bytes))
     cuts = np.flatnonzero(np.diff(rows // step)) + 1
     for low, high in pairwise([0, *cuts.tolist(), len(rows)]):
-        look = partial(_look, sources, arrays, rows[low:high], first + low, search)
+        look = partial(_look_for_label, sources, arrays, rows[low:high], first + low, search)
         yield BulkTask((high - low) * row_bytes, step * row_bytes, look)
 
 
-def _look(
+def _look_for_label(
     sources: Sequence[BlockSource],
     arrays: Sequence[ArrayLayout],
     rows: IntArray,

@@ -273,7 +273,7 @@ def mixture_dataset(
     Raises:
         H5ValueError: their rows do not go together.
     """
-    _check_alike(sources, mixes=mixes)
+    _check_sources_alike(sources, mixes=mixes)
     first = next(iter(sources.values())).sample_layout.x
     fields, flags = first.fields, first.flags
     if is_named and SOURCE in fields.names:
@@ -294,7 +294,7 @@ def mixture_dataset(
     return MixtureDataset(list(sources.values()), names, sample_layout, batch_transform=batch_transform)
 
 
-def _check_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
+def _check_sources_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
     """Refuse sources with different fields, or with rows that cannot be in one batch.
 
     Args:

@@ -108,9 +108,9 @@ class Affine:
         return self._compiled is not None
 
     @property
-    def _compiled(self) -> _Loops | None:
+    def _compiled(self) -> _AffineLoops | None:
         loop = None if self._codec is None else self._codec.loop
-        return _loops(self.work, by_channel=self._is_by_channel, loop=loop)
+        return _affine_loops(self.work, by_channel=self._is_by_channel, loop=loop)
 
     def compile(self, stored: np.dtype[Any]) -> None:
         """Compile what rows of a dtype need, with Numba: before processes fork, and not while they read.
@@ -177,7 +177,7 @@ class Affine:
             if here is not None:
                 out[here[some]] = piece
 
-    def _loops(self, *arrays: npt.NDArray[Any]) -> _Loops | None:
+    def _loops(self, *arrays: npt.NDArray[Any]) -> _AffineLoops | None:
         is_plain = all(each.flags.c_contiguous and each.flags.aligned and each.dtype.isnative for each in arrays)
         return self._compiled if is_plain else None
 
@@ -221,7 +221,7 @@ def _laid_out(
     return (-1, len(mean)), mean, scale
 
 
-class _Loops(NamedTuple):
+class _AffineLoops(NamedTuple):
     """Compiled loops over rows with a mean for each channel, or for each place."""
 
     in_place: Callable[..., None]
@@ -229,7 +229,7 @@ class _Loops(NamedTuple):
 
 
 @cache
-def _loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) -> _Loops | None:
+def _affine_loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) -> _AffineLoops | None:
     """Return loops that compute in a dtype; None without Numba.
 
     Args:
@@ -295,4 +295,4 @@ def _loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) -> _Loops
 
     in_place, take = (change_by_channel, take_by_channel) if by_channel else (change_by_place, take_by_place)
     both = compiled(in_place), compiled(take)
-    return None if both[0] is None or both[1] is None else _Loops(both[0], both[1])
+    return None if both[0] is None or both[1] is None else _AffineLoops(both[0], both[1])

@@ -155,7 +155,7 @@ def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None
         partial.unlink(missing_ok=True)
 
 
-def _numbers(given: Any) -> Any:
+def _checked_numbers(given: Any) -> Any:
     for value in given if isinstance(given, list) else [given]:
         if isinstance(value, bool | str):
             raise TypeError(f"{value!r} is not a number")
@@ -167,7 +167,7 @@ def _field(where: str, entry: Any) -> FieldStats:
     numbers = []
     for name in ("mean", "std"):
         try:
-            numbers.append(np.asarray(_numbers(given[name]), dtype=np.float64))
+            numbers.append(np.asarray(_checked_numbers(given[name]), dtype=np.float64))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise H5ValueError(
                 f"{where}: {name!r} is {given.get(name)!r}. Write a number, or a list of them."

@@ -46,7 +46,7 @@ def own_generators(transform: Callable[..., Any]) -> tuple[Callable[[int], objec
         if (seeder := _seeder(one)) is not None:
             seeders.append(seeder)
         elif one is not torch.default_generator:
-            objects += _inside(one)
+            objects += _referenced_objects(one)
     return tuple(seeders)
 
 
@@ -82,7 +82,7 @@ def _takes_seed(method: Callable[..., object]) -> bool:
         return False
 
 
-def _inside(one: Any) -> Iterator[Any]:
+def _referenced_objects(one: Any) -> Iterator[Any]:
     """Yield what an object refers to, in an order that is the same in all processes."""
     if isinstance(one, functools.partial):
         yield from (one.func, *one.args, *one.keywords.values())

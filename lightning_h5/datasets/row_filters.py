@@ -102,7 +102,7 @@ def criteria_of(
             _between("epoch", given_bounds, " and ".join(f"epoch_{end}={b}" for end, b in given_bounds.items()))
         )
     if callable(where):
-        return [*found, Criterion(f"where={_name_of(where)}", None, where, None)]
+        return [*found, Criterion(f"where={_name_of_function(where)}", None, where, None)]
     if where is not None and not isinstance(where, Mapping):
         raise H5ValueError(
             f"where={where!r} is neither a mapping from arrays to values nor a function of columns. "
@@ -114,7 +114,7 @@ def criteria_of(
 def _of_where(name: str, wanted: Any) -> Criterion:
     text = f"where[{name!r}]"
     if callable(wanted):
-        return Criterion(f"{text}={_name_of(wanted)}", name, wanted, None)
+        return Criterion(f"{text}={_name_of_function(wanted)}", name, wanted, None)
     if isinstance(wanted, Mapping):
         return _between(name, dict(wanted), f"{text}={dict(wanted)!r}")
     if isinstance(wanted, set | frozenset):
@@ -147,13 +147,13 @@ def _one_of(name: str, wanted: list[Any], argument: str) -> Criterion:
 
     def test(column: npt.NDArray[Any]) -> Any:
         for value in wanted:
-            _check_kind(column, value, text)
+            _check_comparable(column, value, text)
         if column.dtype.kind == "f":  # 0.1 matches the nearest 32-bit number; values beyond 32 bits match none
             near = [_rounded(value, column.dtype) for value in wanted]
             return np.isin(column, np.array([one for one in near if isinstance(one, np.floating)], column.dtype))
         if column.dtype.kind != "O":
             column = column.view(np.uint8) if column.dtype.kind == "b" else column
-            return np.isin(column, np.array(_whole(wanted, np.iinfo(column.dtype)), column.dtype))
+            return np.isin(column, np.array(_whole_numbers(wanted, np.iinfo(column.dtype)), column.dtype))
         values = set(wanted)
         return np.fromiter((item in values for item in column), dtype=np.bool_, count=len(column))
 
@@ -184,7 +184,7 @@ def _between(name: str, bounds: Mapping[str, Any], text: str) -> Criterion:
     return Criterion(text, name, test, f"{low!r}<={name}<={high!r}")
 
 
-def _whole(values: Iterable[Any], limits: np.iinfo[Any]) -> list[int]:
+def _whole_numbers(values: Iterable[Any], limits: np.iinfo[Any]) -> list[int]:
     """Return the numbers that an integer between limits can equal."""
     whole = [int(value) for value in values if not isinstance(value, float | np.floating) or float(value).is_integer()]
     return [value for value in whole if limits.min <= value <= limits.max]
@@ -217,7 +217,7 @@ def _check_value(value: Any, text: str) -> None:
     )
 
 
-def _check_kind(column: npt.NDArray[Any], value: Any, text: str) -> None:
+def _check_comparable(column: npt.NDArray[Any], value: Any, text: str) -> None:
     """A number never equals text: without this check such a filter would drop all rows in silence."""
     if isinstance(value, str) != (column.dtype.kind == "O"):
         raise H5ValueError(f"{text} asks for {value!r}, and the array holds {_what(column)}. Pass values of its kind.")
@@ -228,5 +228,5 @@ def _what(column: npt.NDArray[Any]) -> str:
     return f"text{example}" if column.dtype.kind == "O" else f"numbers ({column.dtype}{example})"
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _name_of_function(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", function))

@@ -110,7 +110,7 @@ def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:
             r"r'(patient\d+)_'."
         )
     found = []
-    for _, name, file in _named(table):
+    for _, name, file in _named_segments(table):
         path = table.paths[file]
         match = expression.search(name) or expression.search(path)
         if match is None:
@@ -135,7 +135,7 @@ def segments_in_lists(
         H5ValueError: a name is of no segment, or in several splits.
     """
     numbers: dict[tuple[int, str], int] = {}
-    for number, name, file in _named(table):
+    for number, name, file in _named_segments(table):
         short = file, name.rpartition("/")[2]
         numbers[short] = number if short not in numbers else -1  # a name of several groups is of none
         numbers[file, name] = number
@@ -196,7 +196,7 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
     return found
 
 
-def _named(table: RowTable) -> Iterator[tuple[int, str, int]]:
+def _named_segments(table: RowTable) -> Iterator[tuple[int, str, int]]:
     """Yield the place of each segment among those that samples are made of, its name and its file."""
     segments = table.indexer.segments
     for place, number in enumerate(segments.numbers_of(np.arange(len(segments))).tolist()):

@@ -266,10 +266,10 @@ def unit_of(array: ArrayLayout, options: OpenOptions) -> TimeUnit:
         return TimeUnit()
     with process_pool().h5(array.path, options, array.guard) as handle:
         attributes = handle.array(array).attrs
-        return TimeUnit(*(_text(attributes.get(name, "")) for name in TimeUnit._fields))
+        return TimeUnit(*(_value_as_text(attributes.get(name, "")) for name in TimeUnit._fields))
 
 
-def _text(value: Any) -> str:
+def _value_as_text(value: Any) -> str:
     value = value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 

@@ -190,7 +190,7 @@ class SegmentField:
         row_axes = [axis % n_axes for axis in (self.axis, self.step_axis) if axis is not None]
         if not row_axes and layout.n_rows == n_values:
             row_axes = [0]
-        taken = {axis % n_axes: _taken(one, self.name) for axis, one in self.taken.items()}
+        taken = {axis % n_axes: _taken_of_axis(one, self.name) for axis, one in self.taken.items()}
         return self.asked.decoded(layout.seen(row_axes, taken, period=period if len(row_axes) == 2 else None))
 
     def indices(self, layout: ArrayLayout) -> list[int | IntArray]:
@@ -201,7 +201,7 @@ class SegmentField:
         """
         shape: list[Any] = [np.arange(n) for n in (layout.n_rows, *layout.axes)]
         for axis, one in self.taken.items():
-            taken = _taken(one, self.name)
+            taken = _taken_of_axis(one, self.name)
             try:
                 indices = shape[axis][taken]
             except IndexError:
@@ -226,7 +226,7 @@ class SegmentField:
         return step - sum(axis is not None and axis % n_axes < step for axis in gone)
 
 
-def _taken(given: Any, name: str) -> int | slice | list[int]:
+def _taken_of_axis(given: Any, name: str) -> int | slice | list[int]:
     """Return what a user takes of an axis.
 
     Raises:
@@ -266,7 +266,7 @@ def selected(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions)
     for one, name in zip(asked, names, strict=True):
         taken: list[tuple[int, int | Span | tuple[int, ...]]] = []
         for axis, part in value_of_field(given.select, name, one.key, {}).items():
-            checked = _taken(part, name)
+            checked = _taken_of_axis(part, name)
             if isinstance(checked, slice):
                 taken.append((int(axis), Span(checked.start, checked.stop, checked.step)))
             else:

@@ -249,7 +249,7 @@ def parts_in(
     if kept is not None and (known := kept.read(describe, is_attribute)) is not None:
         return FoundParts(known.stars, known.arrays, names, aliases=known.aliases)
     stars, aliases = [""], dict[str, str]()
-    objects = _Objects(file, names, files.allow_external)
+    objects = _SameObjects(file, names, files.allow_external)
     if names.cells:
         stars = names_of_cells(file, path, names.cells, options)
     elif names.pattern is not None:
@@ -303,7 +303,7 @@ def parts_in(
     return found
 
 
-class _Objects:
+class _SameObjects:
     """Finds parts of a file that are the same objects under several names: hard links, or soft links to them.
 
     Args:
@@ -330,11 +330,11 @@ class _Objects:
         aliases = dict[str, str]()
         if len(several) == len(targets):
             return list(targets), aliases
-        alike = Counter(map(_form, targets))
+        alike = Counter(map(_form_of_name, targets))
         for same in several.values():
             if len(same) == 1:
                 continue
-            same.sort(key=lambda star: (targets[star].is_linked, -alike[_form(star)]))
+            same.sort(key=lambda star: (targets[star].is_linked, -alike[_form_of_name(star)]))
             first = dict[Any, str]()
             for star in same:
                 # Parts of several arrays can have one of them in common.
@@ -390,7 +390,7 @@ class _Objects:
         return identity_of_object(self._file, item), members
 
 
-def _form(name: str) -> str:
+def _form_of_name(name: str) -> str:
     """Return what names have in common that differ in numbers alone."""
     return re.sub(r"\d+", "0", name)
 

@@ -313,13 +313,13 @@ def _check_memory(needed: int, n_processes: int, names: Sequence[str]) -> None:
     shards = f"the shards of {', '.join(map(repr, names))}" if names != [""] else "the shards"
     ranks = f"{n_processes} ranks of this machine" if n_processes > 1 else "this rank"
     raise H5ValueError(
-        f"{shards} take {_size(needed)} on {ranks}, and {_size(HEADROOM)} while they are loaded; "
-        f"{_size(found.n_bytes)} are left ({found.limit}). {_size(max(0, found.n_bytes - HEADROOM))} would fit: take a "
-        "smaller dtype (uint8 as stored is a quarter of float32, and the GPU can cast it), fewer fields, more "
-        "machines, share_memory=True if ranks of a machine hold the same rows. Or read on demand, with "
-        "LazyH5DataModule or H5LazyDataset."
+        f"{shards} take {_memory_size(needed)} on {ranks}, and {_memory_size(HEADROOM)} while they are loaded; "
+        f"{_memory_size(found.n_bytes)} are left ({found.limit}). "
+        f"{_memory_size(max(0, found.n_bytes - HEADROOM))} would fit: take a smaller dtype (uint8 as stored is a "
+        "quarter of float32, and the GPU can cast it), fewer fields, more machines, share_memory=True if ranks of a "
+        "machine hold the same rows. Or read on demand, with LazyH5DataModule or H5LazyDataset."
     )
 
 
-def _size(n_bytes: int) -> str:
+def _memory_size(n_bytes: int) -> str:
     return bytes_text(n_bytes, least="MiB", most="GiB", digits=2 if n_bytes >= 2**30 else 1)

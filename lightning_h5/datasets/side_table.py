@@ -90,7 +90,7 @@ class SideTable:
                 f"{near(name, names)} Name one of these, after 'table/'."
             )
         if name not in self._columns:
-            self._columns[name] = _column(
+            self._columns[name] = _column_values(
                 self._table[name], f"{key!r} of {self.path!r}", as_text=name == self.column_on
             )
         return self._columns[name]
@@ -304,7 +304,7 @@ def _read(path: str, key: str | None) -> Any:
     return table
 
 
-def _column(column: Any, name: str, *, as_text: bool) -> Column:
+def _column_values(column: Any, name: str, *, as_text: bool) -> Column:
     """Return the values of a column of a ``pyarrow`` table.
 
     Args:

@@ -125,7 +125,7 @@ def sparse_table(
             "files.swmr was given with a sparse matrix, whose rows are not known while a file is written. Wait until "
             "it is closed."
         )
-    reading = _Reading(catalog, asked, matrices, options, choice.all_columns)
+    reading = _MatrixReading(catalog, asked, matrices, options, choice.all_columns)
     for path, found in each_readable(paths, reading.look, skip, advice):
         reading.add(path, *found)
     table = reading.table(choice)
@@ -134,7 +134,7 @@ def sparse_table(
     return table
 
 
-class _Reading:
+class _MatrixReading:
     """Collects what files have of each row."""
 
     def __init__(

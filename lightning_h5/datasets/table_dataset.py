@@ -156,7 +156,7 @@ class TableDataset(RowDataset):
     def summary(self) -> list[str]:
         """See ``RowDataset.summary``."""
         paths = self.table.paths
-        ends = f" from {_shortened(paths[0])} to {_shortened(paths[-1])}" if paths else ""
+        ends = f" from {_short_path(paths[0])} to {_short_path(paths[-1])}" if paths else ""
         fields = []
         for at, (name, plan) in enumerate(zip(self.fields.names, self.plans, strict=False)):
             if (matrix := self.fields.matrices.get(at)) is not None:
@@ -166,7 +166,7 @@ class TableDataset(RowDataset):
         if len(fields) > MAX_FIELDS:
             fields[MAX_FIELDS:] = [f"{len(fields) - MAX_FIELDS} more fields"]
         return [
-            _shortened(paths[0]) if len(paths) == 1 else f"{len(paths):,} files{ends}",
+            _short_path(paths[0]) if len(paths) == 1 else f"{len(paths):,} files{ends}",
             *self._summary_of_rows(),
             *fields,
         ]
@@ -213,7 +213,7 @@ def rows_of_all(n_rows: int, n_all: int) -> str:
     return f"{n_rows:,} rows" if n_rows == n_all else f"{n_rows:,} of {n_all:,} rows"
 
 
-def _shortened(path: str) -> str:
+def _short_path(path: str) -> str:
     return repr(path if len(path) <= MAX_NAME else f"...{path[-MAX_NAME:]}")
 
 

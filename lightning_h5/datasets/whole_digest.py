@@ -47,11 +47,11 @@ def whole_digest(layouts: PartLayouts, guards: Sequence[ChangeGuard], options: O
         H5DataChangedError: a file has changed since it was described.
     """
     if layouts.whole_digest is None:
-        layouts.whole_digest = (_digest(layouts, guards, options),)
+        layouts.whole_digest = (_digest_of_data(layouts, guards, options),)
     return layouts.whole_digest[0]
 
 
-def _digest(layouts: PartLayouts, guards: Sequence[ChangeGuard], options: OpenOptions) -> str | None:
+def _digest_of_data(layouts: PartLayouts, guards: Sequence[ChangeGuard], options: OpenOptions) -> str | None:
     files = list({guard.path: guard for guard in _with_others(guards)}.values())
     if any(guard.is_remote or guard.grows for guard in files):
         return None
@@ -130,7 +130,7 @@ def _smallest(layouts: PartLayouts) -> list[ArrayLayout]:
     chosen = np.sort(order[np.cumsum(sizes[order]) <= MAX_WHOLE_BYTES])
     found: dict[tuple[str, str], ArrayLayout] = {}  # members of a table are one array
     for part, field in zip(*(each.tolist() for each in np.divmod(chosen, layouts.n_fields)), strict=True):
-        array = _as_stored(layouts.one(part, field))
+        array = _stored_array(layouts.one(part, field))
         for one in (array, array.categories):
             if one is not None:
                 found[one.path, one.name] = one
@@ -141,7 +141,7 @@ def _sizes(layouts: PartLayouts, field: int) -> npt.NDArray[np.float64]:
     """Return the bytes of a field's array in each part, before any filter; infinite for values that are no array's."""
 
     def of_rows(arrays: tuple[ArrayLayout, ...]) -> tuple[float, float]:
-        seen, stored = arrays[field], _as_stored(arrays[field])
+        seen, stored = arrays[field], _stored_array(arrays[field])
         if seen.value is not None:
             return np.inf, 0
         n_bytes = stored.stored_row_bytes
@@ -156,7 +156,7 @@ def _sizes(layouts: PartLayouts, field: int) -> npt.NDArray[np.float64]:
     return sizes
 
 
-def _as_stored(array: ArrayLayout) -> ArrayLayout:
+def _stored_array(array: ArrayLayout) -> ArrayLayout:
     """Return the array that is seen in another way, or decoded."""
     array = array if array.decoding is None else array.decoding.array
     return array if array.view is None else array.view.array

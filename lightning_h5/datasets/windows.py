@@ -370,7 +370,7 @@ def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -
     )
 
 
-def _checked(indexer: Indexer, segments: Segments) -> Indexer:
+def _checked_indexer(indexer: Indexer, segments: Segments) -> Indexer:
     """Return samples of a kind of a user's own.
 
     Raises:
@@ -400,7 +400,7 @@ def samples_of(
     """
     kind = given.kind([field.asked.key for field in fields])
     if given.maker is not None:
-        return _checked(given.maker.indexer(segments, fields), segments)
+        return _checked_indexer(given.maker.indexer(segments, fields), segments)
     if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
         raise H5ValueError(
             f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "

@@ -231,7 +231,7 @@ def _check_decoder(filters: Sequence[int], path: str, key: str) -> None:
         )
     before, after = filters[: filters.index(BLOSC2)], filters[filters.index(BLOSC2) + 1 :]
     if set(before) - {SHUFFLE, FLETCHER32} or set(after) - {FLETCHER32}:
-        raise H5ValueError(_refusal(key, path, "it has other filters, which only the library can undo"))
+        raise H5ValueError(_refused_key(key, path, "it has other filters, which only the library can undo"))
 
 
 def check_library(array: Any, path: str, key: str, why: str) -> None:
@@ -247,7 +247,7 @@ def check_library(array: Any, path: str, key: str, why: str) -> None:
         H5ValueError: they may run such code.
     """
     if may_run_code(array.id):
-        raise H5ValueError(_refusal(key, path, why))
+        raise H5ValueError(_refused_key(key, path, why))
 
 
 def is_out_of_proportion(filters: Sequence[Filter]) -> bool:
@@ -305,7 +305,7 @@ def may_run_code(array_id: Any) -> bool:
     return any(plist.get_filter(at)[0] == BLOSC2 for at in range(plist.get_nfilters()))
 
 
-def _refusal(key: str, path: str, why: str) -> str:
+def _refused_key(key: str, path: str, why: str) -> str:
     return (
         f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {why}. That library "
         "can run code that a chunk names, and the chunks cannot be checked beforehand. Rewrite the array with another "

@@ -305,7 +305,7 @@ class Unpack:
 
     def compiled(self) -> Unpack:
         """See ``Codec.compiled``."""
-        return replace(self, is_compiled=_loops() is not None)
+        return replace(self, is_compiled=_unpack_loops() is not None)
 
     def take(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], here: IntArray) -> None:
         """Decode some rows with Numba, in one pass; only if this ``is_compiled``.
@@ -316,7 +316,7 @@ class Unpack:
             out: memory for decoded rows, in one piece.
             here: where in ``out`` they go, not checked.
         """
-        packing, loops = self.packing, _loops()
+        packing, loops = self.packing, _unpack_loops()
         assert loops is not None, "Numba is missing"
         rows, missing = self.seen(rows)
         source, target = (each.reshape(len(each), -1) for each in (rows, out))
@@ -362,7 +362,7 @@ class Unpack:
 
 
 @cache
-def _loops() -> tuple[Any, Any, Any] | None:
+def _unpack_loops() -> tuple[Any, Any, Any] | None:
     """Return the loops of ``Unpack``: without a missing value, with one, with several or limits; None without Numba."""
 
     def plain(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]

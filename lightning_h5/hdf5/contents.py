@@ -95,7 +95,7 @@ def entries_of(file: Any) -> Iterator[Entry]:
         group, above, last, outer = todo.pop()
         name = above + (last.decode(errors="surrogateescape") if isinstance(last, bytes) else last)
         try:
-            item, entry = _look(group, last, name, seen, outer)
+            item, entry = _look_at_object(group, last, name, seen, outer)
             inside = [] if item is None else list(item)
         except FAULTS as error:
             is_damaged = not isinstance(error, TypeError)
@@ -287,7 +287,9 @@ def _damaged(file: Any, name: str, error: object) -> H5CorruptError:
     )
 
 
-def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str], outer: str | None) -> tuple[Any, Entry]:
+def _look_at_object(
+    group: Any, last: str | bytes, name: str, seen: dict[Any, str], outer: str | None
+) -> tuple[Any, Entry]:
     """Return the object if it is a group, and its entry."""
     link = _link(group, encoded(text_of(last)))
     if isinstance(link, h5py.SoftLink):

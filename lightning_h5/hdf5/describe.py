@@ -286,7 +286,7 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         filters=filters,
         offset=None if why_plain else offset,
         n_stored_bytes=array.id.get_storage_size(),
-        fill=_fill(array),
+        fill=_fill_value(array),
         plain_reason=why_plain,
         integrity=_integrity_level(array, _applied_everywhere(filters, table)),
         table=None if why_plain else table,
@@ -400,7 +400,7 @@ def _applied_everywhere(filters: tuple[Filter, ...], table: ChunkTable | None) -
     return [found.id for at, found in enumerate(filters) if not skipped >> at & 1]
 
 
-def _fill(array: Any) -> bytes:
+def _fill_value(array: Any) -> bytes:
     """Return the stored value of an element that was never written; zeros if the file leaves it undefined."""
     if array.dtype.hasobject:
         return b""

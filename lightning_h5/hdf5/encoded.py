@@ -140,7 +140,7 @@ def _check_size(data: bytes) -> None:
     Raises:
         ValueError: it is large, and out of proportion to its bytes.
     """
-    width, height, depth = _declared(data)
+    width, height, depth = _declared_size(data)
     if (n_bytes := width * height * depth) > max(MAX_PIXEL_BYTES, MAX_PIXEL_RATIO * len(data)):
         raise ValueError(
             f"it declares {width:,} x {height:,} pixels, which are {n_bytes:,} bytes, and has {len(data):,}. If that "
@@ -148,7 +148,7 @@ def _check_size(data: bytes) -> None:
         )
 
 
-def _declared(data: bytes) -> tuple[int, int, int]:
+def _declared_size(data: bytes) -> tuple[int, int, int]:
     """Return width and height of a JPEG or PNG as it declares them, and the bytes of a pixel; zeros if it is cut."""
     if data.startswith(PNG):
         if len(data) < 26:

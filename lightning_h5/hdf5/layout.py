@@ -577,7 +577,7 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
             )
     dtypes = list(dict.fromkeys(one.dtype for one in arrays))
     dtype = np.result_type(*dtypes)
-    if not all(_holds_all(dtype, one) for one in dtypes):
+    if not all(_holds_all_numbers(dtype, one) for one in dtypes):
         raise H5ValueError(
             f"{listing(one.key for one in arrays)} in {first.path!r} have the dtypes {listing(map(str, dtypes))}, and "
             "no dtype holds the numbers of all. Give each a field of its own."
@@ -609,7 +609,7 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
     )
 
 
-def _holds_all(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
+def _holds_all_numbers(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
     """Return whether a dtype has all numbers of another one. NumPy takes float64 for whole numbers of 64 bits."""
     if other.kind in "iu" and dtype.kind in "fc":
         part = dtype.type(0).real.dtype

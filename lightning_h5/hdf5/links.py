@@ -122,7 +122,7 @@ class _Sources:
         if is_own:
             self._add_arrays(file, file, source)
             return
-        for number, one in enumerate(_names_of(name)):
+        for number, one in enumerate(_names_of_pattern(name)):
             path = _find_file(file, one)
             if path is None and "%" in name:  # the end of a pattern
                 return
@@ -133,11 +133,11 @@ class _Sources:
                 )
             self._add_file(path)
             with open_h5(path) as other:
-                self._add_arrays(file, other, _numbered(source, number) if "%b" in name else source)
+                self._add_arrays(file, other, _numbered_name(source, number) if "%b" in name else source)
 
     def _add_arrays(self, file: Any, other: Any, source: str) -> None:
         """Add the arrays of a file that a name, or a pattern of names, stands for."""
-        for name in _names_of(source):
+        for name in _names_of_pattern(source):
             if "%" in source and name not in other:  # the end of a pattern
                 return
             what = f"{self._key!r} in {file.filename!r} is a virtual array over {name!r} in {other.filename!r}"
@@ -274,12 +274,12 @@ def external_guards(
     return tuple(guards)
 
 
-def _names_of(pattern: str) -> Iterator[str]:
+def _names_of_pattern(pattern: str) -> Iterator[str]:
     """Yield the names that a pattern stands for: without end if it contains a number."""
-    return (_numbered(pattern, number) for number in (count() if "%b" in pattern else (0,)))
+    return (_numbered_name(pattern, number) for number in (count() if "%b" in pattern else (0,)))
 
 
-def _numbered(pattern: str, number: int) -> str:
+def _numbered_name(pattern: str, number: int) -> str:
     return "%".join(part.replace("%b", str(number)) for part in pattern.split("%%"))
 
 
@@ -313,7 +313,7 @@ def unmapped_rows(array: Any) -> int | None:
     shape = array.shape
     places, changes, n_runs = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)], 0
     for source in array.virtual_sources():
-        for firsts, n_rows, n_elements in _runs(source.vspace, shape):
+        for firsts, n_rows, n_elements in _selected_runs(source.vspace, shape):
             n_runs += len(firsts)
             if n_runs > MAX_RUNS:
                 return None
@@ -327,21 +327,21 @@ def unmapped_rows(array: Any) -> int | None:
     return int(np.diff(at[order], append=shape[0])[mapped < math.prod(shape[1:])].sum())
 
 
-def _runs(space: Any, shape: Sequence[int]) -> Iterator[tuple[range, int, int]]:
+def _selected_runs(space: Any, shape: Sequence[int]) -> Iterator[tuple[range, int, int]]:
     """Yield the first rows of runs in a selection, the rows of each run, and the selected elements of each row."""
     kind = space.get_select_type()
     if kind == h5py.h5s.SEL_ALL:
         yield range(1), shape[0], math.prod(shape[1:])
     elif kind == h5py.h5s.SEL_HYPERSLABS and space.is_regular_hyperslab():
-        (firsts, n_rows), *others = starmap(_blocks, zip(*space.get_regular_hyperslab(), shape, strict=True))
-        yield firsts, n_rows, math.prod(starmap(_length, zip(others, shape[1:], strict=True)))
+        (firsts, n_rows), *others = starmap(_axis_blocks, zip(*space.get_regular_hyperslab(), shape, strict=True))
+        yield firsts, n_rows, math.prod(starmap(_n_selected, zip(others, shape[1:], strict=True)))
     elif kind == h5py.h5s.SEL_HYPERSLABS:
         for first, last in space.get_select_hyper_blocklist().tolist():
             n_elements = math.prod(b + 1 - a for a, b in zip(first[1:], last[1:], strict=True))
             yield range(first[0], first[0] + 1), last[0] + 1 - first[0], n_elements
 
 
-def _blocks(start: int, stride: int, count: int, block: int, size: int) -> tuple[range, int]:
+def _axis_blocks(start: int, stride: int, count: int, block: int, size: int) -> tuple[range, int]:
     """Return the starts of blocks along an axis, and their length, cut at the axis's size: some have no end."""
     start, stride, count, block, size = map(int, (start, stride, count, block, size))
     n = min(count, max(0, -(-(size - start) // stride)))
@@ -350,7 +350,7 @@ def _blocks(start: int, stride: int, count: int, block: int, size: int) -> tuple
     return range(start, start + n * stride, stride), min(block, size)
 
 
-def _length(blocks: tuple[range, int], size: int) -> int:
+def _n_selected(blocks: tuple[range, int], size: int) -> int:
     """Return the number of elements of such blocks that lie on the axis."""
     firsts, block = blocks
     return len(firsts) * block - max(0, firsts[-1] + block - size) if firsts else 0

@@ -276,13 +276,13 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
         return minc
     found: dict[str, Value] = {}
     if h5py.h5a.get_num_attrs(array.id):
-        found = _declared(array, (*SCALING, *MISSING, *((UNSIGNED,) if element.kind != "f" else ())))
+        found = _declared_attributes(array, (*SCALING, *MISSING, *((UNSIGNED,) if element.kind != "f" else ())))
         _ignore_text(found, array)
     is_netcdf = form == "netCDF" or _is_variable(array)
     cure = None
     policy: Policy = "decode" if is_netcdf else "refuse" if element.kind != "f" else "keep"
-    if not found and form == "NWB" and (found := _declared(array, NWB_SCALING[:1])):
-        found |= _declared(array, NWB_SCALING[1:])
+    if not found and form == "NWB" and (found := _declared_attributes(array, NWB_SCALING[:1])):
+        found |= _declared_attributes(array, NWB_SCALING[1:])
         policy = "decode" if is_netcdf and element.kind == "f" else "keep"
     names = SCALING if not set(found) & set(NWB_SCALING) else NWB_SCALING
     if not set(found) & set(names) and (others := _by_other_names(array)) is not None:
@@ -291,11 +291,11 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
     fill = _default_fill(array, element) if is_netcdf and not isinstance(found.get(MISSING[0]), np.ndarray) else None
     if not found and fill is None and not is_netcdf:
         return None
-    valid = _declared(array, VALID) if is_netcdf or found else {}
-    attributes = tuple((name, _text(value)) for name, value in found.items())
+    valid = _declared_attributes(array, VALID) if is_netcdf or found else {}
+    attributes = tuple((name, _value_text(value)) for name, value in found.items())
     missing_names = [name for name in found if name not in (*names, UNSIGNED)]
     unclear = next((name for name in (*names, *missing_names) if isinstance(found.get(name), str)), None)
-    scale, offset = (_number(found.get(name), neutral) for name, neutral in zip(names, (1, 0), strict=True))
+    scale, offset = (_single_number(found.get(name), neutral) for name, neutral in zip(names, (1, 0), strict=True))
     unclear = unclear or next((n for n, v in zip(names, (scale, offset), strict=True) if v is None), None)
     if cure is not None and unclear is None and offset:
         unclear = names[1]
@@ -304,10 +304,12 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
         unclear = unclear or UNSIGNED
     is_reseen = element.kind != "f" and is_unsigned is not None and is_unsigned != (element.kind == "u")
     stored = f"{'uint' if is_unsigned else 'int'}{8 * element.itemsize}" if is_reseen else None
-    marks = [value for name in missing_names for value in _values(found.get(name))]
+    marks = [value for name in missing_names for value in _as_values(found.get(name))]
     missing = dict.fromkeys(mark for value in marks if (mark := _mark(value, element, is_reseen=is_reseen)) is not None)
     least, most = _limits(valid, element, stored)
-    attributes += tuple((name, _text(value)) for name, value in valid.items()) if (least, most) != (None, None) else ()
+    attributes += (
+        tuple((name, _value_text(value)) for name, value in valid.items()) if (least, most) != (None, None) else ()
+    )
     is_scaled = not set(found).isdisjoint(names)
     is_changed = unclear is not None or scale != 1 or offset != 0 or bool(missing) or stored is not None
     has_others = (fill is not None and stored is None) or (least, most) != (None, None)
@@ -344,7 +346,7 @@ def file_format(array: Any) -> Literal["netCDF", "ODIM", "NWB"] | None:
         return "NWB"
     if not h5py.h5a.exists(root, b"Conventions"):
         return None
-    value = _attribute(h5py.Group(root), "Conventions")
+    value = _numbers_of_attribute(h5py.Group(root), "Conventions")
     return "ODIM" if isinstance(value, str) and value.strip("'\"").startswith("ODIM") else "netCDF"
 
 
@@ -363,9 +365,9 @@ def _is_variable(array: Any) -> bool:
     return any(h5py.h5a.exists(array.id, name) for name in MARKERS)
 
 
-def _declared(item: Any, names: tuple[str, ...]) -> dict[str, Value]:
+def _declared_attributes(item: Any, names: tuple[str, ...]) -> dict[str, Value]:
     """Return those of some attributes that an object has."""
-    values = {name: _attribute(item, name) for name in names}
+    values = {name: _numbers_of_attribute(item, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -373,20 +375,22 @@ def _ignore_text(found: dict[str, Value], array: Any) -> None:
     """Remove missing values that are declared as text, which no number equals, with one log message."""
     for name in MISSING:
         if isinstance(value := found.get(name), _Text):
-            _note(f"{name}={value} of {str(array.name)!r} is text, which no number equals, and is ignored")
+            _packing_note(f"{name}={value} of {str(array.name)!r} is text, which no number equals, and is ignored")
             del found[name]
 
 
 @lru_cache(1000)
-def _note(text: str) -> None:
+def _packing_note(text: str) -> None:
     _log.warning("%s", text)
 
 
 def _by_other_names(array: Any) -> tuple[tuple[str, str], str | None, dict[str, Value]] | None:
     """Return a scale outside of netCDF's conventions: its names, the cure if it is unclear, and all attributes."""
     for one in OTHER_NAMES:
-        found = _declared(array, (one.scale, one.offset, *((one.missing,) if one.missing else ())))
-        scale, offset = (_number(found.get(name), neutral) for name, neutral in ((one.scale, 1), (one.offset, 0)))
+        found = _declared_attributes(array, (one.scale, one.offset, *((one.missing,) if one.missing else ())))
+        scale, offset = (
+            _single_number(found.get(name), neutral) for name, neutral in ((one.scale, 1), (one.offset, 0))
+        )
         if one.scale not in found or (one.is_sure and one.offset not in found) or (scale == 1 and offset == 0):
             continue
         cure = None
@@ -410,7 +414,7 @@ def _default_fill(array: Any, element: np.dtype[Any]) -> float | None:
 
 def _limits(valid: dict[str, Value], element: np.dtype[Any], stored: str | None) -> tuple[Any, Any]:
     """Return the smallest and largest valid value, as the netCDF4 library reads them; None for no limit."""
-    ends = {name: _values(value) for name, value in valid.items()}
+    ends = {name: _as_values(value) for name, value in valid.items()}
     pair = [_exact(value, element, stored) for value in ends.get(VALID[0], ())]
     if len(pair) == 2 and None not in pair:
         return pair[0], pair[1]
@@ -424,7 +428,7 @@ def _exact(value: Any, element: np.dtype[Any], stored: str | None) -> Any:
     if element.kind == "f":
         with np.errstate(all="ignore"):
             return float(value) if element.type(value) == value else None
-    whole = _whole(value, element, is_reseen=stored is not None)
+    whole = _stored_integer(value, element, is_reseen=stored is not None)
     if whole is None or stored is None:
         return whole
     return int(np.array(whole, element).view(stored))
@@ -436,22 +440,22 @@ def _packing_of_odim(array: Any, element: np.dtype[Any]) -> Packing | None:
     above = str(array.name).rpartition("/")[0]
     while True:
         group = _child(array, f"{above}/what")
-        for name, value in ({} if group is None else _declared(group, ODIM)).items():
+        for name, value in ({} if group is None else _declared_attributes(group, ODIM)).items():
             found.setdefault(name, value)
         if not above:
             break
         above = above.rpartition("/")[0]
     if "gain" not in found:
         return None
-    scale, offset = (_number(found.get(name), neutral) for name, neutral in (("gain", 1), ("offset", 0)))
-    marks = [_mark(value, element, is_reseen=False) for name in ODIM[2:] for value in _values(found.get(name))]
+    scale, offset = (_single_number(found.get(name), neutral) for name, neutral in (("gain", 1), ("offset", 0)))
+    marks = [_mark(value, element, is_reseen=False) for name in ODIM[2:] for value in _as_values(found.get(name))]
     missing = tuple(dict.fromkeys(mark for mark in marks if mark is not None))
     unclear = next((f"what/{name}" for name in ODIM if isinstance(found.get(name), str)), None)
     unclear = unclear or ("what/gain" if scale is None else "what/offset" if offset is None else None)
     if scale == 1 and offset == 0 and not missing:
         return None
     return Packing(
-        attributes=tuple((f"what/{name}", _text(found[name])) for name in ODIM if name in found),
+        attributes=tuple((f"what/{name}", _value_text(found[name])) for name in ODIM if name in found),
         scale=1.0 if scale is None else float(scale),
         offset=0.0 if offset is None else float(offset),
         missing=missing,
@@ -470,7 +474,7 @@ def _packing_of_minc(array: Any, element: np.dtype[Any]) -> Packing | None:
         raise ValueError(f"{listing(MINC)} have more than {MAX_SLICES:,} values, or values that are no numbers")
     low, high = ((parent[one].shape, np.unique(parent[one][...])) for one in MINC)
     limits = np.iinfo(element)
-    given = _values(_declared(array, VALID).get(VALID[0]))
+    given = _as_values(_declared_attributes(array, VALID).get(VALID[0]))
     least, most = sorted(map(float, given)) if len(given) == 2 else (float(limits.min), float(limits.max))
     attributes = [(VALID[0], f"[{least:g}, {most:g}]")]
     if len(low[1]) == len(high[1]) == 1 and most > least:
@@ -506,7 +510,7 @@ def _child(array: Any, path: str) -> Any:
     return h5py.Group(item)
 
 
-def _attribute(array: Any, name: str) -> Value | None:
+def _numbers_of_attribute(array: Any, name: str) -> Value | None:
     """Return the numbers of an attribute, flat; text that describes another value; None if it is missing or empty."""
     if not h5py.h5a.exists(array.id, name.encode()):
         return None
@@ -532,7 +536,7 @@ def _attribute(array: Any, name: str) -> Value | None:
     return np.atleast_1d(values.astype(values.dtype.newbyteorder("="))).reshape(-1)
 
 
-def _number(value: Value | None, neutral: float) -> Any:
+def _single_number(value: Value | None, neutral: float) -> Any:
     """Return the number of an attribute; the neutral one without it, and None if it is not one number."""
     if value is None:
         return neutral
@@ -540,18 +544,18 @@ def _number(value: Value | None, neutral: float) -> Any:
     return value[0] if is_one else None
 
 
-def _values(value: Value | None) -> list[Any]:
+def _as_values(value: Value | None) -> list[Any]:
     return list(value) if isinstance(value, np.ndarray) else []
 
 
 def _mark(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> float | None:
     """Return a missing value as it is stored; None if no element can have it, or it is NaN, which needs no decoding."""
     if element.kind != "f":
-        return _whole(value, element, is_reseen=is_reseen)
+        return _stored_integer(value, element, is_reseen=is_reseen)
     return None if math.isnan(value) else float(element.type(value))
 
 
-def _whole(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> int | None:
+def _stored_integer(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> int | None:
     """Return the stored integer that equals a value of an attribute; None if no element can have it."""
     if not math.isfinite(value) or value != int(value):
         return None
@@ -583,7 +587,7 @@ def _short(number: float) -> str:
     return f"{number:.7g}" if not isinstance(number, int) and abs(number) > 1e15 else str(number)
 
 
-def _text(value: Value) -> str:
+def _value_text(value: Value) -> str:
     if isinstance(value, str):
         return value
     return str(value[0]) if value.size == 1 else str([one.item() for one in value])

@@ -72,7 +72,7 @@ def referenced_arrays(file: Any, path: str, key: str, files: FileOptions, *, tak
         references = array[()].reshape(-1).tolist()
     names = _Names(file)
     return [
-        _name_of(one, names, f"{key!r} in {path!r} refers at index {at} to", takes_empty=takes_empty)
+        _name_of_reference(one, names, f"{key!r} in {path!r} refers at index {at} to", takes_empty=takes_empty)
         for at, one in enumerate(references)
     ]
 
@@ -103,7 +103,7 @@ def value_of_cell(file: Any, name: str, files: FileOptions) -> Any:
 def is_matlab_text(file: Any, name: str) -> bool:
     """Return whether an array of an open file has the characters of a text of MATLAB."""
     with translate_h5py_errors(file.filename, repr(name)):
-        found = _attribute(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")), CLASS)
+        found = _attribute_or_none(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")), CLASS)
     return isinstance(found, bytes | str) and found in (b"char", "char")
 
 
@@ -132,11 +132,11 @@ class _Names:
             for each in group:
                 info = h5py.h5g.get_objinfo(group, each, follow_link=False)
                 if info.type == h5py.h5g.DATASET:
-                    self._known[info.objno] = f"{_text(above)}/{_text(each)}".strip("/")
+                    self._known[info.objno] = f"{_decoded_name(above)}/{_decoded_name(each)}".strip("/")
         return self._known.get(address)
 
 
-def _name_of(reference: Any, names: _Names, what: str, *, takes_empty: bool) -> str:
+def _name_of_reference(reference: Any, names: _Names, what: str, *, takes_empty: bool) -> str:
     if not reference:
         raise H5ValueError(f"{what} nothing: the reference is null. Write an array for each index.")
     try:
@@ -159,12 +159,12 @@ def _name_of(reference: Any, names: _Names, what: str, *, takes_empty: bool) -> 
     return name
 
 
-def _attribute(array: Any, name: bytes) -> Any:
+def _attribute_or_none(array: Any, name: bytes) -> Any:
     """Return an attribute of a low-level array; None if there is none."""
     if not h5py.h5a.exists(array, name):
         return None
     return h5py.Dataset(array).attrs[name.decode()]
 
 
-def _text(name: bytes) -> str:
+def _decoded_name(name: bytes) -> str:
     return name.decode(errors="surrogateescape")

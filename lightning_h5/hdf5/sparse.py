@@ -66,7 +66,7 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
         return _of_matlab(group, path, key, parts)
     with translate_h5py_errors(path, repr(key)):
         n_rows = group["indptr"].shape[0] - 1
-        shape, form, has_barcodes = _shape(group), _form(group), has_arrays(group, "barcodes")
+        shape, form, has_barcodes = _shape(group), _matrix_form(group), has_arrays(group, "barcodes")
         if shape is None:
             raise H5ValueError(
                 f"{key!r} in {path!r} has the arrays of a sparse matrix, and neither an attribute nor an array "
@@ -85,7 +85,7 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
             raise H5ValueError(
                 f"{key!r} in {path!r} has the shape {shape}, and 'indptr' is of {n_rows} rows. Write the file again."
             )
-        return SparseGroup(key, n_rows, n_columns, _names_of(file, group, key, is_of_10x=is_of_10x))
+        return SparseGroup(key, n_rows, n_columns, _names_of_columns(file, group, key, is_of_10x=is_of_10x))
 
 
 def _of_matlab(group: Any, path: str, key: str, parts: tuple[str, ...]) -> SparseGroup:
@@ -124,7 +124,7 @@ def _shape(group: Any) -> tuple[int, int] | None:
     return None
 
 
-def _form(group: Any) -> str | None:
+def _matrix_form(group: Any) -> str | None:
     """Return "csr" or "csc" if an attribute says so."""
     for name in ("encoding-type", "h5sparse_format"):
         found = group.attrs.get(name)
@@ -134,7 +134,7 @@ def _form(group: Any) -> str | None:
     return None
 
 
-def _names_of(file: Any, group: Any, key: str, *, is_of_10x: bool) -> str | None:
+def _names_of_columns(file: Any, group: Any, key: str, *, is_of_10x: bool) -> str | None:
     """Return the array with the names of a matrix's columns."""
     if is_of_10x:
         features = _group(file, f"{key}/features")

@@ -60,7 +60,7 @@ def structure_of(item: Any, name: str) -> str | None:
 
 def is_empty_matlab(array_id: Any) -> bool:
     """Return whether an array is MATLAB's ``[]``, which stores its sizes in place of values."""
-    return bool(np.any(_attribute(array_id, MATLAB_EMPTY, 0)))
+    return bool(np.any(_attribute_or_default(array_id, MATLAB_EMPTY, 0)))
 
 
 def matrices_among(names: Collection[str]) -> dict[str, str]:
@@ -81,7 +81,7 @@ def is_private_group(name: str) -> bool:
 
 
 def _is_index(item: Any, name: str) -> bool:
-    return name.startswith("_i_") or _text(item, b"CLASS") in (b"INDEX", b"TINDEX")
+    return name.startswith("_i_") or _text_attribute(item, b"CLASS") in (b"INDEX", b"TINDEX")
 
 
 def _is_of_matlab(item: Any, name: str) -> bool:
@@ -89,11 +89,11 @@ def _is_of_matlab(item: Any, name: str) -> bool:
 
 
 def _is_placeholder(item: Any, name: str) -> bool:
-    return _is_scale(item, name) and _text(item, b"NAME").startswith(NO_VARIABLE)
+    return _is_scale(item, name) and _text_attribute(item, b"NAME").startswith(NO_VARIABLE)
 
 
 def _is_scale(item: Any, name: str) -> bool:
-    return _text(item, b"CLASS") == b"DIMENSION_SCALE"
+    return _text_attribute(item, b"CLASS") == b"DIMENSION_SCALE"
 
 
 def _is_empty(item: Any, name: str) -> bool:
@@ -110,14 +110,14 @@ STRUCTURES = (
 """All structures; the first one that marks an object counts."""
 
 
-def _text(item: Any, name: bytes) -> bytes:
-    value = _attribute(item, name, b"")
+def _text_attribute(item: Any, name: bytes) -> bytes:
+    value = _attribute_or_default(item, name, b"")
     return (
         value.encode(errors="replace") if isinstance(value, str) else bytes(value) if isinstance(value, bytes) else b""
     )
 
 
-def _attribute(item: Any, name: bytes, default: Any) -> Any:
+def _attribute_or_default(item: Any, name: bytes, default: Any) -> Any:
     """Return an attribute of a low-level object; a default without it, or if it cannot be read."""
     try:
         if not h5py.h5a.exists(item, name):

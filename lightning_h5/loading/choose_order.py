@@ -121,7 +121,7 @@ def choose_order(
         elif is_cheap:
             why = "random access is as cheap as sequential access"
         else:
-            why = f"all decoded rows{' of a node' if nodes > 1 else ''} ({_size(total)}) fit shuffle.buffer"
+            why = f"all decoded rows{' of a node' if nodes > 1 else ''} ({_buffer_size(total)}) fit shuffle.buffer"
         cache_bytes = max(few, total * consumers if fits else buffer_bytes)
         return Order("global", 1, 0, why, cache_bytes, nodes=nodes, node_bytes=node_bytes, exceeds_memory=exceeds)
     streams_of_a_node = -(-(shuffle.streams or world_size * consumers) // max(1, nodes))
@@ -135,11 +135,11 @@ def choose_order(
         why = asked
     elif cost.has_cheap_random_access and memory is not None:
         why = (
-            f"the rows{' of a node' if nodes > 1 else ''} ({_size(of_a_node)}) exceed {FREE_SHARE:.0%} of the "
-            f"{_size(memory)} that are free to keep them: runs of rows are read from the disk, not single ones"
+            f"the rows{' of a node' if nodes > 1 else ''} ({_buffer_size(of_a_node)}) exceed {FREE_SHARE:.0%} of the "
+            f"{_buffer_size(memory)} that are free to keep them: runs of rows are read from the disk, not single ones"
         )
     else:
-        why = f"a single row costs a block of {_size(block)}"
+        why = f"a single row costs a block of {_buffer_size(block)}"
     cache_bytes = max(buffer_bytes, 2 * on_a_rank * block) + few
     return Order(
         "chunks",
@@ -230,5 +230,5 @@ def bytes_to_mix(n_blocks: int, block_bytes: int, streams: int) -> int:
     return room * block_bytes * streams
 
 
-def _size(n_bytes: int) -> str:
+def _buffer_size(n_bytes: int) -> str:
     return bytes_text(n_bytes, least="KiB", most="MiB")

@@ -66,14 +66,14 @@ def what_limits(
     n_batches = amounts["batches"]
     if not n_batches or amounts["seconds"] <= 0:
         return None
-    limit = _limit(amounts, n_workers, n_cores, to_keep)
+    limit = _limit_text(amounts, n_workers, n_cores, to_keep)
     if n_batches >= MIN_BATCHES:
         return limit
     more = "" if "longer run" in limit.text else " A longer run is more certain."
     return limit._replace(text=f"{limit.text} (Batches measured: {n_batches:.0f}.{more})")
 
 
-def _limit(amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None) -> Limit:
+def _limit_text(amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None) -> Limit:
     seconds, waited = amounts["seconds"], amounts["wait_seconds"]
     share = min(1.0, waited / seconds)
     if amounts["transfer_seconds"] > max(MIN_WAITING * seconds, waited):
@@ -91,7 +91,7 @@ def _limit(amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: 
         text = f"{begin}, {start / waited:.0%} of that for the first batches of epochs"
         return Limit("start", text + _start_advice(amounts, n_workers))
     kind = _slowest_work(amounts, n_workers, n_cores)
-    return Limit(kind, f"{begin}. {_advice(kind, amounts, n_workers, n_cores, to_keep)}")
+    return Limit(kind, f"{begin}. {_advice_on_workers(kind, amounts, n_workers, n_cores, to_keep)}")
 
 
 def _slowest_work(amounts: Mapping[str, float], n_workers: int, n_cores: int) -> Kind:
@@ -116,7 +116,9 @@ def _start_advice(amounts: Mapping[str, float], n_workers: int) -> str:
     return ". A longer run spends a smaller share on them."
 
 
-def _advice(kind: Kind, amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None) -> str:
+def _advice_on_workers(
+    kind: Kind, amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None
+) -> str:
     if kind == "transforms":
         more = f"more workers than {n_workers}" if n_workers else "workers for them (num_workers=2 or more)"
         return f"Transforms are the bottleneck: use {more}, transform whole batches (batch_transform), or on the GPU."
@@ -212,7 +214,7 @@ def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, 
             amounts["finish_seconds"] = 0.0  # collating alone, which no setting changes
         ours.close()
         kind = _slowest_work(amounts, n_workers, usable_cores())
-        advice = _advice(kind, amounts, n_workers, usable_cores(), "shuffle.buffer that holds all")
+        advice = _advice_on_workers(kind, amounts, n_workers, usable_cores(), "shuffle.buffer that holds all")
     elif n_workers == 0:
         advice = "It reads in the training process: use num_workers > 0, or a dataset of this package."
     else:

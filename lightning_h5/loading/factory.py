@@ -236,10 +236,10 @@ class _WholeEpochLoader(DataLoader[Any]):
     """A loader of torch's that raises RuntimeError if its dataset raises StopIteration, which would end the epoch."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own private class here
-        return _all_of(super().__iter__(), len(self))
+        return _all_batches(super().__iter__(), len(self))
 
 
-def _all_of(batches: Iterator[Any], n_batches: int) -> Iterator[Any]:
+def _all_batches(batches: Iterator[Any], n_batches: int) -> Iterator[Any]:
     for step in range(n_batches):
         try:
             batch = next(batches)

@@ -124,7 +124,7 @@ class LoaderBatch(NamedTuple):
     dataloader_name: str
 
 
-class _Reading(NamedTuple):
+class _LoaderReading(NamedTuple):
     """An iteration of a loader: the next batch that it gives."""
 
     cycle: int
@@ -168,7 +168,7 @@ class MultiDataLoader:
             )
         self._n_units = self._mixture.n_units(self._lengths, 1)
         self.epoch = self._n_given = 0
-        self._readings: dict[int, _Reading] = {}
+        self._readings: dict[int, _LoaderReading] = {}
 
     def __len__(self) -> int:
         """Return the batches of an epoch."""
@@ -215,7 +215,7 @@ class MultiDataLoader:
         """Return a batch of a loader; it goes on with the iteration that is there yet."""
         reading = self._readings.pop(source, None)
         if reading is None or reading[:2] != (cycle, step):
-            reading = _Reading(cycle, step, self._read_from(source, cycle, step))
+            reading = _LoaderReading(cycle, step, self._read_from(source, cycle, step))
         batch = next(reading.batches)
         if step + 1 < self._lengths[source]:
             self._readings[source] = reading._replace(step=step + 1)

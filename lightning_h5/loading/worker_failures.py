@@ -128,7 +128,7 @@ def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str
         "collate_fn": loader.collate_fn,
         "workers.init_fn": loader.worker_init_fn,
     }
-    names = [name for name, value in arguments.items() if not _is_picklable(value)]
+    names = [name for name, value in arguments.items() if not _can_be_pickled(value)]
     if not names and not isinstance(error, PicklingError):
         return None
     return (
@@ -138,7 +138,7 @@ def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str
     )
 
 
-def _is_picklable(value: Any) -> bool:
+def _can_be_pickled(value: Any) -> bool:
     try:
         ForkingPickler.dumps(value)
     except Exception:

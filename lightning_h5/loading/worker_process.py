@@ -154,12 +154,12 @@ def holding(signals: Sequence[int], method: str) -> Iterator[None]:
 def _ignore(signals: Sequence[int]) -> None:
     """Ignore signals from now on, and those that were held back; programs that this process starts do not."""
     for number in signals:
-        signal.signal(number, _do_nothing)  # SIG_IGN would be inherited by programs
+        signal.signal(number, _ignore_signal)  # SIG_IGN would be inherited by programs
         signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
-def _do_nothing(number: int, frame: FrameType | None) -> None:
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
     pass
 
 

@@ -309,7 +309,7 @@ class WorkerPool:
                 self._memory.close()
 
     def __del__(self) -> None:
-        # At interpreter shutdown ``_end_all`` has ended them.
+        # At interpreter shutdown ``_end_workers`` has ended them.
         if hasattr(self, "_lock") and not sys.is_finalizing():
             self.end()
 
@@ -323,10 +323,10 @@ def _end_at_exit(pool: WorkerPool) -> None:
     _pools.add(pool)
     if os.getpid() not in _exits:
         _exits.add(os.getpid())
-        multiprocessing.util.Finalize(None, _end_all, exitpriority=10)  # before it ends daemons
+        multiprocessing.util.Finalize(None, _end_workers, exitpriority=10)  # before it ends daemons
 
 
-def _end_all() -> None:
+def _end_workers() -> None:
     for pool in list(_pools):
         pool.end(at_once=True)
 

@@ -57,7 +57,7 @@ class MadeBatches(Protocol):
         ...
 
 
-class _Piece(NamedTuple):
+class _RowRange(NamedTuple):
     """Rows ``[low, high)`` of a batch."""
 
     batch: int
@@ -91,7 +91,7 @@ class DealtBatches:
         """Steps that every rank takes."""
         return (self._n_whole + len(self._last)) // self.world_size
 
-    def piece(self, place: int) -> _Piece:
+    def piece(self, place: int) -> _RowRange:
         """Return the piece at a place of what is left."""
         return self._last[place - self._n_whole] if place >= self._n_whole else self._rest_of(self.first + place)
 
@@ -102,9 +102,9 @@ class DealtBatches:
         batch, _, high = self.piece(n_pieces - 1)
         return (batch + 1, 0) if high == self._rest_of(batch).high else (batch, high)
 
-    def _rest_of(self, batch: int) -> _Piece:
+    def _rest_of(self, batch: int) -> _RowRange:
         low = self.offset if batch == self.first else 0
-        return _Piece(batch, low, self.batches.start(batch + 1) - self.batches.start(batch))
+        return _RowRange(batch, low, self.batches.start(batch + 1) - self.batches.start(batch))
 
     def _n_rows(self, n_batches: int) -> int:
         """Return the rows of the last so many batches that are not consumed."""
@@ -124,7 +124,7 @@ class DealtBatches:
         return (full - rounds) * self.world_size
 
     @cached_property
-    def _last(self) -> list[_Piece]:
+    def _last(self) -> list[_RowRange]:
         """The pieces of the other batches: whole rounds of them."""
         pieces = [self._rest_of(batch) for batch in range(self.first + self._n_whole, self.batches.n_batches)]
         n_wanted = -(-len(pieces) // self.world_size) * self.world_size
@@ -136,7 +136,7 @@ class DealtBatches:
             largest = max(range(len(pieces)), key=lambda at: (n_rows[at] / parts[at], at))
             parts[largest] += 1
         return [
-            _Piece(piece.batch, piece.low + low, piece.low + high)
+            _RowRange(piece.batch, piece.low + low, piece.low + high)
             for piece, n, size in zip(pieces, parts, n_rows, strict=True)
             for low, high in (balanced_contiguous_shard(size, n, part) for part in range(n))
         ]
@@ -250,7 +250,7 @@ class _AlikeBatches:
     def __init__(self, lengths: IntArray, sizes: IntArray, seed: int, epoch: int) -> None:
         self._lengths, self._seed, self._epoch = lengths, seed, epoch
         self.n_batches = len(sizes)
-        order = _shuffled(self.n_batches, seed, epoch)
+        order = _shuffled_batches(self.n_batches, seed, epoch)
         self._sizes, self._firsts = sizes[order], (np.cumsum(sizes) - sizes)[order]
         self._starts: IntArray = np.concatenate([[0], np.cumsum(self._sizes)])
 
@@ -304,12 +304,12 @@ class _AlikeInStretches:
         rows = _longest_first(rows, self._lengths[rows], self._seed, self._epoch)
         n_whole = len(rows) // self._batch_size
         batches = rows[: n_whole * self._batch_size].reshape(-1, self._batch_size)
-        order = _shuffled(n_whole, self._seed, self._epoch, stretch)
+        order = _shuffled_batches(n_whole, self._seed, self._epoch, stretch)
         made: IntArray = np.concatenate([batches[order].ravel(), rows[n_whole * self._batch_size :]])
         return made
 
 
-def _shuffled(n_batches: int, seed: int, epoch: int, stretch: int = 0) -> IntArray:
+def _shuffled_batches(n_batches: int, seed: int, epoch: int, stretch: int = 0) -> IntArray:
     keys = np.asarray(stream(seed, epoch, BATCHES, stretch).random_raw(n_batches), dtype=np.uint64)
     return np.argsort(keys, kind="stable")
 

@@ -77,7 +77,7 @@ class TablePermutation:
         keys = np.asarray(bits.random_raw(n), dtype=U64) >> width << width
         keys |= np.arange(n, dtype=U64)
         keys.sort()
-        self._table: IntArray = (keys & _mask(width)).astype(np.int64)
+        self._table: IntArray = (keys & _bit_mask(width)).astype(np.int64)
 
     def __call__(self, start: int, stop: int) -> IntArray:
         """Return the rows at the positions ``[start, stop)`` of the order; not to be written to."""
@@ -114,9 +114,9 @@ class KeyedPermutation:
     def _encrypt(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         # Halves and their widths swap in each round, so an even number of rounds restores the widths.
         a, b = self._high_bits, self._low_bits
-        high, low = values >> b, values & _mask(b)
+        high, low = values >> b, values & _bit_mask(b)
         for key in self._keys:
-            high, low = low, high ^ (mix(low ^ key) & _mask(a))
+            high, low = low, high ^ (mix(low ^ key) & _bit_mask(a))
             a, b = b, a
         return (high << b) | low
 
@@ -168,7 +168,7 @@ def _sorted_places(sizes: IntArray, keys: npt.NDArray[np.uint64]) -> IntArray:
     words = mix(keys[:, None] + ranks * GAMMA) >> width << width | ranks
     words[ranks >= sizes[:, None].astype(U64)] = ~U64(0)
     words.sort(axis=1)
-    return (words & _mask(width)).astype(np.int64)
+    return (words & _bit_mask(width)).astype(np.int64)
 
 
 def _network_places(
@@ -200,7 +200,7 @@ def _encrypt_digits(
     return high * b + low
 
 
-def _mask(bits: np.uint64) -> np.uint64:
+def _bit_mask(bits: np.uint64) -> np.uint64:
     return U64((1 << int(bits)) - 1)
 
 

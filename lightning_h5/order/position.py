@@ -105,7 +105,7 @@ class Position:
             "n_blocks": sampler.blocks.n_blocks,
             "identity": identity,
         }
-        return state | {"digest": _digest(state)}
+        return state | {"digest": _digest_of_state(state)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], sampler: PlanSampler, identity: Identity | None = None) -> Position:
@@ -120,7 +120,7 @@ class Position:
                 "Resume with the version of lightning_h5 that saved it."
             )
         try:
-            digest = _digest(state)
+            digest = _digest_of_state(state)
         except (KeyError, TypeError, ValueError):
             digest = ""
         if state.get("digest") != digest:  # from here on the state is intact
@@ -168,7 +168,7 @@ def is_position(value: object) -> bool:
     return isinstance(value, Mapping) and {"digest", "segments", "order"} <= value.keys()
 
 
-def _digest(state: Mapping[str, Any]) -> str:
+def _digest_of_state(state: Mapping[str, Any]) -> str:
     """Return a digest of all other fields: a number that was changed by accident still looks like a position."""
     fields = {name: state[name] for name in _FIELDS}  # a subclass may have added others
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

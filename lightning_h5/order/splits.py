@@ -50,7 +50,7 @@ def group_split(
     # Groups in a random order; each goes to the split that keeps all splits closest to their share so far.
     order = np.argsort(np.asarray(stream(split_seed, 0, SPLIT).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):
-        by_kind, kind_of_place = _sort_by_kind(order, _of_groups(kinds, codes), len(n_of_kind))
+        by_kind, kind_of_place = _sort_by_kind(order, _kinds_of_groups(kinds, codes), len(n_of_kind))
         rank = np.arange(len(codes)) - np.repeat(np.cumsum(n_of_kind) - n_of_kind, n_of_kind)
         split_of_place = np.zeros(len(codes), dtype=np.int64)
         for share in np.cumsum(shares).tolist():
@@ -58,7 +58,7 @@ def group_split(
         split_of_group = np.empty(len(sizes), dtype=np.int64)
         split_of_group[by_kind] = split_of_place
     else:
-        split_of_group = _fill(order, _count(codes, kinds, len(sizes), len(n_of_kind)), shares)
+        split_of_group = _fill_splits(order, _count_kinds(codes, kinds, len(sizes), len(n_of_kind)), shares)
     split_of_row = split_of_group[codes]
     return [np.flatnonzero(split_of_row == split) for split in range(len(shares))]
 
@@ -97,11 +97,11 @@ def k_fold(
     order = np.argsort(np.asarray(stream(split_seed, 0, FOLD).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):
         fold_of_group = np.empty(len(sizes), dtype=np.int64)
-        by_kind, _ = _sort_by_kind(order, _of_groups(kinds, codes), len(n_of_kind))
+        by_kind, _ = _sort_by_kind(order, _kinds_of_groups(kinds, codes), len(n_of_kind))
         fold_of_group[by_kind] = np.arange(len(sizes)) % num_folds
     else:
-        counts = _count(codes, kinds, len(sizes), len(n_of_kind))
-        fold_of_group = _fill(order, counts, np.full(num_folds, 1 / num_folds))
+        counts = _count_kinds(codes, kinds, len(sizes), len(n_of_kind))
+        fold_of_group = _fill_splits(order, counts, np.full(num_folds, 1 / num_folds))
     held_out = fold_of_group[codes] == fold
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
@@ -110,10 +110,10 @@ def _codes(groups: int | npt.ArrayLike) -> tuple[IntArray, IntArray]:
     """Return each row's group as a number from 0, and the number of rows of each group."""
     if isinstance(groups, int | np.integer):
         return np.arange(groups, dtype=np.int64), np.ones(int(groups), dtype=np.int64)
-    return _numbered(groups, "group")
+    return _numbered_values(groups, "group")
 
 
-def _numbered(values: npt.ArrayLike, name: str) -> tuple[IntArray, IntArray]:
+def _numbered_values(values: npt.ArrayLike, name: str) -> tuple[IntArray, IntArray]:
     """Return each value's number among the sorted distinct values, and the number of rows of each."""
     column: npt.NDArray[Any] = np.asarray(values)
     if column.ndim != 1:
@@ -151,13 +151,13 @@ def _kinds(labels: npt.ArrayLike | None, codes: IntArray) -> tuple[IntArray, Int
     """Return each row's class as a number from 0, and the rows of each; one class without labels."""
     if labels is None:
         return np.zeros(len(codes), dtype=np.int64), np.array([len(codes)], dtype=np.int64)
-    kinds, n_of_kind = _numbered(labels, "label")
+    kinds, n_of_kind = _numbered_values(labels, "label")
     if len(kinds) != len(codes):
         raise H5ValueError(f"there are {len(kinds)} labels for {len(codes)} rows. Pass one for each row.")
     return kinds, n_of_kind
 
 
-def _of_groups(kinds: IntArray, codes: IntArray) -> IntArray:
+def _kinds_of_groups(kinds: IntArray, codes: IntArray) -> IntArray:
     """Return the class of each group of one row."""
     of_groups = np.empty_like(kinds)
     of_groups[codes] = kinds
@@ -185,13 +185,13 @@ class _Counts(NamedTuple):
     """Rows of each class, of all groups."""
 
 
-def _count(codes: IntArray, kinds: IntArray, n_groups: int, n_kinds: int) -> _Counts:
+def _count_kinds(codes: IntArray, kinds: IntArray, n_groups: int, n_kinds: int) -> _Counts:
     pairs, n_rows = np.unique(codes * n_kinds + kinds, return_counts=True)
     starts = np.searchsorted(pairs, np.arange(n_groups + 1) * n_kinds)
     return _Counts(pairs % n_kinds, n_rows.astype(np.int64), starts, np.bincount(kinds, minlength=n_kinds))
 
 
-def _fill(order: IntArray, counts: _Counts, shares: npt.NDArray[np.float64]) -> IntArray:
+def _fill_splits(order: IntArray, counts: _Counts, shares: npt.NDArray[np.float64]) -> IntArray:
     """Put each group into the split that is furthest behind its share of all groups so far.
 
     Large groups come first, so that the small ones even out the rest. But groups of similar size come in random order,

@@ -140,7 +140,7 @@ class WindowOrder:
         return self.streams * self._stream_rows
 
     @cached_property
-    def _pieces(self) -> _Pieces:
+    def _pieces(self) -> _BlockPieces:
         n_blocks = self.blocks.n_blocks
         largest = int(np.diff(self.blocks.starts).max(initial=0))
         if largest > MAX_BLOCK_ROWS:
@@ -149,7 +149,7 @@ class WindowOrder:
                 "Pass shuffle='global', or a block table with smaller blocks."
             )
         order = permutation(n_blocks, self.seed, self.epoch, BLOCKS)(0, n_blocks)
-        return _cut(self.blocks, order, self._stream_rows * np.arange(1, self.streams + 1))
+        return _cut_blocks(self.blocks, order, self._stream_rows * np.arange(1, self.streams + 1))
 
     @cached_property
     def _rest(self) -> TablePermutation | KeyedPermutation:
@@ -164,12 +164,12 @@ class WindowOrder:
         if number not in self._block_streams:
             bounds = [number * self._stream_rows, (number + 1) * self._stream_rows]
             first, last = np.searchsorted(self._pieces.begins, bounds).tolist()
-            pieces = _Pieces(self._pieces.begins[first : last + 1], self._pieces.firsts[first:last])
+            pieces = _BlockPieces(self._pieces.begins[first : last + 1], self._pieces.firsts[first:last])
             self._block_streams[number] = _BlockStream(pieces, self.window, self._words)
         return self._block_streams[number]
 
 
-class _Pieces(NamedTuple):
+class _BlockPieces(NamedTuple):
     """Blocks one after the other, in two pieces or more if streams' boundaries go through them.
 
     Attributes:
@@ -240,7 +240,7 @@ class _BlockStream:
         words: random words, for the hashes and for the rounds that shuffle each piece.
     """
 
-    def __init__(self, pieces: _Pieces, window: int, words: npt.NDArray[np.uint64]) -> None:
+    def __init__(self, pieces: _BlockPieces, window: int, words: npt.NDArray[np.uint64]) -> None:
         self._pieces = pieces
         self._n_pieces = len(pieces.firsts)
         self._window = min(window, 2 * self._n_pieces)  # beyond it nothing changes
@@ -317,11 +317,11 @@ class _BlockStream:
         return (place << FRACTION) + int((n_rows - below) / (above - below) * (1 << FRACTION))
 
 
-def _cut(blocks: BlockTable, order: IntArray, cuts: IntArray) -> _Pieces:
+def _cut_blocks(blocks: BlockTable, order: IntArray, cuts: IntArray) -> _BlockPieces:
     """Return the blocks in an order, cut at these positions of the sequence of their rows."""
     begins = np.concatenate([[0], np.cumsum(np.diff(blocks.starts)[order])])
     firsts = blocks.starts[order]
     where = np.searchsorted(begins, cuts)
     where, cuts = where[begins[where] > cuts], cuts[begins[where] > cuts]
     firsts_of_cuts = firsts[where - 1] + (cuts - begins[where - 1])
-    return _Pieces(np.insert(begins, where, cuts), np.insert(firsts, where, firsts_of_cuts))
+    return _BlockPieces(np.insert(begins, where, cuts), np.insert(firsts, where, firsts_of_cuts))

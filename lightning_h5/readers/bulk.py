@@ -173,7 +173,7 @@ class _BulkRead:
         if is_whole.any() and target.array is not None:
             memory = BlockMemory(target.array, self._first + self._cuts[:-1][is_whole], size)
             source.load(self._blocks[is_whole].tolist(), range(source.n_parts), memory)
-        for start, stop in _runs(~is_whole):
+        for start, stop in _runs_of_mask(~is_whole):
             self._pick(start, stop)
 
     def _pick(self, start: int, stop: int) -> None:
@@ -279,7 +279,7 @@ def first_places(rows: range | IntArray, bounds: IntArray) -> IntArray:
     return places
 
 
-def _runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+def _runs_of_mask(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """Yield start and stop of each run of True in a mask."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

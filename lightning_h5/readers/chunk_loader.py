@@ -86,7 +86,7 @@ class ChunkLoader:
         lines = [
             (block * self.n_parts, line, rows)
             for block, rows in zip(blocks, memory, strict=True)
-            for line in _lines(parts, self._per_line)
+            for line in _part_lines(parts, self._per_line)
         ]
         # A block can have many chunks: decode at most one task's worth together.
         n = max(1, TASK_BYTES // max(1, self._per_line * self._chunk_bytes))
@@ -276,7 +276,7 @@ def _parts_together(part_bytes: int, per_line: int) -> int:
     return per_line if per_line * part_bytes <= MAX_LINE_BYTES else n
 
 
-def _lines(parts: range, per_line: int) -> Iterator[range]:
+def _part_lines(parts: range, per_line: int) -> Iterator[range]:
     """Yield ranges of parts that are neighbors along the last axis."""
     start = parts.start
     while start < parts.stop:

@@ -443,10 +443,12 @@ def _copy_rows(
     else:
         for some in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
-                out[some if here is None else here[some]] = _taken(rows, places[some], out.dtype, change)
+                out[some if here is None else here[some]] = _taken_rows(rows, places[some], out.dtype, change)
 
 
-def _taken(rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: Change | None) -> npt.NDArray[Any]:
+def _taken_rows(
+    rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: Change | None
+) -> npt.NDArray[Any]:
     if change is None:
         return np.take(rows, places, axis=0, mode="clip")
     taken = np.empty((len(places), *rows.shape[1:]), dtype)

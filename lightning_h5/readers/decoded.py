@@ -39,7 +39,7 @@ def compiled_codec(layout: ArrayLayout) -> Codec:
     return codec
 
 
-def _scratch(n_rows: int, of: ArrayLayout | RowReader) -> npt.NDArray[Any]:
+def _stored_memory(n_rows: int, of: ArrayLayout | RowReader) -> npt.NDArray[Any]:
     """Return this thread's memory for rows as they are stored."""
     shape = (n_rows, *of.row_shape)
     return np.ndarray(shape, of.dtype, scratch("before decoding", math.prod(shape) * of.dtype.itemsize))
@@ -65,7 +65,7 @@ class DecodedReader(LayoutReader):
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         for some in row_slices(len(rows), max(1, self.layout.row_bytes)):
-            stored = None if self._reader.dtype.hasobject else _scratch(len(rows[some]), self._reader)
+            stored = None if self._reader.dtype.hasobject else _stored_memory(len(rows[some]), self._reader)
             self._codec.decode(self._reader.read(rows[some], stored), out[some])
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class DecodedSource:
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
-        rows = _scratch(self.rows_per_block, self._array)
+        rows = _stored_memory(self.rows_per_block, self._array)
         stored = BlockMemory(rows, np.zeros(1, np.int64), self.rows_per_block)
         for block, out in zip(blocks, memory, strict=True):
             self.stored.load([block], range(self.stored.n_parts), stored)

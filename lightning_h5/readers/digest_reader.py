@@ -81,7 +81,7 @@ def digest_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigest
     def note(piece: int, data: Any, mask: int) -> None:
         digests.pieces[piece] = np.frombuffer(digest_of(data, mask), dtype=np.uint8)
 
-    return _tasks(layout, options, digests, note)
+    return _tasks_of_array(layout, options, digests, note)
 
 
 def verify_tasks(layout: ArrayLayout, options: OpenOptions) -> list[BulkTask]:
@@ -92,10 +92,10 @@ def verify_tasks(layout: ArrayLayout, options: OpenOptions) -> list[BulkTask]:
     def compare(piece: int, data: Any, mask: int) -> None:
         digests.check(piece, data, layout, mask=mask)
 
-    return _tasks(layout, options, digests, compare)
+    return _tasks_of_array(layout, options, digests, compare)
 
 
-def _tasks(
+def _tasks_of_array(
     layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, visit: Callable[[int, Any, int], None]
 ) -> list[BulkTask]:
     size = layout.chunk_bytes if digests.kind == "chunks" else digests.rows_per_piece * layout.stored_row_bytes
@@ -119,7 +119,7 @@ def _pieces(
     if digests.kind == "chunks":
         yield from _chunks(layout, numbers, counters)
         return
-    reader = H5pyReader(_whole(layout), options)
+    reader = H5pyReader(_with_all_members(layout), options)
     for piece in numbers:
         first = piece * digests.rows_per_piece
         stop = min(first + digests.rows_per_piece, layout.n_rows)
@@ -128,7 +128,7 @@ def _pieces(
             size = np.array([(stop - first) * layout.stored_row_bytes])
             yield piece, _stored(layout, place, size, [f"rows {first} to {stop - 1}"], counters), 0
         else:
-            yield piece, _bytes_of(reader.read(np.arange(first, stop)), layout), 0
+            yield piece, _bytes_of_rows(reader.read(np.arange(first, stop)), layout), 0
 
 
 def _chunks(layout: ArrayLayout, numbers: range, counters: Counters) -> Iterator[tuple[int, Any, int]]:
@@ -152,7 +152,7 @@ def _stored(
     return data
 
 
-def _whole(layout: ArrayLayout) -> ArrayLayout:
+def _with_all_members(layout: ArrayLayout) -> ArrayLayout:
     """Return the array with all members of its rows."""
     if not layout.members:
         return layout
@@ -161,7 +161,7 @@ def _whole(layout: ArrayLayout) -> ArrayLayout:
     return replace(layout, key=layout.name, members=(), row_shape=(*layout.axes, *inner), dtype=dtype)
 
 
-def _bytes_of(rows: npt.NDArray[Any], layout: ArrayLayout) -> Any:
+def _bytes_of_rows(rows: npt.NDArray[Any], layout: ArrayLayout) -> Any:
     """Return the bytes of rows, or a digest of their text."""
     if not rows.dtype.hasobject:
         return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

@@ -68,7 +68,7 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
     if len(offsets) == 1:
         return os.preadv(fd, [out.data[int(starts[0]) : int(stops[0])]], int(offsets[0]))
     loops = _compiled[0] if _compiled else _loops_after(len(offsets))
-    pieces: _Pieces
+    pieces: _FilePieces
     if loops is None:
         pieces = _PlainPieces(fd, out, starts, stops, offsets)
     else:
@@ -100,7 +100,7 @@ def _is_known_as_slow(device: int) -> bool:
     return n_left > 0
 
 
-def _probe(pieces: _Pieces, which: IntArray) -> tuple[int, bool]:
+def _probe(pieces: _FilePieces, which: IntArray) -> tuple[int, bool]:
     """Read some pieces; return their bytes, and whether most took long: other threads may have had Python's lock."""
     n_bytes, times = 0, []
     for at in range(len(which)):
@@ -131,7 +131,7 @@ def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
     if is_cached(fd, int(offsets[0])) and is_cached(fd, int(offsets[-1] + sizes[-1] - 1)):
         return
     if _compiled and (loops := _compiled[0]) is not None:
-        loops.advise(_c_functions(), fd, np.ascontiguousarray(sizes), np.ascontiguousarray(offsets))
+        loops.advise(_system_functions(), fd, np.ascontiguousarray(sizes), np.ascontiguousarray(offsets))
         return
     _advise(fd, offsets, sizes, _WILLNEED)
 
@@ -159,7 +159,7 @@ def is_cached(fd: int, place: int) -> bool | None:
         return None if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) else False
 
 
-class _Loops(NamedTuple):
+class _ReadLoops(NamedTuple):
     """Compiled loops over pieces.
 
     Attributes:
@@ -176,7 +176,7 @@ class _Loops(NamedTuple):
 # Ways to read -----------------------------------------------------------------------------------------------------
 
 
-class _Pieces(Protocol):
+class _FilePieces(Protocol):
     """Pieces of a file, and where in memory they go."""
 
     def read_cached(self) -> tuple[int, IntArray, bool]:
@@ -215,7 +215,7 @@ class _PlainPieces:
         self._memory = [memory[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def read_cached(self) -> tuple[int, IntArray, bool]:
-        """See ``_Pieces``."""
+        """See ``_FilePieces``."""
         memory, offsets, sizes = self._memory, self._offsets, list[int]()
         reads = map(os.preadv, repeat(self._fd), ([one] for one in memory), offsets, repeat(_NOWAIT))
         times, is_slow = list[float](), False
@@ -235,7 +235,7 @@ class _PlainPieces:
         return sum(sizes), np.array([*left, *range(len(sizes), len(memory))], np.int64), is_slow
 
     def wait(self, which: IntArray) -> int:
-        """See ``_Pieces``."""
+        """See ``_FilePieces``."""
         return sum(os.preadv(self._fd, [self._memory[at]], self._offsets[at]) for at in which.tolist())
 
 
@@ -244,7 +244,7 @@ class _CompiledPieces:
 
     def __init__(
         self,
-        loops: _Loops,
+        loops: _ReadLoops,
         fd: int,
         out: npt.NDArray[np.uint8],
         starts: IntArray,
@@ -258,18 +258,20 @@ class _CompiledPieces:
         self._memory[:, 1] = stops - starts
 
     def read_cached(self) -> tuple[int, IntArray, bool]:
-        """See ``_Pieces``."""
+        """See ``_FilePieces``."""
         left = np.empty(len(self._offsets), np.int64)
-        n_bytes, n_left, is_slow = self._loops.read_cached(_c_functions(), self._fd, self._memory, self._offsets, left)
+        n_bytes, n_left, is_slow = self._loops.read_cached(
+            _system_functions(), self._fd, self._memory, self._offsets, left
+        )
         return n_bytes, left[:n_left], bool(is_slow)
 
     def wait(self, which: IntArray) -> int:
-        """See ``_Pieces``."""
-        n_bytes: int = self._loops.wait(_c_functions(), self._fd, self._memory, self._offsets, which)
+        """See ``_FilePieces``."""
+        n_bytes: int = self._loops.wait(_system_functions(), self._fd, self._memory, self._offsets, which)
         return n_bytes
 
 
-_compiled: list[_Loops | None] = []  # one entry once it was tried
+_compiled: list[_ReadLoops | None] = []  # one entry once it was tried
 _n_plain = 0  # pieces that were read without compiled loops
 
 
@@ -279,10 +281,10 @@ def compile_reads() -> None:
     Forked worker processes have those of the process that they were forked from, and others have none.
     """
     if not _compiled and worker_number() is None:
-        _compiled.append(_compile() if _NOWAIT else None)
+        _compiled.append(_compile_read_loops() if _NOWAIT else None)
 
 
-def _loops_after(n_pieces: int) -> _Loops | None:
+def _loops_after(n_pieces: int) -> _ReadLoops | None:
     """Return compiled loops once so many pieces are read that they are worth compiling; None before that."""
     global _n_plain  # state of the process
     _n_plain += n_pieces
@@ -291,8 +293,8 @@ def _loops_after(n_pieces: int) -> _Loops | None:
     return _compiled[0] if _compiled else None
 
 
-def _compile() -> _Loops | None:
-    functions = _c_functions()
+def _compile_read_loops() -> _ReadLoops | None:
+    functions = _system_functions()
     if functions is None or (read_cached := compiled(_cached_loop())) is None:
         return None
     wait, advise = compiled(_waiting_loop()), compiled(_advising_loop())
@@ -302,14 +304,14 @@ def _compile() -> _Loops | None:
     read_cached(functions, 0, memory, nothing, nothing)
     wait(functions, 0, memory, nothing, nothing)
     advise(functions, 0, nothing, nothing)
-    return _Loops(read_cached, wait, advise)
+    return _ReadLoops(read_cached, wait, advise)
 
 
 _FUNCTIONS = ("pread", "preadv2", "posix_fadvise", "clock_gettime")
 
 
 @cache
-def _c_functions() -> tuple[int, ...] | None:
+def _system_functions() -> tuple[int, ...] | None:
     """Return the addresses of the system functions that the loops call; None if one is missing."""
     library = ctypes.CDLL(None)
     try:
@@ -382,7 +384,7 @@ class _Request:
         slices: the slices.
     """
 
-    def __init__(self, pieces: _Pieces, slices: list[IntArray]) -> None:
+    def __init__(self, pieces: _FilePieces, slices: list[IntArray]) -> None:
         self._pieces, self._slices = pieces, deque(slices)
         self._n_readers = 0
         self._changed = threading.Condition()
@@ -462,7 +464,7 @@ class _Team:
 _team = _Team()
 
 
-def _read_by_team(pieces: _Pieces, which: IntArray) -> int:
+def _read_by_team(pieces: _FilePieces, which: IntArray) -> int:
     """Read pieces with many threads; return their bytes."""
     global _team  # state of the process
     if _team.pid != os.getpid():

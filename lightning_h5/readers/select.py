@@ -94,7 +94,7 @@ def open_reader(
     else:
         reader = ContiguousReader(layout, counters)
     if layout.decoding is None:
-        reader = _checked(reader, layout, options)
+        reader = _checked_by_digests(reader, layout, options)
     if not held_bytes:
         return reader
     is_decoded = layout.view is None and _is_decoded_here(layout, options)
@@ -189,7 +189,7 @@ def open_chunked(
     def opened(number: int, layout: ArrayLayout) -> BlockSource:
         source = open_source(layout, options, int(rows_per_run[number]), counters)
         if is_compiled:
-            _compile(source)
+            _compile_source(source)
         return changed(source)
 
     def changed(source: BlockSource) -> BlockSource:
@@ -200,11 +200,11 @@ def open_chunked(
     is_compiled = is_changed = False
     copies: Changes | None = None
     sources = BlockSources(arrays, opened)
-    stays = _holds_all(sources, arrays, n_bytes) if retain is None else retain
+    stays = _fits_all(sources, arrays, n_bytes) if retain is None else retain
     is_compiled = not stays and arrays.n_bytes >= MIN_COMPILED
     if is_compiled:
         for source in sources.examples:
-            _compile(source)
+            _compile_source(source)
         copies = _decoded_copies(arrays, prepare, dtype)
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
     is_changed = is_early and dtype in (None, arrays.examples[0].dtype) and _may_change_blocks(sources, arrays)
@@ -243,14 +243,14 @@ def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[A
     return Changes(each, of_kind[arrays.kinds])
 
 
-def _compile(source: BlockSource) -> None:
+def _compile_source(source: BlockSource) -> None:
     """Compile what decodes the chunks of a source, if that is possible."""
     if isinstance(source, DecodedSource):
         source.compile()
         source = source.stored
     if isinstance(source, StackSource):
         for one in source.sources:
-            _compile(one)
+            _compile_source(one)
     if isinstance(source, ChunkLoader | ViewSource | CellSource):
         source.compile()
 
@@ -263,7 +263,7 @@ def _may_change_blocks(sources: BlockSources, arrays: FieldLayouts) -> bool:
     )
 
 
-def _holds_all(sources: BlockSources, arrays: FieldLayouts, n_bytes: int) -> bool:
+def _fits_all(sources: BlockSources, arrays: FieldLayouts, n_bytes: int) -> bool:
     """Return whether all blocks fit into memory of this size."""
     n_blocks = BlockMap(sources.grids).n_blocks
     return n_blocks * max(one.rows_per_block for one in sources.examples) * arrays.examples[0].row_bytes <= n_bytes
@@ -289,13 +289,13 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     if layout.view is not None:
         return _view_source(layout, options, counters)
     if layout.is_contiguous:
-        reader = _checked(ContiguousReader(layout, counters), layout, options)
+        reader = _checked_by_digests(ContiguousReader(layout, counters), layout, options)
         return ReaderSource(reader, rows_per_run, gives_back=options.gives_back)
     has_digests_of_rows = layout.digests is not None and layout.digests.kind == "rows"
     # A live writer moves the chunk that it writes to.
     if fallback_reason(layout) is None and layout.table is not None and not options.swmr and not has_digests_of_rows:
         return ChunkLoader(layout, counters, gives_back=options.gives_back)
-    reader = _checked(H5pyReader(layout, options, counters), layout, options)
+    reader = _checked_by_digests(H5pyReader(layout, options, counters), layout, options)
     return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)
 
 
@@ -325,10 +325,10 @@ def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) 
     check_decoding_memory(array.filters, array.chunk_bytes, array.path, array.key, options.files)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
-    reader = _checked(H5pyReader(array, options, counters), array, options) if takes_rows else None
+    reader = _checked_by_digests(H5pyReader(array, options, counters), array, options) if takes_rows else None
     return kind(layout, options, counters, None, reader)
 
 
-def _checked(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:
+def _checked_by_digests(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:
     """Return a reader that compares rows with the array's digests, if it has any."""
     return reader if layout.digests is None else DigestReader(reader, layout.digests, options)

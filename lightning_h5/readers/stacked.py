@@ -35,7 +35,7 @@ class StackReader(LayoutReader):
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         for some in row_slices(len(rows), max(1, self.layout.row_bytes)):
             for at, reader in enumerate(self._readers):
-                memory = _scratch(len(rows[some]), reader.row_shape, reader.dtype)
+                memory = _stack_memory(len(rows[some]), reader.row_shape, reader.dtype)
                 out[some][..., at] = reader.read(rows[some], memory)
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class StackSource:
             some = blocks[start : start + step]
             for part in parts:
                 source, array = self.sources[part], self._layout.stacked[part]
-                rows = _scratch(len(some) * size, array.row_shape, array.dtype)
+                rows = _stack_memory(len(some) * size, array.row_shape, array.dtype)
                 firsts = np.arange(len(some)) * size
                 source.load(some, range(source.n_parts), BlockMemory(rows, firsts, size))
                 with np.errstate(all="ignore"):  # rows beyond the end of the array are undefined
@@ -88,7 +88,7 @@ class StackSource:
             out[..., part] = picked
 
 
-def _scratch(n_rows: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _stack_memory(n_rows: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return this thread's memory for rows of one array."""
     shape = (n_rows, *row_shape)
     return np.ndarray(shape, dtype, scratch("before stacking", math.prod(shape) * dtype.itemsize))

@@ -124,7 +124,7 @@ class TaskQueue:
         self._over.set()
         for thread in self._waiting:
             while thread.is_alive():
-                self.put(_nothing)  # another thread may have taken the last one
+                self.put(_wake)  # another thread may have taken the last one
                 thread.join(IDLE_SECONDS)
         self._waiting = []
 
@@ -144,10 +144,10 @@ def _end(todo: SimpleQueue[Task | None], over: threading.Event) -> None:
     over.set()
     # A thread that is woken for a task which another one takes, and resumes after its time is over, waits without end:
     # Python's timed `get` then waits for a negative time.
-    todo.put(_nothing)
+    todo.put(_wake)
 
 
-def _nothing() -> None:
+def _wake() -> None:
     """Wake a thread."""
 
 

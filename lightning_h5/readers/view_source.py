@@ -31,7 +31,7 @@ Part = int | slice | npt.NDArray[np.int64]
 """What is taken of an axis."""
 
 
-class _Piece(NamedTuple):
+class _AxisPiece(NamedTuple):
     """What a chunk, or a slab, has of one axis of rows.
 
     Attributes:
@@ -131,7 +131,7 @@ class ViewSource:
 
     # Chunks --------------------------------------------------------------------------------------------------
 
-    def _chunks(self, blocks: IntArray, parts: Sequence[Sequence[_Piece]]) -> IntArray:
+    def _chunks(self, blocks: IntArray, parts: Sequence[Sequence[_AxisPiece]]) -> IntArray:
         """Return the numbers of the chunks of some parts of blocks in the array's chunk table."""
         assert self.layout.table is not None, "it has chunks"
         grid = self.layout.table.grid
@@ -146,7 +146,7 @@ class ViewSource:
         ]
         return (found + np.array(of_parts, dtype=np.int64)).reshape(-1)
 
-    def _copy(self, values: npt.NDArray[Any], part: Sequence[_Piece], rows: npt.NDArray[Any]) -> None:
+    def _copy(self, values: npt.NDArray[Any], part: Sequence[_AxisPiece], rows: npt.NDArray[Any]) -> None:
         """Copy what a chunk, or a slab, has of a block's rows."""
         values = values.transpose(*self._order, *range(len(self._order), values.ndim))
         axis = len(self.view.row_axes)
@@ -186,7 +186,7 @@ class ViewSource:
                 source = slice(0, high - low, taken.step)
             else:
                 source = np.array(taken, np.int64) - low
-            pieces.append(_Piece(0, source, None if isinstance(taken, int) else slice(None)))
+            pieces.append(_AxisPiece(0, source, None if isinstance(taken, int) else slice(None)))
         self._copy(read_slab(layout, slab, self._options, self._reader, self._counters), pieces, rows)
 
 
@@ -327,7 +327,7 @@ def read_slab(
             values = (stored.fields(layout.members[0]) if layout.members else stored)[tuple(slab)]
         except (OSError, RuntimeError) as error:
             raise H5CorruptError(
-                f"the part {_text(slab)} of {layout.key!r} in {layout.path!r} cannot be read: {error}. "
+                f"the part {_slab_text(slab)} of {layout.key!r} in {layout.path!r} cannot be read: {error}. "
                 "The file is damaged there; copy it again, or write it again without this part."
             ) from error
     for member in layout.members[1:]:
@@ -335,7 +335,7 @@ def read_slab(
     return np.asarray(values)
 
 
-def _pieces_of(view: ArrayView) -> list[list[_Piece]]:
+def _pieces_of(view: ArrayView) -> list[list[_AxisPiece]]:
     """Return, for each axis of rows, what the chunks along it have of what is taken."""
     assert view.array.chunks is not None, "it has chunks"
     return [
@@ -344,13 +344,13 @@ def _pieces_of(view: ArrayView) -> list[list[_Piece]]:
     ]
 
 
-def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) -> list[_Piece]:
+def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) -> list[_AxisPiece]:
     if isinstance(taken, int):
-        return [_Piece(taken // step, taken % step, None)]
+        return [_AxisPiece(taken // step, taken % step, None)]
     if isinstance(taken, slice) and taken.step == 1:
         low, high = taken.start, taken.stop
         return [
-            _Piece(
+            _AxisPiece(
                 number,
                 slice(max(low - number * step, 0), min(high, number * step + step) - number * step),
                 slice(max(number * step, low) - low, min(high, number * step + step) - low),
@@ -360,7 +360,7 @@ def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) ->
     indices = np.arange(size)[taken] if isinstance(taken, slice) else np.array(taken, np.int64)
     numbers = indices // step
     return [
-        _Piece(number, indices[numbers == number] - number * step, np.flatnonzero(numbers == number))
+        _AxisPiece(number, indices[numbers == number] - number * step, np.flatnonzero(numbers == number))
         for number in np.unique(numbers).tolist()
     ]
 
@@ -374,5 +374,5 @@ def _hull(taken: int | slice | tuple[int, ...]) -> tuple[int, int]:
     return (min(taken), max(taken) + 1) if taken else (0, 0)
 
 
-def _text(slab: Sequence[slice]) -> str:
+def _slab_text(slab: Sequence[slice]) -> str:
     return "[" + ", ".join(f"{one.start}:{one.stop}" for one in slab) + "]"

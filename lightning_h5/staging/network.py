@@ -169,7 +169,7 @@ _inherited: list[_Network] = []  # of a parent process, whose stores must not be
 _lock = threading.Lock()
 
 
-def _of_process() -> _Network:
+def _network_of_process() -> _Network:
     global _network  # state of the process
     with _lock:
         if _network is None:
@@ -180,14 +180,14 @@ def _of_process() -> _Network:
         return _network
 
 
-def _after_fork() -> None:
+def _forget_process() -> None:
     global _lock  # another thread of the parent may have held it
     _lock = threading.Lock()
     if _network is not None and _network.is_owner:
         _network.close_inherited()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_forget_process)
 
 
 def ask_store(what: str, *args: Any) -> Any:
@@ -200,12 +200,12 @@ def ask_store(what: str, *args: Any) -> Any:
     Raises:
         H5Error: what the method raises; or that process has ended.
     """
-    return _of_process().ask(what, *args)
+    return _network_of_process().ask(what, *args)
 
 
 def network_address() -> Address | None:
     """Return how other processes ask this one; None if no store was used."""
-    return None if _network is None else _of_process().door
+    return None if _network is None else _network_of_process().door
 
 
 def use_network(address: Address | None) -> None:

@@ -27,7 +27,7 @@ def is_url(path: object) -> bool:
 
 def shown_url(url: str) -> str:
     """Return a URL as logs and errors show it: nothing but its scheme if it may have a secret."""
-    return url if _refusal(url) is None else f"{_scheme(url)}://***"
+    return url if _refused_url(url) is None else f"{_scheme(url)}://***"
 
 
 def check_url(url: str) -> None:
@@ -36,7 +36,7 @@ def check_url(url: str) -> None:
     Raises:
         H5ValueError: it has. The error does not show it.
     """
-    if (refusal := _refusal(url)) is not None:
+    if (refusal := _refused_url(url)) is not None:
         raise H5ValueError(f"'{_scheme(url)}://***' was given with {refusal}")
 
 
@@ -62,7 +62,7 @@ def _scheme(url: str) -> str:
     return found[1] if found is not None else "?"
 
 
-def _refusal(url: str) -> str | None:
+def _refused_url(url: str) -> str | None:
     """Return what a URL has that it must not have, and what to do; None if there is nothing."""
     if (found := URL.match(url)) is None:
         return None

@@ -179,7 +179,7 @@ class _FetchThreads:
 _threads: dict[int, _FetchThreads] = {}  # by process id: threads do not survive a fork
 
 
-def _of_process() -> _FetchThreads:
+def _threads_of_process() -> _FetchThreads:
     pid = os.getpid()
     if (found := _threads.get(pid)) is None:
         for other in [other for other in list(_threads) if other != pid]:
@@ -190,12 +190,12 @@ def _of_process() -> _FetchThreads:
 
 def fetch_later(tasks: Sequence[Task]) -> None:
     """Run tasks in other threads, and do not wait for them."""
-    threads = _of_process()
+    threads = _threads_of_process()
     for task in tasks:
         threads.put(task)
 
 
-def _nothing() -> None:
+def _last_task() -> None:
     """Be the last task."""
 
 
@@ -204,7 +204,7 @@ def fetch_now(tasks: Sequence[Task]) -> None:
     if not tasks:
         return
     if threading.current_thread() is threading.main_thread():
-        tasks = [*tasks, _nothing]
+        tasks = [*tasks, _last_task]
     left, is_done = threading.Semaphore(0), len(tasks) - 1
 
     def counted(task: Task) -> Task:

@@ -86,8 +86,8 @@ def ensure_folder(options: StagingOptions) -> MirrorFolder:
             "on a local disk that is writable and has free space, or leave staging out."
         ) from error
     if not _hooks:
-        _hooks.append(_after_fork)
-        os.register_at_fork(after_in_child=_after_fork)
+        _hooks.append(_close_copies)
+        os.register_at_fork(after_in_child=_close_copies)
     _folders[which] = found
     return found
 
@@ -121,7 +121,7 @@ def mirror_name(path: str, version: tuple[int | str, ...]) -> str:
     return hashlib.sha256(which.encode()).hexdigest()[:32]
 
 
-def _after_fork() -> None:
+def _close_copies() -> None:
     """Close a forked child's copies of descriptors: they would keep locks if the parent dies."""
     drop_inherited()
     for folder in _folders.values():

@@ -173,7 +173,7 @@ class _ObstoreStore:
             options["if_unmodified_since"] = datetime.fromtimestamp(status.st_mtime_ns / 1e9).astimezone()
         for left in reversed(range(MAX_RETRIES)):
             try:
-                return _bytes_of(self._get(url, options, (start, stop), status), stop - start, url)
+                return _body_of(self._get(url, options, (start, stop), status), stop - start, url)
             except Exception as error:
                 # The library repeats requests, but does not continue all answers that broke off.
                 if not left or "body error" not in str(error):
@@ -205,7 +205,7 @@ class _ObstoreStore:
                 yield f"{self._root}/{quote(found['path'])}", status
 
 
-def _bytes_of(answer: Any, n_bytes: int, url: str) -> Any:
+def _body_of(answer: Any, n_bytes: int, url: str) -> Any:
     """Return the body of an answer, as far as it has the bytes that were requested.
 
     Raises:
@@ -392,16 +392,16 @@ _CAUSES: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, str]] = {
 
 def _without_secrets(text: str, options: Mapping[str, Any]) -> str:
     line = " ".join(text.split())
-    for secret in _values(options):
+    for secret in _secret_texts(options):
         line = line.replace(secret, "***")
     return re.sub(r"\?\S+", "", line)
 
 
-def _values(options: Any) -> Iterator[str]:
+def _secret_texts(options: Any) -> Iterator[str]:
     """Yield texts of settings that are long enough to be a secret."""
     if isinstance(options, Mapping):
         for value in options.values():
-            yield from _values(value)
+            yield from _secret_texts(value)
     elif isinstance(options, str) and is_url(options):  # of an endpoint or a proxy
         users = options.partition("://")[2].rpartition("@")[0]
         yield from (text for text in (users, users.partition(":")[2]) if text)

@@ -123,7 +123,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
         return Advice(datamodule=None, settings={}, reasons=(reason,))
-    x, y, others = _choose(layouts)
+    x, y, others = _choose_arrays(layouts)
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
     if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
         others, y = [*others, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
@@ -321,7 +321,7 @@ def group_key_in(columns: Mapping[str, int], n_rows: int, taken: Sequence[str]) 
     return next((name for name in named if words_in(name) & GROUP_WORDS), None)
 
 
-def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
+def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
     """Return input, target (if one stands out) and what else has as many rows."""
 
     def size_as_input(array: ArrayLayout) -> tuple[bool, int]:
@@ -395,9 +395,9 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
             n_bytes, memory = round(n_files * sum(array.n_bytes for array in fields)), page_cache_memory()
             if memory is not None and n_bytes > FREE_SHARE * memory:
                 why = (
-                    f"All rows take {_size(n_bytes)}, more than {FREE_SHARE:.0%} of the {_size(memory)} that this "
-                    "machine has free to keep them: the default order mixes runs of rows, which are read ten times as "
-                    "fast from a disk as single ones."
+                    f"All rows take {_size_text(n_bytes)}, more than {FREE_SHARE:.0%} of the {_size_text(memory)} that "
+                    "this machine has free to keep them: the default order mixes runs of rows, which are read ten "
+                    "times as fast from a disk as single ones."
                 )
                 return lazy, {}, why
             why = "single rows are read by position"
@@ -411,22 +411,23 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
 
     free = available_memory()
     if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:
-        why = f"All rows take {_size(held_bytes)} decoded and fit the memory of this machine: decode them once."
+        why = f"All rows take {_size_text(held_bytes)} decoded and fit the memory of this machine: decode them once."
         return "RankCachedH5DataModule", {}, why
     block = max(array.rows_per_chunk for array in costly) * sum(array.row_bytes for array in fields)
     if blocks_mixed(SHUFFLE_BYTES, block, 1) >= FEW_BLOCKS:
-        why = f"A row costs a block of {_size(block)}; several blocks are mixed at a time, each decoded once an epoch."
+        costs = f"A row costs a block of {_size_text(block)}"
+        why = f"{costs}; several blocks are mixed at a time, each decoded once an epoch."
         return lazy, {}, why
     wanted = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
     if wanted << 20 <= MAX_SHUFFLE:
-        why = f"A row costs a block of {_size(block)}: {wanted} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
+        why = f"A row costs a block of {_size_text(block)}: {wanted} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
         return lazy, {"shuffle": {"buffer": f"{wanted} MiB"}}, why
     rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
-    why = f"A row costs a block of {_size(block)}, of which {_size(SHUFFLE_BYTES)} mix few."
+    why = f"A row costs a block of {_size_text(block)}, of which {_size_text(SHUFFLE_BYTES)} mix few."
     return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"
 
 
-def _size(n_bytes: int) -> str:
+def _size_text(n_bytes: int) -> str:
     return bytes_text(n_bytes, least="MiB", most="GiB")
 
 

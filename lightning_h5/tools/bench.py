@@ -174,8 +174,8 @@ def bench_file(
         x_key, y_key = (advised["x_key"], advised.get("y_key")) if advised else guess_keys(paths[0])
     with closing(LazyFileDataset(paths, x_key, y_key, sample="row")) as dataset:
         choices, comments = _choices(dataset, keys_in(x_key), keys_in(y_key), batch_size)
-        keys = {"x_key": _plain(x_key)} | ({} if y_key is None else {"y_key": _plain(y_key)})
-        choices = {"train_path": _plain(path), **keys, **choices}
+        keys = {"x_key": _yaml_value(x_key)} | ({} if y_key is None else {"y_key": _yaml_value(y_key)})
+        choices = {"train_path": _yaml_value(path), **keys, **choices}
         candidates, left_out = _candidates(dataset, choices, len(keys_in(x_key)), num_workers)
     with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
         rates, failed = _measure(candidates, choices, dataset.table, seconds=seconds, rounds=rounds, cold=cold, bar=bar)
@@ -408,7 +408,7 @@ def _reasons(chosen: BenchResult, fastest: BenchResult, plain: BenchResult | Non
         yield "Plain h5py is as fast here: a data module shards, shuffles and resumes, and saves no time."
 
 
-def _plain(value: Paths | Keys) -> Any:
+def _yaml_value(value: Paths | Keys) -> Any:
     """Return paths or keys as YAML can have them."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)

@@ -93,7 +93,7 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
         text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
         found.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
         return found
-    _note(found, contents)
+    _note_contents(found, contents)
     if wanted.decode:
         misplaced = {problem.array for problem in found.problems if problem.kind == "place"}
         layouts = [layout for key, layout in contents.layouts.items() if key not in misplaced]
@@ -111,7 +111,7 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
     return found
 
 
-def _note(found: Findings, contents: Contents) -> None:
+def _note_contents(found: Findings, contents: Contents) -> None:
     """Add what the metadata of a file contain."""
     found.is_open = True
     for entry in contents.entries:
@@ -254,7 +254,7 @@ def _in_other_files(contents: Contents, key: str) -> Problem | None:
     return warning(path, key, "not read", f"{text} files=FileOptions(allow_external=True)")
 
 
-def _names(contents: Contents) -> Iterator[Problem]:
+def _check_names(contents: Contents) -> Iterator[Problem]:
     """Find names that cannot be opened, and links that lead nowhere, or out of the file."""
     path = contents.path
     for entry in contents.entries:
@@ -361,7 +361,7 @@ def _slow(contents: Contents) -> Iterator[Problem]:
 
 FILE_CHECKS: tuple[Callable[[Contents], Iterator[Problem]], ...] = (
     _refused,
-    _names,
+    _check_names,
     _behind_the_end,
     _overlaps,
     _unwritten,

@@ -71,7 +71,9 @@ def links_in(file: Any) -> Iterator[Link]:
         group = h5py.h5o.open(file.id, above)
         names: list[bytes] = []
         group.links.iterate(
-            names.append, idx_type=_index(group.get_create_plist().get_link_creation_order()), order=h5py.h5.ITER_INC
+            names.append,
+            idx_type=_creation_index(group.get_create_plist().get_link_creation_order()),
+            order=h5py.h5.ITER_INC,
         )
         for name in names:
             link = Link(above, name, group.links.get_info(name))
@@ -102,7 +104,7 @@ def address_of(item: Any) -> int:
     return int(low) + (int(high) << 64)
 
 
-def _index(creation_order: int) -> int:
+def _creation_index(creation_order: int) -> int:
     """Return the order in which to go through names: that of their creation if the file keeps it."""
     is_tracked = creation_order & h5py.h5p.CRT_ORDER_TRACKED
     return int(h5py.h5.INDEX_CRT_ORDER if is_tracked else h5py.h5.INDEX_NAME)
@@ -112,7 +114,7 @@ def attributes_of(owner: Any) -> Iterator[Any]:
     """Yield an object's attributes, in the order of their creation if the file keeps it."""
     tracked = owner.get_create_plist().get_attr_creation_order() if hasattr(owner, "get_create_plist") else 0
     for at in range(h5py.h5a.get_num_attrs(owner)):
-        yield h5py.h5a.open(owner, index=at, index_type=_index(tracked))
+        yield h5py.h5a.open(owner, index=at, index_type=_creation_index(tracked))
 
 
 def has_class(stored: Any, *wanted: int) -> bool:

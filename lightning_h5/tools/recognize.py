@@ -87,7 +87,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
             )
             for one in (guesses if is_sure else guesses[:1])
         ] + ([] if is_sure else [Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")])
-    for rule in (_cut_rows, _arrays_alike, _one_recording, _trajectories, _joined, _last_axis):
+    for rule in (_cut_rows, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
         if guesses := rule(files, reader):
             return guesses
     of_files = Parts(files, reader, {})
@@ -139,7 +139,7 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     n = arrays[main].shape[0]
     columns = [name for name, look in arrays.items() if len(look.shape) == 1 and name != main]
     ends = [name for name in columns if FLAG.fullmatch(name.rpartition("/")[2]) and arrays[name].shape[0] == n]
-    ends = [name for name in ends if _are_flags(reader.values(name))]
+    ends = [name for name in ends if _look_like_flags(reader.values(name))]
     segments: Settings = {}
     n_segments = 0
     if ends:
@@ -180,7 +180,7 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return [replace(one, why=f"{why} {one.why}") for one in parts.guesses()[:1]]
 
 
-def _are_flags(values: Any) -> bool:
+def _look_like_flags(values: Any) -> bool:
     return values is not None and bool(np.isin(values, (0, 1)).all() and 0 < np.count_nonzero(values) < len(values))
 
 
@@ -238,7 +238,7 @@ def _trajectories(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return [Guess(settings={"x_key": x_key, "segments": segments, "window": window}, why=why)]
 
 
-def _joined(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """A coordinate of time along axis 0 that advances by one step: files are parts of one series."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
     for name in [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]:

@@ -187,12 +187,12 @@ def repack_file(
         raise H5FileError(f"{target!r} is the file to be repacked. Name another file; rename it afterwards.")
     try:
         with open_h5(source, rdcc_nbytes=CACHE_BYTES) as file, _translate_errors(source, target):
-            return _repack(file, source, target, options, shows_progress)
+            return _repack_file(file, source, target, options, shows_progress)
     finally:
         process_pool().close(source)
 
 
-def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_progress: bool) -> RepackReport:
+def _repack_file(file: Any, source: str, target: str, options: RepackOptions, shows_progress: bool) -> RepackReport:
     began, verify_seconds, folder = time.monotonic(), None, os.path.dirname(os.path.abspath(target))
     guard = ChangeGuard.of_open(file, source)
     plans = plan_arrays(file, options)

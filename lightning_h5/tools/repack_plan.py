@@ -117,8 +117,8 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
             is_column = len(shape) == 1 and stored.get_class() not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
             row_bytes = math.prod(shape[1:]) * stored.get_size() if shape else 0
             arrays[link.address] = _Array(link.shown, link.item, shape, row_bytes, is_column)
-    named = arrays.keys() if options.keys is None else _named(file, options.keys, "keys")
-    shuffled = _shuffled(file, arrays, options)
+    named = arrays.keys() if options.keys is None else _named_addresses(file, options.keys, "keys")
+    shuffled = _permuted_arrays(file, arrays, options)
     has_rows = any(not each.is_column and each.row_bytes and all(each.shape) for each in arrays.values())
     plans = {}
     for address, array in arrays.items():
@@ -128,11 +128,11 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
             cure = "Repack the other files by themselves, and leave" if "other files" in plan.note else "Leave"
             raise H5ValueError(f"{array.name!r} was named in keys and {plan.note}. {cure} it out of keys.")
         if plan.way != "elsewhere":
-            _check(file, array.id, plan, options)
+            _check_plan(file, array.id, plan, options)
     return plans
 
 
-def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> None:
+def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> None:
     """Refuse an array that cannot be read as planned."""
     dataset = h5py.Dataset(array)
     if (plan.way != "as it is" or options.verify) and array.shape:
@@ -146,7 +146,7 @@ def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> No
         check_text(layout_of(ArrayHandle(dataset), file.filename, plan.name))
 
 
-def _named(file: Any, keys: Sequence[str], argument: str) -> set[int]:
+def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:
     """Return the addresses of arrays that were named. Opens no other file."""
     found = set()
     for key in keys:
@@ -165,14 +165,14 @@ def _named(file: Any, keys: Sequence[str], argument: str) -> set[int]:
     return found
 
 
-def _shuffled(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -> set[int]:
+def _permuted_arrays(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -> set[int]:
     """Return arrays with rows to permute: never only some of those that belong together, unless they are named."""
     if options.shuffle_rows is None:
         return set()
     if options.shuffle_keys is None:
         chosen = {address for address, array in arrays.items() if array.shape}
     else:
-        chosen = _named(file, options.shuffle_keys, "shuffle_keys")
+        chosen = _named_addresses(file, options.shuffle_keys, "shuffle_keys")
     counts = {arrays[address].name: (arrays[address].shape or (0,))[0] for address in chosen}
     if len(set(counts.values())) > 1:
         most = Counter(counts.values()).most_common(1)[0][0]

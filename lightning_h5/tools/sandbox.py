@@ -197,8 +197,8 @@ def main(asked: str) -> None:
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     try:
-        _limit(task)
-        text = json.dumps(_check(task))
+        _limit_process(task)
+        text = json.dumps(_check_files(task))
     except MemoryError:
         text = '{"failed": "memory"}'
     except BaseException as why:
@@ -208,7 +208,7 @@ def main(asked: str) -> None:
     os._exit(0)  # the report is written, and closing objects of a damaged file may crash
 
 
-def _limit(task: Mapping[str, Any]) -> None:
+def _limit_process(task: Mapping[str, Any]) -> None:
     """Limit what this process may take, for good, and bind its life to that of the one that started it."""
     limits = {
         resource.RLIMIT_AS: (task["memory"], task["memory"]),
@@ -231,7 +231,7 @@ def _limit(task: Mapping[str, Any]) -> None:
         os._exit(1)
 
 
-def _check(task: Mapping[str, Any]) -> dict[str, Any]:
+def _check_files(task: Mapping[str, Any]) -> dict[str, Any]:
     from .check_file import Wanted, check_file
 
     return asdict(check_file(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))

@@ -25,7 +25,7 @@ from lightning_h5 import (
 from lightning_h5.datasets.base import ReadCost
 from lightning_h5.loading.choose_order import FEW_BLOCKS, LARGE_ROW, choose_order
 from lightning_h5.memory import FREE_SHARE
-from lightning_h5.order.position import _digest
+from lightning_h5.order.position import _digest_of_state
 
 ROWS, WIDTH, PER_CHUNK = 400, 25, 8
 BLOCK = PER_CHUNK * WIDTH * 8
@@ -284,7 +284,7 @@ def test_a_checkpoint_that_has_the_old_word_for_the_order_is_resumed(tmp_path, m
     state = checkpoint["LazyH5DataModule"]
     assert state["order"]["mode"] == "chunks"
     state["order"]["mode"] = "window"
-    state["digest"] = _digest(state)
+    state["digest"] = _digest_of_state(state)
     torch.save(checkpoint, saved)
     for shuffle in ({}, {"shuffle": "chunks"}):
         after = fit(LazyH5DataModule(path, **nested(**common, **shuffle)), ckpt_path=saved)

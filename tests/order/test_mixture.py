@@ -19,7 +19,7 @@ from lightning_h5.order import (
     SourceOrder,
 )
 from lightning_h5.order.mixture import check_mixture
-from lightning_h5.order.position import _digest
+from lightning_h5.order.position import _digest_of_state
 
 STRATEGIES = ("concat", "weighted", "round_robin", "alternating", "sequential")
 EXACT = ("sum", "max", "min")
@@ -381,7 +381,7 @@ def test_a_position_that_has_the_old_word_for_the_order_of_sources_is_the_same()
     position = one.position(1).after(one, 2)
     state = position.state(one)
     state["order"]["sources"] = [["window", *numbers] for _, *numbers in state["order"]["sources"]]
-    assert Position.from_state(state | {"digest": _digest(state)}, one) == position
+    assert Position.from_state(state | {"digest": _digest_of_state(state)}, one) == position
 
 
 def test_an_epoch_that_more_ranks_began_ends_for_fewer_with_as_many_steps_as_any_other():

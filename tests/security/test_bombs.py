@@ -17,7 +17,7 @@ from lightning_h5 import H5CorruptError, H5Error, H5FileError, H5MemoryError, H5
 from lightning_h5.hdf5 import MetadataIndex
 from lightning_h5.hdf5.encoded import Image
 from lightning_h5.staging import ObjectStatus
-from lightning_h5.staging.stores import Stores, _bytes_of
+from lightning_h5.staging.stores import Stores, _body_of
 
 
 @contextmanager
@@ -82,9 +82,9 @@ class Answer:
 
 
 def test_the_body_of_an_answer_is_taken_as_far_as_it_was_asked_for():
-    assert bytes(_bytes_of(Answer([b"abc"]), 3, "s3://b/k")) == b"abc"
-    assert bytes(_bytes_of(Answer([b"a", b"bc"]), 3, "s3://b/k")) == b"abc"
-    assert bytes(_bytes_of(Answer([b"ab"]), 3, "s3://b/k")) == b"ab"
+    assert bytes(_body_of(Answer([b"abc"]), 3, "s3://b/k")) == b"abc"
+    assert bytes(_body_of(Answer([b"a", b"bc"]), 3, "s3://b/k")) == b"abc"
+    assert bytes(_body_of(Answer([b"ab"]), 3, "s3://b/k")) == b"ab"
 
     def endless():
         while True:
@@ -92,7 +92,7 @@ def test_the_body_of_an_answer_is_taken_as_far_as_it_was_asked_for():
 
     for pieces in (endless(), [b"abc", b"d"], [b"abcd"]):
         with pytest.raises(H5FileError, match="the server sends more"):
-            _bytes_of(Answer(pieces), 3, "s3://b/k")
+            _body_of(Answer(pieces), 3, "s3://b/k")
 
 
 def test_a_list_of_objects_without_an_end_is_refused(monkeypatch):

@@ -700,7 +700,7 @@ def test_a_small_disk_that_is_full_costs_requests_and_no_rows(server, folder, tm
         datamodule.teardown("fit")
         process_pool().close()
     finally:
-        policy._after_fork()  # the folder's own files
+        policy._close_copies()  # the folder's own files
         subprocess.run(["umount", str(disk)], check=True)
 
 

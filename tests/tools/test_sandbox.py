@@ -194,19 +194,19 @@ def test_a_child_that_does_not_end_is_stopped(make_h5, child_does, tmp_path, scr
 
 @pytest.mark.wide
 def test_a_child_that_hangs_or_spins_inside_of_its_check_is_stopped(make_h5, monkeypatch):
-    in_child(monkeypatch, f"sandbox._check = lambda task: time.sleep({LONG})")
+    in_child(monkeypatch, f"sandbox._check_files = lambda task: time.sleep({LONG})")
     assert problems(check_files(make_h5(x=VALUES), sandbox=True, sandbox_seconds=2)) == [("error", "hung", None)]
 
 
 def test_a_child_that_crashes_inside_of_its_check_is_named(make_h5, monkeypatch):
-    in_child(monkeypatch, "sandbox._check = lambda task: os.kill(os.getpid(), 11)")
+    in_child(monkeypatch, "sandbox._check_files = lambda task: os.kill(os.getpid(), 11)")
     (problem,) = check_files(make_h5(x=VALUES), sandbox=True).errors
     assert (problem.kind, "SIGSEGV" in problem.text) == ("crashed", True)
 
 
 def test_what_libraries_print_is_no_part_of_what_is_told(make_h5, monkeypatch):
-    real = "real = sandbox._check"
-    noise = f"{real}; sandbox._check = lambda task: os.system('echo noise') + os.write(1, b'x') and real(task)"
+    real = "real = sandbox._check_files"
+    noise = f"{real}; sandbox._check_files = lambda task: os.system('echo noise') + os.write(1, b'x') and real(task)"
     in_child(monkeypatch, noise)
     assert problems(check_files(make_h5(x=VALUES), sandbox=True)) == []
 
@@ -231,7 +231,7 @@ def test_a_child_cannot_take_more_than_its_limits(tmp_path):
 import json, os, resource, sys
 from lightning_h5.tools import sandbox
 assert not {{"numpy", "h5py"}} & set(sys.modules), "its limits come first"
-sandbox._limit({{"memory": 1 << 30, "cpu": 7, "parent": os.getppid()}})
+sandbox._limit_process({{"memory": 1 << 30, "cpu": 7, "parent": os.getppid()}})
 from lightning_h5.tools import check
 import ctypes, numpy
 found = {{n: resource.getrlimit(getattr(resource, n)) for n in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_CORE")}}
@@ -329,7 +329,7 @@ def test_a_child_whose_parent_is_gone_already_does_nothing():
 
     def orphan():
         sandbox.os._exit = lambda code: leave(70 + code)
-        sandbox._limit({"memory": 1 << 40, "cpu": 100, "parent": os.getpid()})
+        sandbox._limit_process({"memory": 1 << 40, "cpu": 100, "parent": os.getpid()})
 
     assert run_forked(orphan) == 71
 
@@ -475,7 +475,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_child(make_h5, child_does, monkeyp
 def test_a_child_ends_with_the_process_that_started_it(make_h5, monkeypatch, tmp_path):
     """Also where that is killed and can end nothing itself."""
     reader, writer = os.pipe()
-    in_child(monkeypatch, f"sandbox._check = lambda task: time.sleep({LONG})")
+    in_child(monkeypatch, f"sandbox._check_files = lambda task: time.sleep({LONG})")
     real = sandbox.subprocess.Popen
 
     def started(*arguments, **options):

@@ -56,7 +56,7 @@ class ChunkLoop:
         stored = scratch("stored", int(sizes.max(initial=0)))
         unsorted = scratch("unsorted", n_bytes if self._is_sorted else 0)
         clock = np.zeros(5, np.int64)
-        functions = (*_c_functions(), *self._decoder.functions)
+        functions = (*_read_functions(), *self._decoder.functions)
         idle = self._decoder.idle
         try:
             state = idle.pop()
@@ -96,11 +96,11 @@ def loop_of(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
         size: bytes of the numbers that were shuffled; 1 without a shuffle.
     """
     if (decoder, size) not in _made and worker_number() is None:
-        _made[decoder, size] = _compile(decoder, size)
+        _made[decoder, size] = _compile_decoder(decoder, size)
     return _made.get((decoder, size))
 
 
-def _compile(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
+def _compile_decoder(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
     if sys.platform == "win32":
         return None
     sort = compiled(_SORTS[size])
@@ -117,7 +117,7 @@ def _compile(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
 
 
 @cache
-def _c_functions() -> tuple[int, int]:
+def _read_functions() -> tuple[int, int]:
     """Return the addresses of the system functions that a loop calls."""
     library = ctypes.CDLL(None)
     pread, now = (ctypes.cast(library[name], ctypes.c_void_p).value for name in ("pread", "clock_gettime"))

@@ -47,7 +47,7 @@ def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
         function = getattr(importlib.import_module("imagecodecs"), f"{name}_decode")
 
         def decode(data: Bytes, out: Bytes) -> None:
-            _all_of(len(np.atleast_1d(function(data, out=out))), out)
+            _whole_chunk(len(np.atleast_1d(function(data, out=out))), out)
 
         return decode
 
@@ -59,7 +59,7 @@ def _with_deflate(step: Filter, itemsize: int) -> Decoder:
     function = importlib.import_module("deflate").zlib_decompress
 
     def decode(data: Bytes, out: Bytes) -> None:
-        _fill(out, function(data, len(out)))
+        _fill_out(out, function(data, len(out)))
 
     return decode
 
@@ -70,7 +70,7 @@ register(GZIP)(_with_imagecodecs("deflate"))
 @register(GZIP)
 def _with_zlib(step: Filter, itemsize: int) -> Decoder:
     def decode(data: Bytes, out: Bytes) -> None:
-        _fill(out, _stream(zlib.decompressobj(), data, len(out)))
+        _fill_out(out, _stream(zlib.decompressobj(), data, len(out)))
 
     return decode
 
@@ -96,7 +96,7 @@ def _with_blosc(step: Filter, itemsize: int) -> Decoder:
 @register(BZIP2)
 def _with_bz2(step: Filter, itemsize: int) -> Decoder:
     def decode(data: Bytes, out: Bytes) -> None:
-        _fill(out, _stream(bz2.BZ2Decompressor(), data, len(out)))
+        _fill_out(out, _stream(bz2.BZ2Decompressor(), data, len(out)))
 
     return decode
 
@@ -111,11 +111,11 @@ def _with_blosc2(step: Filter, itemsize: int) -> Decoder:
         try:
             array = blosc2.ndarray_from_cframe(frame)
         except RuntimeError:  # arrays of one axis are stored without their shape
-            _all_of(n_bytes, out)
-            _fill(out, blosc2.schunk_from_cframe(frame)[:])
+            _whole_chunk(n_bytes, out)
+            _fill_out(out, blosc2.schunk_from_cframe(frame)[:])
         else:
             check_memory(array, len(out))
-            _fill(out, np.ascontiguousarray(array[...]).reshape(-1).view(np.uint8))
+            _fill_out(out, np.ascontiguousarray(array[...]).reshape(-1).view(np.uint8))
 
     return decode
 
@@ -141,7 +141,7 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
             data, n = bits, int.from_bytes(data[8:HEADER].tobytes(), "big") // size
         # With an ndarray it would take the item size from the dtype.
         done = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
-        _all_of(len(np.atleast_1d(done)), out)
+        _whole_chunk(len(np.atleast_1d(done)), out)
 
     return decode
 
@@ -264,15 +264,15 @@ def _decode_blocks(data: Bytes, out: Bytes, function: Any, multiple: int = 1) ->
         if size == length and (multiple == 1 or length < multiple):
             place[...] = packed
         else:
-            _all_of(len(function(packed, out=place)), place)
+            _whole_chunk(len(function(packed, out=place)), place)
 
 
-def _fill(out: Bytes, decoded: Any) -> None:
-    _all_of(len(decoded), out)
+def _fill_out(out: Bytes, decoded: Any) -> None:
+    _whole_chunk(len(decoded), out)
     out[...] = np.frombuffer(decoded, dtype=np.uint8)
 
 
-def _all_of(n_bytes: int, out: Bytes) -> None:
+def _whole_chunk(n_bytes: int, out: Bytes) -> None:
     if n_bytes != len(out):
         raise ValueError(f"it decodes to {n_bytes:,} bytes, not {len(out):,}")
 

@@ -157,7 +157,7 @@ def _zstd() -> NativeDecoder:
 
 
 @register(LZ4)
-def _with_lz4(step: Filter, itemsize: int) -> NativeDecoder:
+def _native_lz4(step: Filter, itemsize: int) -> NativeDecoder:
     return _lz4()
 
 
@@ -186,7 +186,7 @@ def bitshuffle_options(step: Filter) -> tuple[int, int, int]:
 
 
 @register(BITSHUFFLE)
-def _with_bitshuffle(step: Filter, itemsize: int) -> NativeDecoder:
+def _native_bitshuffle(step: Filter, itemsize: int) -> NativeDecoder:
     size, _, compressor = bitshuffle_options(step)
     if size < 1 or compressor not in (2, 3):
         raise ValueError(f"bitshuffle with the compressor {compressor} of numbers of {size} bytes")
