@@ -18,7 +18,7 @@ from ..metrics import Loader, LoaderMetrics, datasets_of
 from ..options.base import check_whole
 from ..readers import usable_cores
 from .meters import Meter, StageTotals, TransferTimer, expected_shares, over_ranks
-from .summary_table import table_of
+from .summary_table import stage_table
 
 __all__ = ["H5StatsMonitor"]
 
@@ -290,7 +290,7 @@ class H5StatsMonitor(Callback):
             whose = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
             if alone and len(alone) < len(ranks):
                 remarks.append(f"{listing(alone)}: on rank 0 alone, since another rank has no batches.")
-            sys.stdout.write(table_of(f"lightning_h5: rows from HDF5{whose}", ranks, remarks))
+            sys.stdout.write(stage_table(f"lightning_h5: rows from HDF5{whose}", ranks, remarks))
             sys.stdout.flush()
 
 

@@ -10,7 +10,7 @@ from ..counters import RequestTimes, WaitTimes
 from ..metrics import figures_of, waiting_share
 from .meters import REQUESTS, WAITS
 
-__all__ = ["table_of"]
+__all__ = ["stage_table"]
 
 WIDTH = 100  # maximum line length of remarks
 ALWAYS = ("batches", "rows", "seconds", "rows/s")
@@ -18,7 +18,7 @@ TRIVIAL = frozenset(("0", "0.0%", "-"))
 READ, DECODED = "MiB/s read", "MiB/s decoded"
 
 
-def table_of(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]], remarks: Sequence[str]) -> str:
+def stage_table(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]], remarks: Sequence[str]) -> str:
     """Return the table that is printed at the end: a column for each stage, a line for each figure.
 
     Figures that are 0 in all stages are left out, and so are decoded bytes if none were compressed. Remarks are wrapped
@@ -56,25 +56,25 @@ def _stage_column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
     return {
         "batches": f"{amounts['batches']:,.0f}",
         "rows": f"{amounts['rows']:,.0f}",
-        "seconds": _rounded(amounts["seconds"] / len(ranks)),
+        "seconds": _three_digits(amounts["seconds"] / len(ranks)),
         "rows/s": f"{figures['samples_per_second']:,.0f}",
-        READ: _rounded(figures["read_mib_per_second"]),
-        DECODED: _rounded(figures["decoded_mib_per_second"]),
+        READ: _three_digits(figures["read_mib_per_second"]),
+        DECODED: _three_digits(figures["decoded_mib_per_second"]),
         "waiting for data": f"{figures['wait_fraction']:.1%}" if "wait_fraction" in figures else "-",
         "waiting, worst rank": f"{most:.1%} (rank {-worst})" if len(ranks) > 1 and most >= 0.0005 else "-",
-        "wait per batch, ms": _rounded(figures["wait_ms"]) if "wait_ms" in figures else "-",
-        "wait, 95th percentile, ms": _rounded(1000 * p95),
+        "wait per batch, ms": _three_digits(figures["wait_ms"]) if "wait_ms" in figures else "-",
+        "wait, 95th percentile, ms": _three_digits(1000 * p95),
         "cache hits": f"{figures['cache_hit_rate']:.1%}" if has_cache else "-",
-        "rows in memory, MiB": _rounded(figures["cache_mib"]),
-        "from the origin, MiB": _rounded(figures.get("origin_mib", 0.0)),
+        "rows in memory, MiB": _three_digits(figures["cache_mib"]),
+        "from the origin, MiB": _three_digits(figures.get("origin_mib", 0.0)),
         "requests to the origin": f"{figures.get('origin_requests', 0.0):,.0f}",
-        "request, median, ms": _rounded(1000 * p50),
-        "request, 99th percentile, ms": _rounded(1000 * p99),
+        "request, median, ms": _three_digits(1000 * p50),
+        "request, 99th percentile, ms": _three_digits(1000 * p99),
         "in the mirror": f"{figures['mirror_hit_rate']:.1%}" if amounts["is_staged"] else "-",
     }
 
 
-def _rounded(value: float) -> str:
+def _three_digits(value: float) -> str:
     """Return a number to three digits; only 0 is written as 0."""
     if value == 0 or value >= 100:
         return f"{value:,.0f}"

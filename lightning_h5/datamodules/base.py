@@ -44,7 +44,7 @@ from .resume import KeepsPosition
 from .split_overlap import overlap_of_files, overlap_of_samples
 from .training_rows import segments_left_out, segments_without_steps
 
-__all__ = ["BaseH5DataModule", "Chosen", "fields_of"]
+__all__ = ["BaseH5DataModule", "Chosen", "arrays_of_fields"]
 
 logger = logging.getLogger(__name__)
 
@@ -408,7 +408,7 @@ class BaseH5DataModule(KeepsPosition):
         for text in segments_without_steps(dataset):
             self._log_once(text, log=rank_zero_warn)
         for other in self._datasets.values():  # all splits share one transform, which decodes integers the same way
-            for a, b in zip(fields_of(other), fields_of(dataset), strict=False):
+            for a, b in zip(arrays_of_fields(other), arrays_of_fields(dataset), strict=False):
                 if not are_packed_alike(a, b):
                     raise different_packing(a, b)
         self._check_rows(split, dataset.n_rows)
@@ -521,6 +521,6 @@ def _splits_of(stage: str | None) -> tuple[Split, ...]:
     return ("train", "val") if stage == "fit" else tuple(each for each in SPLITS if stage in (None, _STAGE_OF[each]))
 
 
-def fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
+def arrays_of_fields(dataset: RowDataset) -> Iterator[ArrayLayout]:
     """The arrays of a dataset's first file, in the order of its fields."""
     return next((fields for _, fields in groupby(dataset.layouts(), lambda layout: layout.path)), iter(()))

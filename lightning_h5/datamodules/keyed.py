@@ -44,7 +44,7 @@ from ..loading.choose_order import Order
 from ..order import RowWeights
 from ..types import IntArray, Keys
 from .arguments import SPLITS, SampleArguments, Split, picked
-from .base import BaseH5DataModule, Chosen, fields_of
+from .base import BaseH5DataModule, Chosen, arrays_of_fields
 from .cut_splits import check_split_of_rows, cut_rows, cut_segments
 from .training_rows import row_weights, segment_order
 
@@ -57,7 +57,7 @@ SPELLINGS = {
 """Other names of a split that files use."""
 
 
-class Source(NamedTuple):
+class SplitSource(NamedTuple):
     """Where a split's rows come from: its own files, its group inside the training files, or a share of their rows.
 
     Attributes:
@@ -113,7 +113,7 @@ class KeyedH5DataModule(BaseH5DataModule):
             return
         asks_for_integers = _asks_for_integers(text)
         computes_in = f"{dtypes[0]}".removeprefix("torch.")
-        for number, layout in enumerate(fields_of(next(iter(self._datasets.values())))):
+        for number, layout in enumerate(arrays_of_fields(next(iter(self._datasets.values())))):
             argument, changes = "y_dtype", samples.target_transform
             if number < len(keys_in(self.x_key)):
                 argument, changes = "x_dtype", samples.transform or samples.eval_transform
@@ -162,7 +162,7 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def _open(
         self,
-        source: Source,
+        source: SplitSource,
         split: Split,
         x_key: Keys,
         y_key: Keys | None,
@@ -201,7 +201,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         return [*self._split.columns, *self._weights.keys]
 
     def _cut_files(
-        self, source: Source, split: Split, x_key: Keys, y_key: Keys | None
+        self, source: SplitSource, split: Split, x_key: Keys, y_key: Keys | None
     ) -> Mapping[Split, Sequence[Chosen]]:
         """Return the rows, or the segments, of each split of the training files."""
         opened = OpenOptions(files=self._options.files)
@@ -217,21 +217,23 @@ class KeyedH5DataModule(BaseH5DataModule):
         """See ``BaseH5DataModule.order_of``; in batches of segments of similar length if these are asked for."""
         return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
 
-    def _source(self, split: Split) -> Source | None:
+    def _source(self, split: Split) -> SplitSource | None:
         own, training = self._paths[split], self._paths["train"]
         if own is not None:
-            return Source(self._catalog.files(own, f"{split}_path"), split, split == "train" and self._split.is_given)
+            return SplitSource(
+                self._catalog.files(own, f"{split}_path"), split, split == "train" and self._split.is_given
+            )
         if training is None or split == "train":
             return None
         files = self._catalog.files(training, "train_path")
         if self._split.may_fill(split):
-            return Source(files, "train", is_cut=True)
+            return SplitSource(files, "train", is_cut=True)
         keys = arrays_in(self.x_key, self.y_key, of_others=False)
         filled = [str(fill_split(key, split)) for key in keys]
         if filled == keys:
             return None
         if self._has(files[0], filled):
-            return Source(files, split)
+            return SplitSource(files, split)
         self._warn_of_spellings(files[0], keys, split)
         return None
 
@@ -277,7 +279,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         fields += [key for key in lists if key is not None]
         return fields, [str(fill_split(key, "train")) for key in columns]
 
-    def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
+    def _statistics(self, source: SplitSource) -> Mapping[str, FieldStats] | None:
         """Statistics by what the arrays are called in a split: those of the training arrays hold for all."""
         if self._samples.normalize is None:
             return None
@@ -351,7 +353,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         if samples.target_transform is not None and self.y_key is None and self.x_key is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
 
-    def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
+    def _keys(self, source: SplitSource, split: Split) -> tuple[Keys, Keys | None]:
         """The arrays of a split; guessed from its first file where none are named."""
         if self.x_key is None:
             path = source.files[0]

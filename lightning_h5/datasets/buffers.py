@@ -26,7 +26,7 @@ __all__ = [
     "BufferPool",
     "Column",
     "SharedBuffers",
-    "bytes_of",
+    "batch_bytes",
     "copy_rows",
     "put_rows",
     "tensor_of",
@@ -181,7 +181,7 @@ def put_rows(column: Column, to: IntArray, rows: Column, places: IntArray | None
     if isinstance(column, torch.Tensor):
         if not isinstance(rows, torch.Tensor) or (column.dtype, column.shape[1:]) != (rows.dtype, rows.shape[1:]):
             raise ValueError("rows of one dtype and shape were copied to rows of another")
-        copy_rows(bytes_of(column), to, bytes_of(rows.contiguous()), places)
+        copy_rows(batch_bytes(column), to, batch_bytes(rows.contiguous()), places)
     elif isinstance(column, list):
         for place, row in zip(to.tolist(), places.tolist(), strict=True):
             column[place] = rows[row]
@@ -212,7 +212,7 @@ def _run(places: IntArray) -> slice | None:
     return slice(int(places[0]), int(places[-1]) + 1) if len(places) and (np.diff(places) == 1).all() else None
 
 
-def bytes_of(column: torch.Tensor) -> npt.NDArray[np.uint8]:
+def batch_bytes(column: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return a batch's memory, shape ``(batch, row_bytes)``."""
     if not column.numel():
         return np.empty((len(column), 0), dtype=np.uint8)

@@ -14,7 +14,7 @@ import torch
 from ..hdf5 import ArrayLayout
 from ..types import IntArray, cached_property
 
-__all__ = ["CellAxis", "CellGrid", "Pieces", "cell_of"]
+__all__ = ["CellAxis", "CellGrid", "CellPieces", "cell_of"]
 
 CELL_BYTES = 256 << 10
 """Bytes of a cell, at most, of an array without chunks."""
@@ -140,7 +140,7 @@ class CellGrid:
             else:
                 yield np.zeros_like(lines), np.full_like(lines, axis.length)
 
-    def pieces(self, starts: IntArray, sizes: Sequence[int], lines: IntArray, samples: IntArray) -> Pieces:
+    def pieces(self, starts: IntArray, sizes: Sequence[int], lines: IntArray, samples: IntArray) -> CellPieces:
         """Return the cells that patches have; ``samples`` are their numbers, see ``intervals`` for the others."""
         bounds = list(self.intervals(starts, sizes, lines))
         runs = [axis.runs(*each) for axis, each in zip(self.axes, bounds, strict=True)]
@@ -155,7 +155,7 @@ class CellGrid:
             chosen.insert(0, runs[number][0][which] + at)
             cells += self.axes[number].cells[chosen[0]] * stride
             stride *= self.axes[number].n_cells
-        return Pieces(self, cells, samples[which], tuple(chosen), tuple((a[which], b[which]) for a, b in bounds))
+        return CellPieces(self, cells, samples[which], tuple(chosen), tuple((a[which], b[which]) for a, b in bounds))
 
     def n_reads(self, starts: Sequence[IntArray], sizes: Sequence[int], lines: IntArray) -> IntArray:
         """Return how often all patches of a grid read each cell.
@@ -183,7 +183,7 @@ class CellGrid:
         return repr((self.cell, axes)).encode()
 
 
-class Pieces(NamedTuple):
+class CellPieces(NamedTuple):
     """Parts of cells that patches are made of.
 
     Attributes:

@@ -18,7 +18,7 @@ from ..order import BlockTable, uniform
 from ..types import IntArray, cached_property
 from .assemblers import Assembler, PatchAssembler
 from .indexer import FieldRows, Indexer, Places, Units
-from .patch_grids import CellAxis, CellGrid, Pieces
+from .patch_grids import CellAxis, CellGrid, CellPieces
 from .segments import BoolArray
 
 __all__ = ["PatchRows", "Patches", "Volume"]
@@ -188,7 +188,7 @@ class PatchRows:
         is_padded: whether patches may reach beyond their volumes.
     """
 
-    pieces: Sequence[Pieces]
+    pieces: Sequence[CellPieces]
     shape: tuple[int, ...]
     is_padded: bool
 
@@ -336,7 +336,7 @@ class Patches(Indexer):
         """See ``Indexer.rows``: cells of the kinds of volumes, one after the other."""
         n_fields, segments = len(self.segments.kinds), places.segments
         values = FieldRows(self.segments.numbers_of(segments))
-        groups: list[list[Pieces]] = [[] for _ in range(n_fields)]
+        groups: list[list[CellPieces]] = [[] for _ in range(n_fields)]
         cells: list[list[IntArray]] = [[np.empty(0, dtype=np.int64)] for _ in range(n_fields)]
         firsts, lines = self.segments.steps[0].firsts_of(segments), self.lines[segments]
         for kind, here in self._by_kind(segments):

@@ -19,7 +19,7 @@ from ..hdf5 import OpenOptions
 from ..readers import TaskQueue, take_rows
 from ..types import IntArray
 from .base import RawBatch, ReadCost
-from .buffers import BufferPool, Column, bytes_of, copy_rows, put_rows
+from .buffers import BufferPool, Column, batch_bytes, copy_rows, put_rows
 from .fields import Fields
 from .file_dataset import FileDataset
 from .row_table import RowTable
@@ -49,7 +49,7 @@ class CachedColumn:
                 self._text[slot] = _copied(column[place])
         else:
             assert isinstance(column, torch.Tensor), "rows have one shape"
-            copy_rows(self._bytes, slots, bytes_of(column), places)
+            copy_rows(self._bytes, slots, batch_bytes(column), places)
 
     def take(self, slots: IntArray, places: IntArray, n_rows: int, buffers: BufferPool, *, all_cores: bool) -> Column:
         """Return a batch in memory of its own, with rows of slots at some places."""
@@ -59,7 +59,7 @@ class CachedColumn:
                 text[place] = _copied(self._text[slot])
             return text
         column = buffers.tensor((n_rows, *self._plan.row_shape), self._plan.dtype)
-        into = bytes_of(column)
+        into = batch_bytes(column)
         if len(places) < n_rows:
             copy_rows(into, places, self._bytes, slots)
         else:

@@ -206,7 +206,7 @@ def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[i
     Raises:
         H5ValueError: a number is out of range.
     """
-    _check_shard(total, world_size, rank)
+    _check_replica(total, world_size, rank)
     size, rest = divmod(total, world_size)
     start = rank * size + min(rank, rest)
     return start, start + size + (rank < rest)
@@ -301,7 +301,7 @@ def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
     Raises:
         H5ValueError: a number is out of range.
     """
-    _check_shard(total, world_size, rank)
+    _check_replica(total, world_size, rank)
     return np.arange(rank, total, world_size, dtype=np.int64)
 
 
@@ -416,7 +416,7 @@ def equal_rows(n_rows: int) -> int:
     return n_least if n_rows == n_held else n_rows
 
 
-def _check_shard(total: int, world_size: int, rank: int) -> None:
+def _check_replica(total: int, world_size: int, rank: int) -> None:
     if total < 0 or world_size < 1 or not 0 <= rank < world_size:
         raise H5ValueError(
             f"a shard of total={total} rows was requested for rank={rank} of world_size={world_size}. Pass total >= 0, "

@@ -11,7 +11,7 @@ from .contiguous import ContiguousReader, MappedReader
 from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
-from .h5py_reader import H5pyReader, check_text
+from .h5py_reader import H5pyReader, check_readable_text
 from .many_reads import MIN_COMPILED, compile_reads
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .storage_rates import storage_rates
@@ -42,7 +42,7 @@ __all__ = [
     "TaskQueue",
     "bulk_tasks",
     "check_bounds",
-    "check_text",
+    "check_readable_text",
     "checked_places",
     "compile_reads",
     "digest_tasks",

@@ -27,7 +27,7 @@ from .contiguous import ContiguousReader
 from .filters.pipeline import why_not_decodable
 from .view_source import BlockReader
 
-__all__ = ["H5pyReader", "check_text", "spans"]
+__all__ = ["H5pyReader", "check_readable_text", "spans"]
 
 PIECE_BYTES = 8 << 20  # maximum per read call, unless a single chunk is larger
 PIECE_CHUNKS = 4096  # also: the library takes about 3 KiB for each chunk of a call, written or not
@@ -164,7 +164,7 @@ HEAP_HEADER = struct.Struct("<4sB3xQ")  # signature, version, bytes
 HEAP_OBJECT = struct.Struct("<HHIQ")  # number, users, nothing, bytes
 
 
-def check_text(layout: ArrayLayout) -> None:
+def check_readable_text(layout: ArrayLayout) -> None:
     """Check that the HDF5 library can read the text of an array: see ``H5pyReader``, which checks it by itself.
 
     Raises:

@@ -433,7 +433,7 @@ def requests_for(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[int, int
 _open_mirrors: weakref.WeakSet[Mirror] = weakref.WeakSet()
 
 
-def drop_inherited() -> None:
+def drop_inherited_mirrors() -> None:
     """Close a forked child's copies of its parent's mirrors."""
     for mirror in list(_open_mirrors):
         mirror.drop()

@@ -13,7 +13,7 @@ from ..errors import H5ValueError
 from ..options import StagingOptions
 from .folder import MirrorFolder
 from .locks import has_range_locks
-from .mirror import drop_inherited
+from .mirror import drop_inherited_mirrors
 from .object_status import is_url
 
 __all__ = ["MIN_BYTES", "ensure_folder", "mirror_name", "why_not_staged"]
@@ -123,7 +123,7 @@ def mirror_name(path: str, version: tuple[int | str, ...]) -> str:
 
 def _close_copies() -> None:
     """Close a forked child's copies of descriptors: they would keep locks if the parent dies."""
-    drop_inherited()
+    drop_inherited_mirrors()
     for folder in _folders.values():
         folder.close()
     _folders.clear()

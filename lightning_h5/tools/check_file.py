@@ -111,7 +111,7 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
     return found
 
 
-def _note_contents(found: Findings, contents: Contents) -> None:
+def _note_contents(found: Findings, contents: FileMetadata) -> None:
     """Add what the metadata of a file contain."""
     found.is_open = True
     for entry in contents.entries:
@@ -168,7 +168,7 @@ def do_reading(
 
 
 @dataclass(eq=False, kw_only=True)
-class Contents:
+class FileMetadata:
     """What the metadata of an open file contain.
 
     Attributes:
@@ -194,10 +194,10 @@ class Contents:
         return any(os.path.exists(os.path.join(folder, name)) for folder in self.folders)
 
 
-def look_at(file: Any, path: str, wanted: Wanted) -> Contents:
+def look_at(file: Any, path: str, wanted: Wanted) -> FileMetadata:
     """Describe the arrays of an open file. Reads no rows; faults inside the file are kept, and not raised."""
     keys = wanted.names
-    found = Contents(file=file, path=path, folders=(os.path.dirname(os.path.abspath(path)), wanted.folder))
+    found = FileMetadata(file=file, path=path, folders=(os.path.dirname(os.path.abspath(path)), wanted.folder))
     try:
         found.entries = tuple(entry for entry in entries_of(file) if keys is None or entry.name in keys)
     except Exception as why:  # h5py can raise anything for a damaged file
@@ -214,7 +214,7 @@ def look_at(file: Any, path: str, wanted: Wanted) -> Contents:
     return found
 
 
-def _refused(contents: Contents) -> Iterator[Problem]:
+def _refused(contents: FileMetadata) -> Iterator[Problem]:
     """Find arrays that cannot be described, or lie in other files."""
     kinds = {H5CorruptError: "chunk index", H5KeyError: "missing", H5FileError: "filter"}
     for key, why in contents.refused.items():
@@ -230,7 +230,7 @@ def _refused(contents: Contents) -> Iterator[Problem]:
             yield error(contents.path, key, kind, why if kind != "damaged" else f"{type(why).__name__}: {why}")
 
 
-def _in_other_files(contents: Contents, key: str) -> Problem | None:
+def _in_other_files(contents: FileMetadata, key: str) -> Problem | None:
     """Return a warning if an array has its rows in other files, none of which is opened."""
     path, file = contents.path, contents.file
     if not is_text(key):
@@ -254,7 +254,7 @@ def _in_other_files(contents: Contents, key: str) -> Problem | None:
     return warning(path, key, "not read", f"{text} files=FileOptions(allow_external=True)")
 
 
-def _check_names(contents: Contents) -> Iterator[Problem]:
+def _find_broken_names(contents: FileMetadata) -> Iterator[Problem]:
     """Find names that cannot be opened, and links that lead nowhere, or out of the file."""
     path = contents.path
     for entry in contents.entries:
@@ -274,7 +274,7 @@ def _check_names(contents: Contents) -> Iterator[Problem]:
             yield warning(path, entry.name, "link", f"this link leads to {inside!r} in the file {file!r}: {tail}")
 
 
-def _behind_the_end(contents: Contents) -> Iterator[Problem]:
+def _behind_the_end(contents: FileMetadata) -> Iterator[Problem]:
     """Find chunks and rows that lie beyond the end of the file."""
     end = os.path.getsize(contents.path)
     for layout in contents.layouts.values():
@@ -297,7 +297,7 @@ def _behind_the_end(contents: Contents) -> Iterator[Problem]:
         yield error(contents.path, layout.key, "place", text)
 
 
-def _overlaps(contents: Contents) -> Iterator[Problem]:
+def _overlaps(contents: FileMetadata) -> Iterator[Problem]:
     """Find bytes that two chunks, or two arrays, both have."""
     seen = set()
     for layout, other, text in overlaps(list(contents.layouts.values())):
@@ -306,7 +306,7 @@ def _overlaps(contents: Contents) -> Iterator[Problem]:
             yield error(contents.path, layout.key, "place", text)
 
 
-def _unwritten(contents: Contents) -> Iterator[Problem]:
+def _unwritten(contents: FileMetadata) -> Iterator[Problem]:
     """Find rows that were never written, or have no source in a virtual array: they read as the fill value."""
     for key, layout in contents.layouts.items():
         rows = f"{layout.n_rows:,} rows"
@@ -333,7 +333,7 @@ def _unwritten(contents: Contents) -> Iterator[Problem]:
         yield warning(contents.path, key, "unwritten", f"{text} the fill value{fill}")
 
 
-def _no_fields(contents: Contents) -> Iterator[Problem]:
+def _no_fields(contents: FileMetadata) -> Iterator[Problem]:
     """Find arrays that no batch can hold."""
     for layout in contents.layouts.values():
         if kind_of(layout.dtype) == "object":
@@ -341,7 +341,7 @@ def _no_fields(contents: Contents) -> Iterator[Problem]:
             yield warning(contents.path, layout.key, "no field", text)
 
 
-def _slow(contents: Contents) -> Iterator[Problem]:
+def _slow(contents: FileMetadata) -> Iterator[Problem]:
     """Find layouts that make training slow."""
     for layout in contents.layouts.values():
         if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_contiguous:
@@ -359,9 +359,9 @@ def _slow(contents: Contents) -> Iterator[Problem]:
         yield warning(contents.path, layout.key, "slow", f"{text}. `lightning-h5 repack` makes a copy that is fast.")
 
 
-FILE_CHECKS: tuple[Callable[[Contents], Iterator[Problem]], ...] = (
+FILE_CHECKS: tuple[Callable[[FileMetadata], Iterator[Problem]], ...] = (
     _refused,
-    _check_names,
+    _find_broken_names,
     _behind_the_end,
     _overlaps,
     _unwritten,

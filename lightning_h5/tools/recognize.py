@@ -21,10 +21,10 @@ from .recognize_parts import (
     SERIES,
     TARGETS,
     TIMES,
+    AlikeParts,
     FileLooks,
     Guess,
     Look,
-    Parts,
     Reader,
     Settings,
 )
@@ -75,7 +75,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
             if nested is None:
                 return [Guess(settings=None, why=why_two_levels(pattern, parts[0]), is_sure=False)]
             pattern, parts, is_sure = f"{pattern}/{nested[0]}", nested[1], is_sure and nested[2]
-        guesses = Parts(parts, reader, {"groups": pattern}).guesses()
+        guesses = AlikeParts(parts, reader, {"groups": pattern}).guesses()
         split = lists_of_splits(files[0], parts, reader)
         why = f"{pattern!r}: {len(parts):,} groups have the same arrays, so that each is a segment."
         return [
@@ -90,7 +90,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     for rule in (_cut_rows, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
         if guesses := rule(files, reader):
             return guesses
-    of_files = Parts(files, reader, {})
+    of_files = AlikeParts(files, reader, {})
     if len(files) == 1 and of_files.shapes and of_files.are_volumes:
         return [*of_files.guesses()[:1], Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")]
     return of_files.guesses() if of_files.are_segments else []
@@ -175,7 +175,7 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     inside = {name: look for name, look in arrays.items() if look.shape[0] == n and name not in cuts}
     if n_segments > 1:
         inside |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
-    parts = Parts([FileLooks(path=file.path, arrays=inside) for file in files], reader, segments)
+    parts = AlikeParts([FileLooks(path=file.path, arrays=inside) for file in files], reader, segments)
     parts.attributes, parts.scalars = {}, []
     return [replace(one, why=f"{why} {one.why}") for one in parts.guesses()[:1]]
 

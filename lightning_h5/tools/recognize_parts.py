@@ -22,10 +22,10 @@ __all__ = [
     "SERIES",
     "TARGETS",
     "TIMES",
+    "AlikeParts",
     "FileLooks",
     "Guess",
     "Look",
-    "Parts",
     "Reader",
     "Settings",
 ]
@@ -112,7 +112,7 @@ class Reader(NamedTuple):
     cells: Callable[[str], list[Look]]
 
 
-class Parts:
+class AlikeParts:
     """Parts with the same arrays, each a segment."""
 
     def __init__(self, parts: Sequence[FileLooks], reader: Reader, segments: Settings) -> None:

@@ -26,7 +26,7 @@ from ..hdf5 import (
     words_in,
 )
 from ..readers import open_reader
-from .recognize_parts import TARGETS, FileLooks, Guess, Look, Parts, Reader, Settings
+from .recognize_parts import TARGETS, AlikeParts, FileLooks, Guess, Look, Reader, Settings
 
 __all__ = [
     "cells_of_references",
@@ -280,7 +280,7 @@ def cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:
         return []
     each = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]
     named = [FileLooks(path=file.path, group=f"{main}[{at}]", arrays=one) for at, one in enumerate(each)]
-    parts = Parts(named, reader, {})
+    parts = AlikeParts(named, reader, {})
     shapes = [look.shape for look in cells[main]]
     if {len(shape) for shape in shapes} == {2} and len({a for a, _ in shapes}) == 1 < len({b for _, b in shapes}):
         parts.step_axis, parts.axis_is_sure = 1, False

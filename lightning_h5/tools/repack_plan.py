@@ -16,7 +16,7 @@ from ..hdf5.checks import check_library, check_sizes, ensure_filters, may_run_co
 from ..hdf5.chunk_index import moves_axis
 from ..hdf5.contents import resolve_path
 from ..options import FileOptions
-from ..readers import check_text
+from ..readers import check_readable_text
 from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, fitting_steps, kept_steps
 from .file_copy import address_of, has_class, is_variable, links_in
 from .row_io import chunks_of, raw_layout
@@ -143,7 +143,7 @@ def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) 
             check_library(dataset, file.filename, plan.name, why)
     # Before the HDF5 library reads text and lists, which can hang on a damaged heap.
     if array.shape and is_variable(array.get_type()) and numpy_dtype(dataset) is not None:
-        check_text(layout_of(ArrayHandle(dataset), file.filename, plan.name))
+        check_readable_text(layout_of(ArrayHandle(dataset), file.filename, plan.name))
 
 
 def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:

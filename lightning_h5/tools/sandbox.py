@@ -198,7 +198,7 @@ def main(asked: str) -> None:
         os.dup2(nowhere.fileno(), 1)
     try:
         _limit_process(task)
-        text = json.dumps(_check_files(task))
+        text = json.dumps(_check_in_child(task))
     except MemoryError:
         text = '{"failed": "memory"}'
     except BaseException as why:
@@ -231,7 +231,7 @@ def _limit_process(task: Mapping[str, Any]) -> None:
         os._exit(1)
 
 
-def _check_files(task: Mapping[str, Any]) -> dict[str, Any]:
+def _check_in_child(task: Mapping[str, Any]) -> dict[str, Any]:
     from .check_file import Wanted, check_file
 
     return asdict(check_file(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))

@@ -24,7 +24,7 @@ from lightning_h5 import (
     RankCachedH5DataModule,
 )
 from lightning_h5.callbacks.meters import REQUESTS, WAITS, TransferTimer
-from lightning_h5.callbacks.summary_table import table_of
+from lightning_h5.callbacks.summary_table import stage_table
 from lightning_h5.counters import COUNTED, RequestTimes, WaitTimes
 from lightning_h5.metrics import figures_of
 from lightning_h5.staging import policy
@@ -420,7 +420,7 @@ def test_requests_of_all_ranks_are_in_the_table():
         rank[REQUESTS[RequestTimes.class_of(seconds)]] = 1000.0
         rank |= {"origin_requests": 1000.0, "origin_bytes": 2.0**20, "mirror_bytes": 2.0**20, "missed_bytes": 2.0**20}
     unstaged = [dict.fromkeys(AMOUNTS, 0.0) | {"seconds": 1.0}]
-    cells, _ = table(table_of("lightning_h5: rows from HDF5", {"train": ranks, "validate": unstaged}, []))
+    cells, _ = table(stage_table("lightning_h5: rows from HDF5", {"train": ranks, "validate": unstaged}, []))
     assert (
         cells["train"]
         | {
@@ -451,7 +451,7 @@ def test_the_table_fits_whatever_was_counted(data, n_ranks, n_stages, columns):
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
-        text = table_of("lightning_h5: rows from HDF5, over all ranks", stages, [REMARK])
+        text = stage_table("lightning_h5: rows from HDF5, over all ranks", stages, [REMARK])
     assert max(map(len, text.splitlines())) <= min(columns, 100)
     cells, _ = table(text)
     names = [*next(iter(cells.values()))]

@@ -194,19 +194,19 @@ def test_a_child_that_does_not_end_is_stopped(make_h5, child_does, tmp_path, scr
 
 @pytest.mark.wide
 def test_a_child_that_hangs_or_spins_inside_of_its_check_is_stopped(make_h5, monkeypatch):
-    in_child(monkeypatch, f"sandbox._check_files = lambda task: time.sleep({LONG})")
+    in_child(monkeypatch, f"sandbox._check_in_child = lambda task: time.sleep({LONG})")
     assert problems(check_files(make_h5(x=VALUES), sandbox=True, sandbox_seconds=2)) == [("error", "hung", None)]
 
 
 def test_a_child_that_crashes_inside_of_its_check_is_named(make_h5, monkeypatch):
-    in_child(monkeypatch, "sandbox._check_files = lambda task: os.kill(os.getpid(), 11)")
+    in_child(monkeypatch, "sandbox._check_in_child = lambda task: os.kill(os.getpid(), 11)")
     (problem,) = check_files(make_h5(x=VALUES), sandbox=True).errors
     assert (problem.kind, "SIGSEGV" in problem.text) == ("crashed", True)
 
 
 def test_what_libraries_print_is_no_part_of_what_is_told(make_h5, monkeypatch):
-    real = "real = sandbox._check_files"
-    noise = f"{real}; sandbox._check_files = lambda task: os.system('echo noise') + os.write(1, b'x') and real(task)"
+    real = "real = sandbox._check_in_child"
+    noise = f"{real}; sandbox._check_in_child = lambda task: os.system('echo noise') + os.write(1, b'x') and real(task)"
     in_child(monkeypatch, noise)
     assert problems(check_files(make_h5(x=VALUES), sandbox=True)) == []
 
@@ -475,7 +475,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_child(make_h5, child_does, monkeyp
 def test_a_child_ends_with_the_process_that_started_it(make_h5, monkeypatch, tmp_path):
     """Also where that is killed and can end nothing itself."""
     reader, writer = os.pipe()
-    in_child(monkeypatch, f"sandbox._check_files = lambda task: time.sleep({LONG})")
+    in_child(monkeypatch, f"sandbox._check_in_child = lambda task: time.sleep({LONG})")
     real = sandbox.subprocess.Popen
 
     def started(*arguments, **options):
