@@ -24,7 +24,7 @@ def way(request, monkeypatch):
     if request.param == "compiled":
         pytest.importorskip("numba")
     else:
-        monkeypatch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
+        monkeypatch.setattr(multiply_add, "_affine_loops", lambda *args, **kwargs: None)
     return request.param
 
 
@@ -111,7 +111,7 @@ def test_compiled_loops_give_the_very_bits_of_numpy(given_):
             change.take(rows, places, copied)
             change(in_place)
             seen.append((copied[~np.isnan(copied)].tobytes(), in_place[~np.isnan(in_place)].tobytes()))
-            patch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
+            patch.setattr(multiply_add, "_affine_loops", lambda *args, **kwargs: None)
     assert seen[0] == seen[1]
 
 

@@ -632,7 +632,7 @@ def test_rows_that_are_decoded_in_company_are_normalized_once(
     decodes_in_company, monkeypatch, tmp_path, layout, dtype, cache_bytes, kind, way
 ):
     if way == "by NumPy":  # which goes another way with blocks that do not stay
-        monkeypatch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
+        monkeypatch.setattr(multiply_add, "_affine_loops", lambda *args, **kwargs: None)
     if layout == "a filter of others" and dtype[-2] != "f":
         pytest.skip("the filter keeps six decimals of floats")
     assert_rows_are_normalized_once(tmp_path, layout, dtype, cache_bytes, kind)

@@ -203,7 +203,7 @@ def test_loops_are_compiled_once_many_pieces_were_read(fd, monkeypatch):
     compiled = []
     monkeypatch.setattr(many_reads, "_compiled", [])
     monkeypatch.setattr(many_reads, "_n_plain", 0)
-    monkeypatch.setattr(many_reads, "_compile", lambda: compiled.append(many_reads._n_plain))
+    monkeypatch.setattr(many_reads, "_compile_read_loops", lambda: compiled.append(many_reads._n_plain))
     while not compiled:
         read(fd, range(1000), [1] * 1000)
     assert compiled == [33_000]

@@ -407,7 +407,7 @@ def test_a_forked_child_keeps_no_lock_of_its_parent(tmp_path):
     mirrored, _ = open_mirror(tmp_path, CONTENT)
 
     def child():
-        mirror.drop_inherited()
+        mirror.drop_inherited_mirrors()
         mirrored.close()  # does not wait for threads that it has not got
         assert mirrored.fd == -1
 
