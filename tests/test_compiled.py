@@ -366,7 +366,7 @@ affine.compile(np.dtype("u1"))
 rows, out = np.arange(24, dtype="u1").reshape(2, 3, 4), np.empty((2, 3, 4), "f4")
 affine.take(rows, None, out)
 assert np.array_equal(out, (rows.astype("f4") - 2) * 0.5)
-machines += _loops(np.dtype("f4"), by_channel=affine._is_by_channel, loop=None)
+machines += _affine_loops(np.dtype("f4"), by_channel=affine._is_by_channel, loop=None)
 print(sum(sum(each.stats.cache_hits.values()) for each in machines))
 print(sum(sum(each.stats.cache_misses.values()) for each in machines))
 """
