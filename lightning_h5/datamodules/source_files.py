@@ -39,7 +39,7 @@ from .training_rows import OF_A_SOURCE, Source
 
 __all__ = ["SourceFiles", "SplitDataset"]
 
-_OF_SAMPLES = ("sample", "segments", "window", "select", "seed", "patch")
+_OF_SAMPLES = ("sample", "segments", "window", "select", "patch")
 """Arguments on what a sample is."""
 
 _OF_ALL_SOURCES = (
@@ -49,7 +49,7 @@ _OF_ALL_SOURCES = (
     "normalize",
     "table",
     "decode",
-    *(name for name in _OF_SAMPLES if name != "seed"),
+    *_OF_SAMPLES,
 )
 """Arguments of the data module that its datasets take as they are."""
 

@@ -39,12 +39,13 @@ from .base import RawBatch, ReadCost
 from .fields import Fields, torch_dtype_of
 from .held_rows import HeldRows
 from .held_samples import HeldSamples
+from .indexer import rows_of_all
 from .read_costs import blocks_of
 from .row_table import RowTable
 from .sample_layout import Transform
 from .second_sharding import refuse_second_sharding
 from .shard_loading import load_shards
-from .table_dataset import TableDataset, rows_of_all
+from .table_dataset import TableDataset
 
 __all__ = ["HeldDataset"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .patches import PatchRows
     from .segment_fields import SegmentField
 
-__all__ = ["SAMPLES_AT_A_TIME", "BatchRows", "FieldRows", "Indexer", "MakesIndexer", "Places", "Units"]
+__all__ = ["SAMPLES_AT_A_TIME", "BatchRows", "FieldRows", "Indexer", "MakesIndexer", "Places", "Units", "rows_of_all"]
 
 SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
 
@@ -191,7 +191,10 @@ class Indexer(ABC):
         return replace(self, segments=self.segments.of_fields(fields))
 
     def digest(self) -> bytes:
-        """Return what tells these samples from others of the same arrays, in all processes."""
+        """Return what tells these samples from others of the same arrays, in all processes.
+
+        A kind with an array among its settings defines its own: the text of a long array leaves numbers out.
+        """
         settings = [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "segments"]
         return repr((type(self).__name__, settings)).encode() + self.segments.digest()
 
@@ -293,6 +296,11 @@ class Indexer(ABC):
     def ends_of_segments(self) -> IntArray | None:
         """Samples up to each segment's end; None if samples are no parts of segments."""
         return None
+
+
+def rows_of_all(n_rows: int, n_all: int) -> str:
+    """Return how many rows of how many, as text."""
+    return f"{n_rows:,} rows" if n_rows == n_all else f"{n_rows:,} of {n_all:,} rows"
 
 
 @runtime_checkable

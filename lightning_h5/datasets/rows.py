@@ -11,7 +11,7 @@ from ..options import StepRange
 from ..order import BlockTable
 from ..types import IntArray
 from .assemblers import Assembler
-from .indexer import BatchRows, FieldRows, Indexer, Places, Units
+from .indexer import BatchRows, FieldRows, Indexer, Places, Units, rows_of_all
 from .segments import BoolArray, Segments, Steps
 from .windows import Windows
 
@@ -122,4 +122,4 @@ class Rows(Indexer):
 
     def summary(self, n_samples: int) -> str:
         """See ``Indexer.summary``."""
-        return f"{n_samples:,} rows" if n_samples == len(self) else f"{n_samples:,} of {len(self):,} rows"
+        return rows_of_all(n_samples, len(self))

@@ -16,6 +16,7 @@ from ..hdf5 import Codec, MatrixRows, SparseGroup
 from ..types import IntArray, cached_property
 from .assemblers import Assembler
 from .buffers import BufferPool
+from .indexer import rows_of_all
 from .windows import WholeSegments
 
 __all__ = ["CsrRows", "SparseField", "SparseRows", "sparse_field"]
@@ -131,7 +132,7 @@ class SparseRows(WholeSegments):
 
     def summary(self, n_samples: int) -> str:
         """See ``Indexer.summary``."""
-        return f"{n_samples:,} rows" if n_samples == self.n_all else f"{n_samples:,} of {self.n_all:,} rows"
+        return rows_of_all(n_samples, self.n_all)
 
 
 @cache

@@ -27,7 +27,7 @@ from .row_table import RowTable
 from .sample_layout import SampleLayout, Transform
 from .whole_digest import whole_digest
 
-__all__ = ["TableDataset", "check_shapes", "places_columns", "rows_of_all"]
+__all__ = ["TableDataset", "check_shapes", "places_columns"]
 
 MAX_FIELDS = 12  # named in a summary
 MAX_NAME = 80  # characters of a path
@@ -206,11 +206,6 @@ def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int
             f"{title} has rows of the shape {shapes[0]} in {first!r} and {shapes[at]} in {other!r}, which cannot be "
             f"in one batch. {cure}, pass collate_fn='list', or give all samples one shape in a transform."
         )
-
-
-def rows_of_all(n_rows: int, n_all: int) -> str:
-    """Return how many rows of how many, as text."""
-    return f"{n_rows:,} rows" if n_rows == n_all else f"{n_rows:,} of {n_all:,} rows"
 
 
 def _short_path(path: str) -> str:
