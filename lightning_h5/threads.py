@@ -8,17 +8,22 @@ the process. So all threads of this package are ended, and waited for, before th
 from __future__ import annotations
 
 import atexit
+import os
 import resource
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
 
 from .errors import H5Error
 
-__all__ = ["EndingThread", "naming_task_limits", "start_helpers", "task_limits"]
+__all__ = ["EndingThread", "HelperThreads", "Task", "naming_task_limits", "start_helpers", "task_limits"]
+
+Task: TypeAlias = Callable[[], None]
+"""Raises nothing: errors are passed to what waits for the result."""
 
 END_SECONDS = 5.0
 """How long Python's exit waits for all threads: one may wait for a server or a file system that does not answer."""
@@ -80,6 +85,99 @@ def start_helpers(threads: Iterable[EndingThread]) -> list[EndingThread]:
             thread.start()
             started.append(thread)
     return started
+
+
+class HelperThreads:
+    """Threads that start when there are tasks, one for each up to a limit, and end when there were none for a while.
+
+    An idle thread waits for a condition. ``SimpleQueue.get`` is not used: with a timeout, it waits forever in a thread
+    that was woken for a task which another one took, and that resumes only after its time is over.
+
+    Args:
+        name: of each thread, for stacks and debuggers.
+        most: threads at a time.
+        idle_seconds: after which a thread without a task ends.
+    """
+
+    def __init__(self, name: str, most: int, idle_seconds: float) -> None:
+        self.name, self.most, self.idle_seconds = name, most, idle_seconds
+        self._start_process()
+
+    def _start_process(self) -> None:
+        """Start afresh: threads do not survive a fork."""
+        self._pid = os.getpid()
+        self._todo: deque[Task] = deque()
+        self._n_threads = self._n_unfinished = 0
+        self._is_over = False
+        lock = threading.Lock()
+        self._has_task, self._has_ended = threading.Condition(lock), threading.Condition(lock)
+
+    @property
+    def n_unfinished(self) -> int:
+        """Tasks that run, or that no thread has begun."""
+        return self._n_unfinished if self._pid == os.getpid() else 0
+
+    def put(self, task: Task) -> bool:
+        """Have a thread run a task.
+
+        Args:
+            task: what to run.
+
+        Returns:
+            False if the system allows no thread at all: the task will not be run.
+        """
+        if self._pid != os.getpid():
+            self._start_process()
+        with self._has_task:
+            self._todo.append(task)
+            self._n_unfinished += 1
+            if self._n_threads >= min(self.most, self._n_unfinished):
+                self._has_task.notify()
+                return True
+            self._n_threads += 1
+        if start_helpers([EndingThread(self._run, name=self.name, end=self._stop)]):
+            return True
+        with self._has_task:
+            self._n_threads -= 1
+            if self._n_threads or task not in self._todo:
+                return True
+            self._todo.remove(task)
+            self._n_unfinished -= 1
+        return False
+
+    def end(self) -> None:
+        """End all threads, and wait for the tasks that they run; no thread begins another one."""
+        if self._pid != os.getpid():
+            return
+        self._stop()
+        with self._has_ended:
+            while self._n_threads:
+                self._has_ended.wait()
+            self._is_over = False
+
+    def _stop(self) -> None:
+        with self._has_task:
+            self._is_over = True
+            self._n_unfinished -= len(self._todo)
+            self._todo.clear()
+            self._has_task.notify_all()
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            task()
+            del task  # a thread that waits must not keep a task's memory alive
+            with self._has_task:
+                self._n_unfinished -= 1
+
+    def _next(self) -> Task | None:
+        """Return a task; None if there was none for a while."""
+        with self._has_task:
+            while not self._todo:
+                if self._is_over or not (self._has_task.wait(self.idle_seconds) or self._todo):
+                    self._n_threads -= 1
+                    self._has_ended.notify_all()
+                    return None
+            return self._todo.popleft()
 
 
 def task_limits(root: str = "/") -> str:

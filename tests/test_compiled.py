@@ -93,6 +93,7 @@ print(*(make(int(k))(np.arange(5.0)) for k in sys.argv[1:]))
 """
 
 
+@pytest.mark.wide
 def test_loops_of_one_name_are_kept_apart_whichever_process_compiled_them(tmp_path):
     """Numba numbers functions of one name anew in each process, and machine code from disk keeps its numbers."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(module.__file__).parents[1])}

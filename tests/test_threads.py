@@ -11,8 +11,8 @@ from factories import run_forked
 from lightning_h5 import H5Error
 from lightning_h5.loading import worker_process
 from lightning_h5.readers import TaskQueue
-from lightning_h5.staging.origin import _FetchThreads, fetch_now
-from lightning_h5.threads import EndingThread, task_limits
+from lightning_h5.staging import origin
+from lightning_h5.threads import EndingThread, HelperThreads, task_limits
 
 
 def refuse_threads(monkeypatch, after):
@@ -47,12 +47,11 @@ def test_a_team_is_as_large_as_the_system_allows(monkeypatch, n_allowed):
 
 @pytest.mark.parametrize("n_allowed", [0, 1])
 def test_ranges_are_fetched_by_as_many_threads_as_the_system_allows(monkeypatch, n_allowed):
-    monkeypatch.setattr("lightning_h5.staging.origin._threads", {os.getpid(): _FetchThreads()})
-    monkeypatch.setattr("lightning_h5.staging.origin.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(origin, "_threads", HelperThreads("lightning_h5-fetch", 3, idle_seconds=0.01))
     refuse_threads(monkeypatch, n_allowed)
     done = []
     for _ in range(2):
-        fetch_now([partial(done.append, number) for number in range(5)])
+        origin.fetch_now([partial(done.append, number) for number in range(5)])
     assert sorted(done) == sorted([*range(5)] * 2)
 
 

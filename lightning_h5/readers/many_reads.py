@@ -15,9 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from itertools import islice, repeat
-from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from ..counters import worker_count, worker_number
 from ..jit import c_call, compiled
-from ..threads import EndingThread, start_helpers
+from ..threads import HelperThreads
 from ..types import IntArray
 
 __all__ = ["MIN_COMPILED", "advise_pieces", "compile_reads", "forget_pieces", "is_cached", "read_pieces"]
@@ -43,7 +42,6 @@ PROBE_EVERY = 32  # reads of a slow file system, which may be cached by then
 PROBED = 8  # pieces by which the pace is judged
 SLOW = 100e-6  # seconds a piece: from the page cache it takes one or two, from a local disk with many requests 12
 SLICES = 4  # for each read at a time, so that threads end together
-IDLE_SECONDS = 1.0  # after which a thread without work ends
 
 
 def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray) -> int:
@@ -424,52 +422,13 @@ class _Request:
         return self._n_bytes
 
 
-class _Team:
-    """Threads of one process that help with requests, and end when there were none for a while."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._todo: SimpleQueue[_Request | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._n_threads = 0
-
-    def help(self, request: _Request, n_threads: int) -> None:
-        """Have threads help with a request: so many, or fewer if the system allows no more."""
-        for _ in range(n_threads):
-            self._todo.put(request)
-        with self._lock:
-            n_new = min(IN_FLIGHT, self._todo.qsize()) - self._n_threads
-            new = [
-                EndingThread(self._work, name="lightning_h5-read", end=partial(self._todo.put, None))
-                for _ in range(n_new)
-            ]
-            self._n_threads += len(start_helpers(new))
-
-    def _work(self) -> None:
-        while (request := self._next()) is not None:
-            request.help()
-            del request  # a thread that waits must not keep memory alive
-
-    def _next(self) -> _Request | None:
-        try:
-            request = self._todo.get(timeout=IDLE_SECONDS)
-        except Empty:
-            request = None
-        if request is None:
-            with self._lock:
-                self._n_threads -= 1
-        return request
-
-
-_team = _Team()
+_team = HelperThreads("lightning_h5-read", IN_FLIGHT, idle_seconds=1.0)
 
 
 def _read_by_team(pieces: _FilePieces, which: IntArray) -> int:
     """Read pieces with many threads; return their bytes."""
-    global _team  # state of the process
-    if _team.pid != os.getpid():
-        _team = _Team()  # threads do not survive a fork
     n_readers = min(len(which), max(LEAST_IN_FLIGHT, IN_FLIGHT // (worker_count() or 1)))
     request = _Request(pieces, np.array_split(which, min(len(which), SLICES * n_readers)))
-    _team.help(request, n_readers - 1)
+    for _ in range(n_readers - 1):
+        _team.put(request.help)
     return request.finish()

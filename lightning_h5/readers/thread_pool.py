@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
 
 # NumPy's `unique` imports it on the first call. A process forked while another thread runs that import would wait for
 # the import lock forever.
@@ -15,7 +14,7 @@ import numpy.ma  # noqa: F401
 
 from ..cores import cores_of_a_rank
 from ..counters import worker_count, worker_number
-from ..threads import EndingThread, start_helpers
+from ..threads import EndingThread, HelperThreads, Task, start_helpers
 from .pace import ReadPace
 
 __all__ = ["TaskQueue", "usable_cores"]
@@ -23,9 +22,6 @@ __all__ = ["TaskQueue", "usable_cores"]
 MAX_THREADS = 16  # more would decode faster than any GPU needs, and wait for the GIL
 MAX_WAITING = 64  # threads of a rank while reads wait for a server
 IDLE_SECONDS = 0.2  # until such a thread without a task ends
-
-Task: TypeAlias = Callable[[], None]
-"""Raises nothing: errors are passed to the reader of the result."""
 
 
 class TaskQueue:
@@ -39,12 +35,14 @@ class TaskQueue:
         self.pace = ReadPace()
         self._todo: SimpleQueue[Task | None] = SimpleQueue()
         self._team = 0
-        self._waiting: list[EndingThread] = []
+        self._waiting = HelperThreads("lightning_h5-wait", MAX_WAITING, IDLE_SECONDS)
         self._over = threading.Event()
 
     def put(self, task: Task) -> None:
         """Add a task."""
         self._todo.put(task)
+        if self.pace.is_slow:
+            self._start_waiting()
 
     def help(self) -> bool:
         """Run one task; return False if there is none."""
@@ -106,27 +104,17 @@ class TaskQueue:
                 thread.join()
 
     def _start_waiting(self) -> None:
-        """Start threads that run tasks while reads wait: more than there are cores. They stay until tasks run out."""
-        self._waiting = [thread for thread in self._waiting if thread.is_alive()]
+        """Have threads run tasks while reads wait: more than there are cores, until tasks run out."""
         most = MAX_WAITING // (worker_count() or 1)
-        wanted = min(self._todo.qsize(), self.pace.threads(usable_cores(), most) - 1 - self._team - len(self._waiting))
-        if wanted > 0:
-            over = self._over = threading.Event() if self._over.is_set() else self._over
-            self._waiting += start_helpers(
-                EndingThread(
-                    _do_tasks_until, (self._todo, over), name="lightning_h5-wait", end=partial(_end, self._todo, over)
-                )
-                for _ in range(wanted)
-            )
+        n_new = self.pace.threads(usable_cores(), most) - 1 - self._team - self._waiting.n_unfinished
+        for _ in range(min(self._todo.qsize(), n_new)):
+            self._waiting.put(partial(self._help_until, self._over))
 
     def end_waiting(self) -> None:
         """End these threads; wait for the tasks that they run."""
         self._over.set()
-        for thread in self._waiting:
-            while thread.is_alive():
-                self.put(_wake)  # another thread may have taken the last one
-                thread.join(IDLE_SECONDS)
-        self._waiting = []
+        self._waiting.end()
+        self._over = threading.Event()
 
     def _help_until(self, over: threading.Event) -> None:
         while not over.is_set() and self.help():
@@ -137,31 +125,6 @@ def _do_tasks(todo: SimpleQueue[Task | None]) -> None:
     while (task := todo.get()) is not None:
         task()
         del task  # a waiting thread must not keep a task's memory alive
-
-
-def _end(todo: SimpleQueue[Task | None], over: threading.Event) -> None:
-    """End a thread of ``_do_tasks_until``."""
-    over.set()
-    # A thread that is woken for a task which another one takes, and resumes after its time is over, waits without end:
-    # Python's timed `get` then waits for a negative time.
-    todo.put(_wake)
-
-
-def _wake() -> None:
-    """Wake a thread."""
-
-
-def _do_tasks_until(todo: SimpleQueue[Task | None], over: threading.Event) -> None:
-    while not over.is_set():
-        try:
-            task = todo.get(timeout=IDLE_SECONDS)
-        except Empty:
-            return
-        if task is None:  # the mark for a thread of the team
-            todo.put(None)
-            return
-        task()
-        del task
 
 
 def usable_cores() -> int:

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from ..threads import EndingThread, start_helpers
+from ..threads import HelperThreads, Task
 from .network import IN_FLIGHT, ask_store
 from .object_status import ObjectStatus
 
 __all__ = ["IN_FLIGHT", "ObjectOrigin", "Origin", "PosixOrigin", "fetch_later", "fetch_now"]
-
-IDLE_SECONDS = 5.0  # after which a thread ends
-
-Task: TypeAlias = Callable[[], None]
-"""Raises nothing."""
 
 
 class Origin(Protocol):
@@ -122,77 +115,14 @@ class ObjectOrigin:
         """See ``Origin.close``."""
 
 
-class _FetchThreads:
-    """Threads that start when there are tasks, and end when there were none for a while."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._todo: SimpleQueue[Task | None] = SimpleQueue()  # None ends a thread
-        self._n_threads = self._n_unfinished = 0
-
-    def put(self, task: Task) -> None:
-        """Have a thread run a task."""
-        self._todo.put(task)
-        with self.lock:
-            self._n_unfinished += 1
-            if self._n_threads >= min(IN_FLIGHT, self._n_unfinished):
-                return
-            self._n_threads += 1
-        thread = EndingThread(self._run, name="lightning_h5-fetch", end=partial(self._todo.put, None))
-        if not start_helpers([thread]):  # the others do the task, or else this thread
-            with self.lock:
-                self._n_threads -= 1
-                is_alone = not self._n_threads
-            if is_alone:
-                self._run_all()
-
-    def _run_all(self) -> None:
-        """Run all tasks in this thread."""
-        with suppress(Empty):
-            while True:
-                if (task := self._todo.get_nowait()) is not None:
-                    self._do(task)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                task = self._todo.get(timeout=IDLE_SECONDS)
-            except Empty:
-                with self.lock:
-                    if self._n_unfinished < self._n_threads:  # each task still has a thread
-                        self._n_threads -= 1
-                        return
-                continue
-            if task is None:
-                return
-            self._do(task)
-            del task
-
-    def _do(self, task: Task) -> None:
-        try:
-            task()
-        finally:
-            with self.lock:
-                self._n_unfinished -= 1
-
-
-_threads: dict[int, _FetchThreads] = {}  # by process id: threads do not survive a fork
-
-
-def _threads_of_process() -> _FetchThreads:
-    pid = os.getpid()
-    if (found := _threads.get(pid)) is None:
-        for other in [other for other in list(_threads) if other != pid]:
-            _threads.pop(other, None)
-        found = _threads.setdefault(pid, _FetchThreads())
-    return found
+_threads = HelperThreads("lightning_h5-fetch", IN_FLIGHT, idle_seconds=5.0)
 
 
 def fetch_later(tasks: Sequence[Task]) -> None:
-    """Run tasks in other threads, and do not wait for them."""
-    threads = _threads_of_process()
+    """Run tasks in other threads, and do not wait for them; in this one if the system allows no other."""
     for task in tasks:
-        threads.put(task)
+        if not _threads.put(task):
+            task()
 
 
 def _last_task() -> None:

@@ -1,6 +1,7 @@
 """Files beside the data: pipes, devices and sockets are refused at once, and damage is an error of this package."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from lightning_h5 import H5Error, H5KeyError, LazyH5DataModule
 CHILD = """
 import ast, sys
 from lightning_h5 import H5Error, LazyH5DataModule
-for given in ast.literal_eval(sys.argv[2]):
+for given in ast.literal_eval(sys.argv[1]):
     try:
-        LazyH5DataModule(sys.argv[1], x_key="x", **given).setup("fit")
+        LazyH5DataModule(x_key="x", **given).setup("fit")
     except H5Error as error:
         print(error)
 """
@@ -41,20 +42,23 @@ def data(tmp_path):
     return str(tmp_path / "data.h5")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "link"])
-def test_pipes_devices_and_sockets_are_refused_at_once(data, tmp_path, monkeypatch, kind):
+def test_pipes_devices_and_sockets_are_refused_at_once(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # names of sockets are short
-    os.mkfifo("pipe")
-    for name in ("side.csv", "side.csv.gz", "side.parquet", "side.json", "data.h5.digests.json"):
-        if kind == "socket":
-            with socket.socket(socket.AF_UNIX) as server:
-                server.bind(name)
-        elif kind == "pipe":
-            os.mkfifo(name)
-        else:
-            os.symlink("/dev/zero" if kind == "device" else "pipe", name)
-    given = sides("side")
-    command = [sys.executable, "-c", CHILD, data, repr(given)]
+    os.mkfifo("a-pipe")
+    given = []
+    for kind in ("pipe", "device", "socket", "link"):
+        shutil.copy(data, f"{kind}.h5")
+        for end in ("csv", "csv.gz", "parquet", "json", "h5.digests.json"):
+            name = f"{kind}.{end}"
+            if kind == "socket":
+                with socket.socket(socket.AF_UNIX) as server:
+                    server.bind(name)
+            elif kind == "pipe":
+                os.mkfifo(name)
+            else:
+                os.symlink("/dev/zero" if kind == "device" else "a-pipe", name)
+        given += [{"train_path": f"{kind}.h5", **arguments} for arguments in sides(kind)]
+    command = [sys.executable, "-c", CHILD, repr(given)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout.splitlines()
     assert len(said) == len(given)
     assert all("not a regular file" in text for text in said)

@@ -136,7 +136,7 @@ def play(programs, numbers):
 @pytest.mark.parametrize(
     "rounds",
     [
-        [range(4)],
+        pytest.param([range(4)], marks=pytest.mark.wide),
         pytest.param([[n] for n in range(4, 29)], marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     ],
     ids=["4 kills", "25 kills"],

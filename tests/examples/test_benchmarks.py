@@ -179,6 +179,7 @@ def test_training(run, tmp_path):
     assert "opening 300 chunks" in out
 
 
+@pytest.mark.wide
 def test_kinds_of_samples(run_alone):
     kinds = ["windows in memory", "sparse rows"]
     out = run_alone(BENCHMARKS / "samples.py", "--rounds", 1, "--seconds", 0.01, "--against", ROOT, "--kinds", *kinds)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +83,7 @@ ENDS = {
 }
 
 
+@pytest.mark.wide
 def test_no_thread_of_ours_is_left_when_python_ends_in_any_way(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         rows = np.random.default_rng(0).random((400, 4000))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_h5.readers import many_reads
 from lightning_h5.readers.many_reads import read_pieces
+from lightning_h5.threads import HelperThreads
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
 
@@ -173,12 +174,12 @@ def test_slow_reads_are_many_at_a_time_and_their_threads_end(fd, monkeypatch):
     monkeypatch.setattr(many_reads, "SLOW", 0)
     monkeypatch.setattr(many_reads, "_compiled", [None])
     monkeypatch.setattr(many_reads, "_PlainPieces", lambda *_: slow)
-    monkeypatch.setattr(many_reads, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(many_reads, "_team", many_reads._Team())
+    team = HelperThreads("lightning_h5-read-test", many_reads.IN_FLIGHT, idle_seconds=0.05)
+    monkeypatch.setattr(many_reads, "_team", team)
     assert read(fd, range(2000), [1] * 2000)[1] == 2000
     assert 32 <= slow.most <= many_reads.IN_FLIGHT
     deadline = time.monotonic() + 20
-    while any(thread.name == "lightning_h5-read" for thread in threading.enumerate()):
+    while any(thread.name == team.name for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the threads do not end"
         time.sleep(0.01)
 

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from queue import SimpleQueue
 
 import pytest
 
@@ -30,10 +29,6 @@ class Count:
             self.done += 1
 
 
-def waiting():
-    return [thread for thread in threading.enumerate() if thread.name == "lightning_h5-wait"]
-
-
 @pytest.fixture
 def work():
     work = TaskQueue()
@@ -58,18 +53,8 @@ def test_more_threads_than_cores_run_tasks_while_reads_wait(work, monkeypatch):
     work.pace._threads_per_core = 20.0
     assert 20 <= run(work, 400, enough=20) <= 40
     work.end_waiting()
-    assert not waiting()
+    assert not work._waiting.n_unfinished
     assert 20 <= run(work, 400, enough=20) <= 40, "they start again"
-
-
-def test_threads_end_if_there_are_no_tasks(work, monkeypatch):
-    monkeypatch.setattr(thread_pool, "IDLE_SECONDS", 0.01)
-    work.pace._threads_per_core = 20.0
-    run(work, 100)
-    deadline = time.monotonic() + 10
-    while waiting():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_marks_of_a_team_stay_for_it(work):
@@ -80,20 +65,3 @@ def test_the_marks_of_a_team_stay_for_it(work):
     for thread in team:
         thread.join(10)
         assert not thread.is_alive()
-
-
-class QueueThatWaits(SimpleQueue):
-    """Its timed ``get`` has no end; that of Python has none if a thread that was woken for nothing is late."""
-
-    def get(self, block=True, timeout=None):
-        return super().get(block)
-
-
-def test_threads_end_though_pythons_queue_may_wait_forever(work, monkeypatch):
-    monkeypatch.setattr(thread_pool, "IDLE_SECONDS", 0.01)
-    work._todo = QueueThatWaits()
-    work.pace._threads_per_core = 20.0
-    run(work, 100)
-    assert waiting(), "they wait for a task"
-    work.end_waiting()
-    assert not waiting()

@@ -576,6 +576,7 @@ def test_a_forked_process_reads_through_its_parent(server, folder, x, staging):
     datamodule.teardown("fit")
 
 
+@pytest.mark.wide
 def test_a_process_ends_in_peace_with_objects_open(server, folder, x, staging):
     """The HDF5 library would call Python after its end, and crash."""
     code = f"""
