@@ -15,7 +15,8 @@ from lightning_models import Recorder, quiet_trainer
 from tiers import examples
 
 from lightning_h5 import H5LazyDataset, H5ResumeError, LazyH5DataModule, RankCachedH5DataModule, RankMemCachedH5Dataset
-from lightning_h5.datasets import held_rows, whole_digest
+from lightning_h5.catalog import whole_digest
+from lightning_h5.datasets import held_rows
 
 LAYOUTS = {
     "contiguous": {},

@@ -9,18 +9,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import (
+    WITHOUT_THEM,
+    Asked,
+    Catalog,
+    Compatibility,
+    ListedParts,
+    Skip,
+    boundaries_in,
+    each_readable,
+    values_of,
+)
 from ..counters import Counters
 from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, Widen, sparse_group
 from ..options import value_of_field
 from ..readers import open_reader
 from ..types import IntArray
-from .catalog import Catalog
-from .column_values import values_of
-from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable
-from .file_counts import boundaries_in
 from .indexer import Indexer
-from .part_layouts import ListedParts
 from .row_table import RowTable, starts_of
 from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions, selected

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from ..catalog import WITHOUT_THEM, Asked, Catalog, Skip, collector_paused, each_readable, with_stacks
 from ..errors import H5ValueError
 from ..hdf5 import GroupError, OpenOptions
-from .catalog import Catalog
-from .compatibility import WITHOUT_THEM, Asked, Skip, each_readable, with_stacks
-from .file_contents import collector_paused
 from .indexer import Indexer
 from .patch_tables import VolumeTable
 from .row_filters import NoRowPassesError

@@ -8,16 +8,24 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import (
+    WITHOUT_THEM,
+    Asked,
+    Catalog,
+    Compatibility,
+    ListedParts,
+    Skip,
+    collector_paused,
+    each_readable,
+    refuse_images,
+    values_of_cells,
+    with_others,
+    with_stacks,
+)
 from ..errors import H5ValueError, without_frames
 from ..hdf5 import ArrayLayout, GroupError, OpenOptions, column_layout, is_references
 from ..order import resolve_replica
 from ..progress_bar import with_bar
-from .catalog import Catalog
-from .cells import values_of_cells
-from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable, refuse_images, with_stacks
-from .file_contents import collector_paused
-from .joins import with_others
-from .part_layouts import ListedParts
 from .row_table import RowTable
 from .rows import Rows
 

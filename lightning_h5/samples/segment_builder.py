@@ -10,23 +10,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import (
+    Asked,
+    Catalog,
+    Compatibility,
+    FoundParts,
+    ListedParts,
+    NamedParts,
+    PackedText,
+    PartLayouts,
+    PartNames,
+    StoredParts,
+    pairs_of,
+    parts_in,
+    values_of,
+)
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, Image, LayoutTable, OpenOptions, check_no_overlap, column_layout
 from ..options import SegmentOptions
 from ..types import IntArray
-from .catalog import Catalog
-from .column_values import pairs_of, values_of
-from .compatibility import Asked, Compatibility
-from .joins import SegmentLines, lines_of_parts, lines_of_slices
-from .kept_parts import PackedText
-from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
 from .patch_tables import VolumeTable
 from .row_filters import Mask
 from .row_table import Parts, RowTable, starts_of
 from .rows import Rows
+from .seen_parts import DescribedParts
 from .segment_cuts import TimeUnit, by_coordinate, by_value, check_present, on_one_scale, ranges_in, steps_of, unit_of
 from .segment_fields import SegmentField
-from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
+from .segment_lines import SegmentLines, lines_of_parts, lines_of_slices
 from .segments import Segments, Steps
 
 __all__ = ["SegmentBuilder"]
