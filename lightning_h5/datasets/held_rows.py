@@ -253,7 +253,8 @@ class HeldRows:
             if plan.dtype is not None:
                 column = next(columns)
                 for file, first, rows in _by_file(self._rows_of(field), table.starts):
-                    shared += row_tasks(table.layouts.one(file, field), rows, column, first, options, counters)
+                    n_rows = int(table.starts[file + 1] - table.starts[file])
+                    shared += row_tasks(table.layouts.one(file, field), rows, column, first, options, counters, n_rows)
                 continue
             mine = as_array(self._rows[0])[as_array(self._places)]
             order = np.argsort(mine, kind="stable")

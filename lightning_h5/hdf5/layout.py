@@ -233,14 +233,14 @@ class ArrayLayout:
         row_axes: Sequence[int],
         taken: Mapping[int, int | slice | Sequence[int]] | None = None,
         *,
-        period: int | None = None,
+        keeps_axes: bool = False,
     ) -> ArrayLayout:
         """Return the array with its rows counted along other axes, or with a part of it alone.
 
         Args:
             row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
             taken: what is taken of other axes: an index, a slice or indices; all of axes that are not named.
-            period: rows are numbered as if the last of ``row_axes`` had this length; None for its own.
+            keeps_axes: also if the rows lie one after the other in the file, and the array could do without a view.
 
         Raises:
             H5ValueError: an axis has no such index.
@@ -248,16 +248,15 @@ class ArrayLayout:
         if self.value is not None:
             return self
         if self.decoding is not None:
-            return self.decoding.array.seen(row_axes, taken, period=period).decoded(self.decoding.codec)
+            return self.decoding.array.seen(row_axes, taken, keeps_axes=keeps_axes).decoded(self.decoding.codec)
         if self.stacked:
-            return stack_arrays([one.seen(row_axes, taken, period=period) for one in self.stacked], self.key)
+            return stack_arrays([one.seen(row_axes, taken, keeps_axes=keeps_axes) for one in self.stacked], self.key)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
         picked = tuple(self._taken((taken or {}).get(axis, slice(None)), axis, shape) for axis in others)
         is_whole = all(one == slice(0, shape[axis], 1) for axis, one in zip(others, picked, strict=True))
         if row_axes == (0,) and is_whole:
             return self
-        period = (shape[row_axes[-1]] if row_axes else 1) if period is None else period
         axes = tuple(
             len(range(shape[axis])[one]) if isinstance(one, slice) else len(one)
             for axis, one in zip(others, picked, strict=True)
@@ -268,7 +267,9 @@ class ArrayLayout:
             "axes": axes,
             "row_shape": (*axes, *self.row_shape[len(self.axes) :]),
         }
-        is_cut_elsewhere = row_axes == tuple(range(len(row_axes))) and is_whole and period == shape[len(row_axes) - 1]
+        # Orders of epochs follow from what has a view: most arrays that are one row do.
+        is_first = row_axes == tuple(range(len(row_axes))) if row_axes else shape[-1] == 1
+        is_cut_elsewhere = is_first and is_whole and not keeps_axes
         if is_cut_elsewhere and self.offset is not None and (self.digests is None or self.digests.kind == "chunks"):
             return self.with_changes(**changes)  # the same bytes, in rows of another size
         if self.chunks is not None:
@@ -277,7 +278,7 @@ class ArrayLayout:
             row_bytes = max(1, self.stored.itemsize * math.prod(shape[axis] for axis in others))
             block = [1] * len(row_axes)
             block[-1:] = [max(1, min(shape[axis], RUN_BYTES // row_bytes)) for axis in row_axes[-1:]]
-        return self.with_changes(**changes, view=ArrayView(self, row_axes, picked, tuple(block), period))
+        return self.with_changes(**changes, view=ArrayView(self, row_axes, picked, tuple(block)))
 
     def _taken(
         self, taken: int | slice | Sequence[int], axis: int, shape: tuple[int, ...]
@@ -306,7 +307,7 @@ class ArrayLayout:
             n_rows=math.prod(grid),
             axes=(n_values,),
             row_shape=(n_values, *self.row_shape[len(self.axes) :]),
-            view=ArrayView(self, (), (), (), 1, cell),
+            view=ArrayView(self, (), (), (), cell),
         )
 
     def decoded(self, codec: Codec) -> ArrayLayout:
@@ -440,7 +441,6 @@ class ArrayView:
         row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
         taken: for each other axis what is taken of it: an index (a row has no such axis then), a slice, or indices.
         block: along each of ``row_axes``, how much is read together.
-        period: length of the last of ``row_axes`` as rows are numbered; at least its own.
         cell: shape of the cells that are the rows (see ``ArrayLayout.in_cells``); None if rows are counted along axes.
     """
 
@@ -448,7 +448,6 @@ class ArrayView:
     row_axes: tuple[int, ...]
     taken: tuple[int | slice | tuple[int, ...], ...]
     block: tuple[int, ...]
-    period: int
     cell: tuple[int, ...] | None = None
 
     @cached_property

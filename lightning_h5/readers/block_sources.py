@@ -270,13 +270,12 @@ class BlockSources(Sequence[BlockSource]):
 
     @property
     def grids(self) -> npt.NDArray[np.int64]:
-        """How the rows of each array are cut into blocks (``RowGrid``), shape ``(n_arrays, 5)``."""
-        found = np.array([source.grid for source in self.examples], dtype=np.int64).reshape(-1, 5)[self._layouts.kinds]
+        """How the rows of each array are cut into blocks (``RowGrid``), shape ``(n_arrays, 4)``."""
+        grids = np.array([source.grid for source in self.examples], dtype=np.int64).reshape(-1, 4)[self._layouts.kinds]
         is_own = np.array([array.view is None for array in self._layouts.examples])[self._layouts.kinds]
-        for name in ("size", "period"):
-            at = RowGrid._fields.index(name)
-            found[:, at] = np.where(is_own, self._layouts.n_rows, found[:, at])
-        return found
+        size = RowGrid._fields.index("size")
+        grids[:, size] = np.where(is_own, self._layouts.n_rows, grids[:, size])
+        return grids
 
     def opened(self, number: int) -> BlockSource:
         """Return the source of an array, opened now or kept open."""

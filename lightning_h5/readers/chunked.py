@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..types import IntArray
-from .base import check_bounds, row_slices, take_rows
-from .block_map import BlockMap, Pieces
+from .base import row_slices, take_rows
+from .block_map import BlockMap, Boxes, Pieces
 from .block_sources import BlockSources, Change, FieldLayouts
 from .chunk_cache import ChunkCache, Lease, load_tasks
 from .thread_pool import TaskQueue
@@ -52,7 +52,7 @@ class Changes(NamedTuple):
 
 
 class ChunkedReader:
-    """One field of all files of a dataset; reads rows by their number over all files.
+    """One field of all files of a dataset.
 
     Args:
         layouts: the array of each file, or of each part of one, of one row shape and dtype.
@@ -60,10 +60,10 @@ class ChunkedReader:
         n_bytes: memory for decoded blocks. Blocks larger than that are read without a cache.
         work: shares loading among threads.
         counters: counts blocks used and loaded.
-        rows: rows that this dataset has, in any order; None for all. A block is done when all of them were read.
+        rows: rows that this dataset has, numbered over all files, in any order; None for all. A block is done when all
+            of them were read.
         retain: keep blocks after their last row of an epoch, for the next. None keeps them if all fit.
         changes: change rows when they are copied out of a block.
-        first_row: number of each file's first row (see ``BlockMap``).
         reads: returns how often an epoch reads rows of each block, if that is not once each of ``rows``.
     """
 
@@ -78,7 +78,6 @@ class ChunkedReader:
         rows: IntArray | None = None,
         retain: bool | None = None,
         changes: Changes = Changes(),  # noqa: B008  # immutable
-        first_row: IntArray | None = None,
         reads: CountReads | None = None,
     ) -> None:
         first = layouts.examples[0]
@@ -87,7 +86,7 @@ class ChunkedReader:
         self._name = f"{first.key!r} in {first.path!r}{more}"
         self._sources, self._work, self._counters = sources.each, work, counters
         self._is_staged = any(layout.guard.staging is not None for layout in layouts.examples)
-        self.map = BlockMap(sources.grids, first_row)
+        self.map = BlockMap(sources.grids)
         self._n_tasks = sources.of_kinds(lambda source: -(-source.n_parts // source.parts_together))
         slot_rows = max(source.rows_per_block for source in sources.examples)
         self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
@@ -106,13 +105,13 @@ class ChunkedReader:
         """Return rows in the order requested (see ``RowReader.read``).
 
         Args:
-            rows: any rows.
+            rows: any rows, numbered over all files.
             out: memory of any dtype to read into; numbers are cast as by ``astype``.
             epoch: the epoch, in which each row is read at most once; None without a plan.
         """
         if out is None:
             out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
-        self.begin(np.asarray(rows, dtype=np.int64), out, epoch).finish()
+        self.begin(self.map.boxes(np.asarray(rows, dtype=np.int64)), out, epoch).finish()
         return out
 
     @property
@@ -126,7 +125,7 @@ class ChunkedReader:
         return self._cache is not None and self._cache.is_complete()
 
     def begin(
-        self, rows: IntArray, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
+        self, boxes: Boxes, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
     ) -> BegunRead:
         """Begin to read: lease slots for blocks, and start to load those that are not cached.
 
@@ -134,14 +133,13 @@ class ChunkedReader:
         one after the other, so that a later one does not take the slots that an earlier one waits for.
 
         Args:
-            rows: any rows.
+            boxes: any rows.
             out: memory to read into, or what copies rows to where they belong; such rows are as stored.
             epoch: see ``read``.
             all_cores: allow torch's threads for copies, if this is a thread of the caller.
         """
-        if len(rows) and rows.view(np.uint64).max() >= self.map.n_rows:  # negative rows are huge as unsigned numbers
-            check_bounds(rows, self.map.n_rows, self._name)  # raises
-        pieces = self.map.pieces(rows)
+        self.map.check(boxes, self._name)
+        pieces = self.map.pieces(boxes)
         copy: CopyRows = out if callable(out) else self._copy_to(out, pieces)
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(pieces.blocks))
@@ -176,23 +174,23 @@ class ChunkedReader:
 
         return copy
 
-    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+    def prefetch(self, boxes: Boxes, epoch: int | None = None) -> bool:
         """Start to load the blocks of rows, as far as slots are free; return False if there were too few."""
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
         self._leave_last_epoch(cache, epoch)
-        needed = np.unique(self.map.pieces(np.asarray(rows, dtype=np.int64)).blocks)
+        needed = np.unique(self.map.pieces(boxes).blocks)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
         return bool((lease.slots >= 0).all())
 
-    def skip(self, rows: IntArray, epoch: int) -> None:
+    def skip(self, boxes: Boxes, epoch: int) -> None:
         """Note rows that an epoch gets from elsewhere: blocks without any other row left free their slots."""
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return
-        blocks, counts = np.unique(self.map.locate(rows)[0], return_counts=True)
+        blocks, counts = np.unique(self.map.locate(boxes)[0], return_counts=True)
         cache.let_go(blocks[self.note_read(cache, blocks, counts, epoch)])
 
     def close(self) -> None:
@@ -297,7 +295,8 @@ class ChunkedReader:
         if self._reads is not None:
             return np.minimum(self._reads(self.map), MAX_READS).astype(np.int32)
         if self._rows is not None:
-            return np.bincount(self.map.locate(self._rows)[0], minlength=self.map.n_blocks).astype(np.int32)
+            blocks, _ = self.map.locate(self.map.boxes(self._rows))
+            return np.bincount(blocks, minlength=self.map.n_blocks).astype(np.int32)
         return self.map.rows_of_blocks().astype(np.int32)
 
     def pick(self, block: int, within: IntArray) -> npt.NDArray[Any]:

@@ -155,7 +155,6 @@ def open_chunked(
     retain: bool | None = None,
     prepare: Change | None = None,
     dtype: np.dtype[Any] | None = None,
-    first_row: IntArray | None = None,
     reads: CountReads | None = None,
 ) -> ChunkedReader:
     """Return the reader for one field of all files, for arrays that are decoded by blocks. Opens nothing yet.
@@ -173,7 +172,6 @@ def open_chunked(
             are decoded whole, are not small and are of this dtype, if they stay for later epochs, or if copying does
             not change them at once. Packed numbers are decoded when they are copied, by the same rule.
         dtype: of the memory that rows are copied to, and changed in; None if the caller copies stored rows itself.
-        first_row: see ``ChunkedReader``.
         reads: see ``ChunkedReader``.
     """
     arrays = FieldLayouts.of(layouts)
@@ -210,7 +208,6 @@ def open_chunked(
         rows=rows,
         retain=retain,
         changes=copies or Changes.all_by(None if is_changed else prepare),
-        first_row=first_row,
         reads=reads,
     )
 
@@ -296,7 +293,7 @@ def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, 
     size = layout.rows_per_chunk if layout.rows_per_chunk > 1 else rows_per_run
     sources = [open_source(one, options, size, counters) for one in layout.stacked]
     if len({source.grid for source in sources}) > 1:
-        grid = RowGrid(1, layout.n_rows, 1, size, layout.n_rows)
+        grid = RowGrid(1, layout.n_rows, 1, size)
         for at, one in enumerate(layout.stacked):
             if sources[at].grid != grid:  # blocks of another size
                 reader = open_reader(one, options, in_blocks=True, counters=counters)

@@ -19,7 +19,7 @@ from ..errors import H5CorruptError
 from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
-from .block_map import BlockMap, RowGrid
+from .block_map import BlockMap, Boxes, RowGrid
 from .block_sources import TASK_BYTES, BlockSource
 from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
@@ -275,8 +275,6 @@ class CellSource:
 class BlockReader(LayoutReader):
     """Reads rows by whole blocks that are decoded here, and keeps none.
 
-    Rows are numbered one after the other, whatever the period of a view is.
-
     Args:
         layout: the array.
         source: loads its blocks.
@@ -286,13 +284,13 @@ class BlockReader(LayoutReader):
     def __init__(self, layout: ArrayLayout, source: BlockSource, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
         self._source = source
-        self._map = BlockMap([source.grid._replace(period=max(1, source.grid.size))])
+        self._map = BlockMap([source.grid])
         if kind_of(layout.dtype) == "text":
             self.dtype = np.dtype(object)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         source = self._source
-        blocks, within = self._map.locate(rows)
+        blocks, within = self._map.locate(Boxes(0, rows))
         memory = np.empty((source.rows_per_block, *self.row_shape), self.dtype)
         for block in np.unique(blocks).tolist():
             source.load([block], range(source.n_parts), BlockMemory(memory, np.zeros(1, np.int64), len(memory)))
