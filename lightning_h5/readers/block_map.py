@@ -201,7 +201,7 @@ class BlockMap:
         if boxes.sizes is None:
             return Pieces(*self.locate(boxes))
         firsts = boxes.firsts
-        arrays, lengths = np.broadcast_to(boxes.parts, firsts.shape), np.broadcast_to(boxes.sizes, firsts.shape)
+        arrays, lengths = boxes.parts, boxes.sizes
         along, inside = self._along[arrays], firsts
         if not self._has_one_axis:
             sizes = self._size[arrays]
@@ -213,9 +213,11 @@ class BlockMap:
         n_blocks = -(-(before + lengths) // along)
         which = np.repeat(np.arange(len(firsts)), n_blocks)
         number = np.arange(len(which)) - (np.cumsum(n_blocks) - n_blocks)[which]  # of a block in its run
-        before, along = before[which], along[which]
+        before = before[which]
+        along = along if isinstance(arrays, int) else along[which]
+        lengths = lengths if isinstance(lengths, int) else lengths[which]
         low = np.maximum(number * along - before, 0)
-        high = np.minimum((number + 1) * along - before, lengths[which])
+        high = np.minimum((number + 1) * along - before, lengths)
         return Pieces(blocks[which] + number, within[which] - np.where(number > 0, before, 0), high - low)
 
     def ranges(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
