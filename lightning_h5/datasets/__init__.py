@@ -7,7 +7,7 @@ from .columns import column_of, count_rows, rows_without_line
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
 from .concat import ConcatDataset
-from .discovery import FieldMap, expand_those_there
+from .discovery import FieldMap, bad_files, checked_names, expand_those_there, names_to_load, skip_into
 from .fields import Fields
 from .file_samples import FileSamples, open_samples, sample_kind
 from .indexer import MakesIndexer
@@ -15,7 +15,7 @@ from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats
 from .rank_cached import RankMemCachedH5Dataset
-from .row_filters import NoRowPassesError
+from .row_filters import TARGET, Filters, NoRowPassesError, criteria_of
 from .row_table import RowTable
 from .sample_layout import Transform
 from .segment_choice import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
@@ -45,6 +45,7 @@ from .worker_buffers import (
 
 __all__ = [
     "SOURCE",
+    "TARGET",
     "AskedFor",
     "Catalog",
     "Categories",
@@ -54,6 +55,7 @@ __all__ = [
     "FieldStats",
     "Fields",
     "FileSamples",
+    "Filters",
     "H5LazyDataset",
     "LazyFileDataset",
     "MakesIndexer",
@@ -74,9 +76,12 @@ __all__ = [
     "WorkerMemory",
     "are_packed_alike",
     "asked_for",
+    "bad_files",
     "check_shapes",
+    "checked_names",
     "column_of",
     "count_rows",
+    "criteria_of",
     "different_packing",
     "expand_those_there",
     "fresh_draws",
@@ -85,6 +90,7 @@ __all__ = [
     "h5_worker_init_fn",
     "load_shards",
     "mixture_dataset",
+    "names_to_load",
     "naming_shared_memory",
     "note_rows",
     "open_samples",
@@ -98,6 +104,7 @@ __all__ = [
     "segments_by_time",
     "segments_in_lists",
     "shape_of_images",
+    "skip_into",
     "start_worker",
     "starting_workers",
     "weighted_dataset",

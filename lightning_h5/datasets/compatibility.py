@@ -331,7 +331,7 @@ def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_file
         raise H5ValueError(
             f"{listing(array.key for array in arrays)} have the shape {shape} in each of {n_files} files, such as "
             f"{arrays[0].path!r}, and no array has other axes: each file may be one image or volume, and its rows the "
-            "lines of it. If a file is a sample, pass sample='segment' (not to CombinedHDF5DataModule). If an "
+            "lines of it. If a file is a sample, pass sample='segment'. If an "
             "index along axis 0 is a sample, pass sample='row'."
         )
 

@@ -182,6 +182,7 @@ class Fields:
         flags: tuple[bool, ...] = (),
         as_one: bool = False,
         decode: Decode | None = None,
+        dtype_argument: str = "x_dtype",
     ) -> Fields:
         """Return the fields of a dataset with an input and a target; see ``H5LazyDataset`` for the arguments.
 
@@ -196,6 +197,7 @@ class Fields:
             flags: for each input field whether a sample has it as a bool; empty if none.
             as_one: make samples dicts of all fields, the target's among them.
             decode: what decodes rows.
+            dtype_argument: what the dtype of the input was given as.
 
         Raises:
             H5ValueError: a name or dtype makes no sense.
@@ -211,7 +213,7 @@ class Fields:
             [key for one in both for key in one.keys],
             [stacks for one in both for stacks in one.stacks or (None,) * len(one.keys)],
         )
-        asked = _asked(x, x_dtype, "x_dtype", codecs, text_ok=x.kind != "single")
+        asked = _asked(x, x_dtype, dtype_argument, codecs, text_ok=x.kind != "single")
         if y is not None:
             asked += _asked(y, y_dtype, "y_dtype", codecs[len(x.keys) :], text_ok=True)
         if as_one:

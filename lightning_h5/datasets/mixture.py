@@ -19,9 +19,9 @@ from ..types import Identity, IntArray
 from .base import RawBatch, RowDataset
 from .buffers import BufferPool, Column, put_rows
 from .compatibility import are_packed_alike, different_packing
-from .file_dataset import FileDataset
 from .sample_layout import SampleLayout, SamplePart, Transform
 from .sparse_rows import CsrRows
+from .table_dataset import TableDataset
 
 __all__ = ["SOURCE", "MixtureDataset", "mixture_dataset", "rows_of", "weighted_dataset"]
 
@@ -176,8 +176,8 @@ class MixtureDataset(RowDataset):
         names: Column = [""] * len(rows)
         for share in shares:
             put_rows(names, share.places, [self.names[share.source]] * len(share.places))
-        n_fields = len(columns) - len(self.sample_layout.more)
-        return RawBatch(rows, (*columns[:n_fields], names, *columns[n_fields:]))
+        n_inputs = len(self.sample_layout.x.fields.names) - 1
+        return RawBatch(rows, (*columns[:n_inputs], names, *columns[n_inputs:]))
 
     def _column_of(self, parts: Sequence[Column], shares: Sequence[_Share], n_rows: int) -> Column:
         """Return a column made of those of several sources."""
@@ -252,21 +252,21 @@ def weighted_dataset(dataset: RowDataset, weights: RowWeights) -> MixtureDataset
 
 
 def mixture_dataset(
-    sources: Mapping[str, FileDataset],
+    sources: Mapping[str, TableDataset],
     *,
     mixes: bool,
-    is_named: bool = True,
     transform: Transform | None,
+    target_transform: Transform | None = None,
     batch_transform: Transform | None,
     with_index: bool,
 ) -> MixtureDataset:
-    """Return the sources as one dataset, with samples that name their source.
+    """Return the sources as one dataset; samples name their source if the input is a dict.
 
     Args:
         sources: by name.
         mixes: whether a batch may have rows of several.
-        is_named: whether samples have their source's name.
-        transform: runs on each sample.
+        transform: runs on each sample's input.
+        target_transform: runs on each sample's target.
         batch_transform: runs on each batch.
         with_index: add each row's index among those of all sources.
 
@@ -274,19 +274,21 @@ def mixture_dataset(
         H5ValueError: their rows do not go together.
     """
     _check_sources_alike(sources, mixes=mixes)
-    first = next(iter(sources.values())).sample_layout.x
-    fields, flags = first.fields, first.flags
+    layout = next(iter(sources.values())).sample_layout
+    fields, flags, y = layout.x.fields, layout.x.flags, layout.y
+    is_named = fields.kind == "dict"
     if is_named and SOURCE in fields.names:
         raise H5ValueError(
             f"the sources have a field {SOURCE!r}, which is the name of their source. Give the field another "
-            f"name (field_map={{'other_name': {SOURCE!r}}}), or name the fields to load without it."
+            f"name (fields={{'other_name': {SOURCE!r}}}), or name the fields to load without it."
         )
     if is_named:
         fields = FieldNames("dict", (*fields.keys, SOURCE), (*fields.names, SOURCE))
         flags = (*flags, False) if flags else ()
     sample_layout = replace(
-        next(iter(sources.values())).sample_layout,
+        layout,
         x=SamplePart(fields, transform, flags),
+        y=None if y is None else replace(y, transform=target_transform),
         with_index=with_index,
         n_rows=sum(map(len, sources.values())),
     )
@@ -294,7 +296,7 @@ def mixture_dataset(
     return MixtureDataset(list(sources.values()), names, sample_layout, batch_transform=batch_transform)
 
 
-def _check_sources_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
+def _check_sources_alike(sources: Mapping[str, TableDataset], *, mixes: bool) -> None:
     """Refuse sources with different fields, or with rows that cannot be in one batch.
 
     Args:
@@ -305,12 +307,12 @@ def _check_sources_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> 
         H5ValueError: they differ.
     """
     (first, expected), *others = sources.items()
-    fields = expected.sample_layout.x.fields.names
+    fields = _names_of(expected)
     for name, source in others:
-        if (found := source.sample_layout.x.fields.names) != fields:
+        if (found := _names_of(source)) != fields:
             raise H5ValueError(
                 f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(found)}. Name the "
-                "fields to load (load_fields), and their names in each source (its field_map)."
+                "fields to load, and their arrays in each source (its fields)."
             )
         for left, right in zip(expected.table.layouts[0], source.table.layouts[0], strict=True):
             if not are_packed_alike(left, right):
@@ -325,7 +327,18 @@ def _check_sources_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> 
                 )
 
 
-def _rows_as_text(source: FileDataset) -> list[str]:
+def _names_of(source: TableDataset) -> tuple[str, ...]:
+    """Return the names of the fields, in the order of the table; of an input and a target their place, if alone."""
+    layout = source.sample_layout
+    return tuple(
+        name
+        for place, part in (("x", layout.x), ("y", layout.y))
+        if part is not None
+        for name in ((place,) if part.fields.kind == "single" else part.fields.names)
+    )
+
+
+def _rows_as_text(source: TableDataset) -> list[str]:
     """Return dtype and shape of a row of each field."""
     matrices = source.fields.matrices
     return [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,10 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError, listing, stop_iteration
 
-__all__ = ["Columns", "Criterion", "Mask", "NoRowPassesError", "Where", "criteria_of"]
+__all__ = ["TARGET", "Columns", "Criterion", "Filters", "Mask", "NoRowPassesError", "Where", "criteria_of"]
+
+TARGET = "target"
+"""The field that has labels, if nothing else is named."""
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -62,6 +65,51 @@ class Criterion:
                 f"Return a mask: bool, shape ({n_rows},), True for rows to keep."
             )
         return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Filters:
+    """Which rows, or steps, are kept.
+
+    Attributes:
+        criteria: conditions on columns.
+        label: a class that the target has at a step that counts; None asks for none.
+        valid_mask: name of an array that is not 0 at steps that count; None if all do.
+        target: name of the array with classes.
+        target_axes: what its axes are, if the user gave it.
+        keys: arrays that names stand for, if these are called otherwise in the files, besides those of fields.
+        paths: other files that have an array, by its name.
+
+    Raises:
+        H5ValueError: the label is no class, or there is a mask and no label.
+    """
+
+    criteria: Sequence[Criterion] = ()
+    label: int | None = None
+    valid_mask: str | None = None
+    target: str = TARGET
+    target_axes: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.label is None and self.valid_mask is not None:
+            raise H5ValueError(
+                f"valid_mask={self.valid_mask!r} selects the steps that count for `label`. Pass label as well."
+            )
+        if self.label is not None and (isinstance(self.label, bool) or not isinstance(self.label, int | np.integer)):
+            raise H5ValueError(f"label={self.label!r} is not a class number. Pass an integer; for text use `where`.")
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the arrays that conditions look at, as far as it is known; a function may ask for any field."""
+        is_open = any(one.column is None for one in self.criteria)
+        return [*(one.column for one in self.criteria if one.column is not None), *(self.paths if is_open else ())]
+
+    @property
+    def of_label(self) -> list[str]:
+        """Names of the arrays that say which steps have the label."""
+        return [] if self.label is None else [self.target, *([] if self.valid_mask is None else [self.valid_mask])]
 
 
 def criteria_of(

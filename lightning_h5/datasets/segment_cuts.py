@@ -171,7 +171,7 @@ def check_present(values: npt.NDArray[Any] | None, name: str, is_kept: Mask | No
     if missing.any():
         raise H5ValueError(
             f"{name!r} has no value (NaN or empty) in {int(missing.sum())} of {len(values)} rows, first in row "
-            f"{int(missing.argmax())}. Fill these in, or exclude them with a filter (where of CombinedHDF5DataModule)."
+            f"{int(missing.argmax())}. Fill these in, or exclude them with a filter (where)."
         )
 
 

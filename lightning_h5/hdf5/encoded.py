@@ -194,6 +194,12 @@ def is_list(dtype: np.dtype[Any]) -> bool:
     return isinstance(base, np.dtype) and base.kind in "biuf"
 
 
+def dtype_of_numbers(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the numbers in lists; that of other elements."""
+    base = h5py.check_vlen_dtype(dtype)
+    return base if isinstance(base, np.dtype) else dtype
+
+
 def is_bytes(dtype: np.dtype[Any]) -> bool:
     """Return whether elements are lists of bytes of variable length."""
     return bool(h5py.check_vlen_dtype(dtype) == np.dtype(np.uint8))

@@ -72,7 +72,7 @@ def create_optimized_dataloader(
     dtype: DTypeLike = "float32",
     where: Where | None = None,
     field_map: FieldMap | None = None,
-    on_bad_file: Literal["error", "skip"] = "error",
+    on_bad_file: Literal["raise", "skip"] = "raise",
     files: FileOptions | Mapping[str, Any] | None = None,
     drop_last: bool = False,
     shuffle: bool | str | ShuffleOptions | Mapping[str, Any] = True,
@@ -111,7 +111,7 @@ def create_optimized_dataloader(
         dtype: of floating fields with more than one axis, except for the target. None leaves all as stored.
         where: conditions on one-dimensional arrays, by name.
         field_map: names for arrays that are called otherwise: ``{"guid": "meta/patient"}``.
-        on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
+        on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields. A
             ``cache_bytes`` of "auto" is what decoding each chunk once an epoch needs.
         drop_last: drop the ragged end of a training epoch. All ranks take the same number of steps either way.

@@ -220,14 +220,14 @@ class WeightOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOptions(Options):
-    """Which sources ``CombinedHDF5DataModule`` mixes, and how.
+    """Which sources a data module mixes, and how.
 
     Shorthand: the sources, unless they are a mapping with a key ``"sources"``.
 
     Args:
-        sources: mapping from each source's name to its files, or to a mapping with ``paths`` and with filters and
-            fields of its own (``load_fields``, ``field_map``, ``where``, ``label``, ``valid_mask``), which replace the
-            data module's. Samples have the name, as ``"source"``.
+        sources: mapping from each source's name to its files, or to a mapping with ``paths`` and with fields and
+            filters of its own (``fields``, ``x_key``, ``y_key``, ``where``, ``label``, ``valid_mask``), which replace
+            the data module's. Samples that are dicts have the name, as ``"source"``.
         strategy: "concat" joins all rows. "weighted" draws sources by ``weights``. "round_robin" takes them in turn.
             "alternating" follows ``pattern``. "sequential" takes one whole source after the other. A source that is
             used up starts again, in a new order; the next epoch continues where this one left it.

@@ -81,7 +81,7 @@ def test_rows(kind, path, counts):
 
 def test_combined_files(path, counts):
     arguments = {name: value for name, value in SEGMENTS.items() if name != "x_key"}
-    module = CombinedHDF5DataModule(path, load_fields=["x"], **arguments)
+    module = CombinedHDF5DataModule(path, fields=["x"], **arguments)
     module.setup()
     assert {split: len(dataset) for split, dataset in module.datasets.items()} == {"train": 30, "val": 10, "test": 10}
     for name in ("FileOptions", "SegmentOptions", "WindowOptions", "SplitOptions", "ShuffleOptions"):
@@ -90,7 +90,7 @@ def test_combined_files(path, counts):
 
 
 def test_combined_rows(path, counts):
-    module = CombinedHDF5DataModule(path, load_fields=["rows"], split=0.2)
+    module = CombinedHDF5DataModule(path, fields=["rows"], split=0.2)
     module.setup()
     assert {split: len(dataset) for split, dataset in module.datasets.items()} == {"train": 160, "val": 40}
     assert counts["FileOptions"] == counts["SplitOptions"] == 1

@@ -69,7 +69,7 @@ def test_netcdf_files_are_decoded_without_asking(months: Any, kind: str, num_wor
     more: dict[str, Any] = {"num_workers": num_workers, "batch_size": 5, "with_index": True, "sample": "row"}
     module: Any
     if kind == "combined":
-        module = CombinedHDF5DataModule(paths, load_fields=["t2m", "sst", "flag"], **more)
+        module = CombinedHDF5DataModule(paths, fields=["t2m", "sst", "flag"], **more)
     else:
         made = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule}[kind]
         module = made(paths, x_key={"t2m": "t2m", "sst": "sst", "flag": "flag"}, **more)
@@ -343,7 +343,7 @@ def test_whole_numbers_of_netcdf_stay_whole_and_a_default_fill_is_an_error(
     is_combined = make is CombinedHDF5DataModule
 
     def first(key: str, **more: Any) -> torch.Tensor:
-        fields = {"load_fields": [key]} if is_combined else {"x_key": key}
+        fields = {"fields": [key]} if is_combined else {"x_key": key}
         plain = {"dtype": None} if is_combined else {"x_dtype": None}
         module = make(path, **fields, **{**plain, **more}, batch_size=20, shuffle=False, num_workers=num_workers)
         module.setup("fit")

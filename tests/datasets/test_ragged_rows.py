@@ -24,7 +24,7 @@ MODULES = [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule]
 def keys_of(module, **fields):
     """Return the arguments that name fields."""
     if module is CombinedHDF5DataModule:
-        return {"load_fields": list(fields), "field_map": fields}
+        return {"fields": fields}
     return {"x_key": fields}
 
 

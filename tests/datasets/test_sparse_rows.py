@@ -111,13 +111,13 @@ def test_filters_take_rows_of_matrices_without_any_value(tmp_path: Path) -> None
             file["n"] = np.arange(6)
     for paths in (["a.h5"], ["a.h5", "b.h5"]):
         files = [str(tmp_path / name) for name in paths]
-        module = CombinedHDF5DataModule(files, load_fields=["X", "n"], where={"n": {"min": 3}}, shuffle=False)
+        module = CombinedHDF5DataModule(files, fields=["X", "n"], where={"n": {"min": 3}}, shuffle=False)
         module.setup("fit")
         (batch,) = module.train_dataloader()
         assert batch["n"].tolist() == [3, 4, 5] * len(files)
         assert batch["X"].sum() == len(files) - 1
         module.teardown("fit")
-    module = CombinedHDF5DataModule(files, load_fields=["X", "n"], where={"n": {"min": 9}})
+    module = CombinedHDF5DataModule(files, fields=["X", "n"], where={"n": {"min": 9}})
     with pytest.raises(H5ValueError, match=r"keeps 0 of 12"):
         module.setup("fit")
 
@@ -125,7 +125,7 @@ def test_filters_take_rows_of_matrices_without_any_value(tmp_path: Path) -> None
 def test_a_filter_by_stored_values_is_an_error(tmp_path: Path) -> None:
     """They are no values of rows, and would drop none."""
     write_matrix(tmp_path / "a.h5", np.ones((3, 4), "f4"))
-    module = CombinedHDF5DataModule(str(tmp_path / "a.h5"), load_fields=["X"], where={"X/data": {"min": 2}})
+    module = CombinedHDF5DataModule(str(tmp_path / "a.h5"), fields=["X"], where={"X/data": {"min": 2}})
     with pytest.raises(H5ValueError, match="a value for each row of the sparse matrix"):
         module.setup("fit")
 

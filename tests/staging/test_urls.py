@@ -31,7 +31,7 @@ def test_a_url_with_credentials_is_refused_before_it_is_recorded_and_never_shown
         lambda: LazyH5DataModule(url, x_key="x"),
         lambda: LazyH5DataModule("run.h5", val_path=[url], x_key="x"),
         lambda: LazyH5DataModule("run.h5", x_key={"x": {"path": url, "key": "x"}}),
-        lambda: CombinedHDF5DataModule([url], load_fields=["x"]),
+        lambda: CombinedHDF5DataModule([url], fields=["x"]),
         lambda: H5LazyDataset(url, "x"),
         lambda: inspect_file(url),
     ):
