@@ -255,16 +255,18 @@ def mixture_dataset(
     sources: Mapping[str, TableDataset],
     *,
     mixes: bool,
+    is_named: bool = True,
     transform: Transform | None,
     target_transform: Transform | None = None,
     batch_transform: Transform | None,
     with_index: bool,
 ) -> MixtureDataset:
-    """Return the sources as one dataset; samples name their source if the input is a dict.
+    """Return the sources as one dataset.
 
     Args:
         sources: by name.
         mixes: whether a batch may have rows of several.
+        is_named: whether samples that are dicts have their source's name.
         transform: runs on each sample's input.
         target_transform: runs on each sample's target.
         batch_transform: runs on each batch.
@@ -276,7 +278,7 @@ def mixture_dataset(
     _check_sources_alike(sources, mixes=mixes)
     layout = next(iter(sources.values())).sample_layout
     fields, flags, y = layout.x.fields, layout.x.flags, layout.y
-    is_named = fields.kind == "dict"
+    is_named = is_named and fields.kind == "dict"
     if is_named and SOURCE in fields.names:
         raise H5ValueError(
             f"the sources have a field {SOURCE!r}, which is the name of their source. Give the field another "

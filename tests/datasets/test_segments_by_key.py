@@ -500,7 +500,7 @@ def test_a_sampler_of_sequences_is_pickled_also_after_its_use(make_h5):
 def test_the_group_may_be_named_by_its_array(make_h5):
     path = make_h5({"x": np.arange(12.0), "t": np.repeat(np.arange(3), 4)})
     module = CombinedHDF5DataModule(
-        path, field_map={"pat": "t"}, segments={"key": "t", "bucket": True}, batch_size=3, collate_fn="pad"
+        path, fields={"x": "x", "pat": "t"}, segments={"key": "t", "bucket": True}, batch_size=3, collate_fn="pad"
     )
     module.setup("fit")
     assert all(batch["pat"].ndim == 1 for batch in module.train_dataloader())
