@@ -18,6 +18,7 @@ from .compatibility import (
     shape_of_images,
     with_stacks,
 )
+from .content_digest import whole_digest
 from .discovery import (
     SKIP_THEM,
     TARGET,
@@ -41,7 +42,6 @@ from .part_layouts import ListedParts, PartLayouts, StoredParts
 from .reference_values import values_of_cells
 from .segment_parts import FoundParts, NamedParts, PartNames, filled, parts_in
 from .side_table import OR_DROP, PREFIX, SideTable, is_of_table
-from .whole_digest import whole_digest
 
 __all__ = [
     "OR_DROP",
