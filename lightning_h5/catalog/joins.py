@@ -18,7 +18,7 @@ from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, is_attrib
 from ..options import TableOptions
 from ..order import resolve_replica
 from .column_values import values_of
-from .compatibility import Asked
+from .compatibility import Asked, joined_arrays
 from .segment_parts import attribute_of
 from .side_table import SideTable, is_of_table
 
@@ -150,7 +150,8 @@ class Joins:
                 f"table.missing='drop' was given, and {int(lacks.sum())} rows of {path!r} have no line: rows of sparse "
                 "matrices are not left out by it. Complete the table, or leave them out with a filter (where)."
             )
-        of_file, of_table = iter(found), iter(made)
+        of_file = iter(joined_arrays([one for one in asked if not self.is_column(one.key)], found[: len(own)]))
+        of_table = iter(made)
         return guard, tuple(next(of_table) if self.is_column(one.key) else next(of_file) for one in asked)
 
     def with_columns(

@@ -17,7 +17,6 @@ from .segment_choice import (
     with_label,
 )
 from .segment_fields import SampleKind, SampleOptions, Select, selected
-from .segment_tables import segment_table
 from .selection import Selection
 from .sparse_rows import CsrRows, SparseField
 from .sparse_tables import with_matrices
@@ -58,7 +57,6 @@ __all__ = [
     "rows_of_all",
     "rows_without_line",
     "sample_kind",
-    "segment_table",
     "segments_by_time",
     "segments_in_lists",
     "selected",

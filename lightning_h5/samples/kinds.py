@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
 
 from ..catalog import WITHOUT_THEM, Asked, Catalog, refuse_other_files, skip_into, values_of_cells
 from ..errors import H5Error, H5FileError
 from ..hdf5 import OpenOptions, SparseGroup, is_references
+from .row_filters import Mask, NoRowPassesError
 from .row_table import RowTable
 from .row_tables import table_of_rows
-from .segment_choice import SegmentChoice
-from .segment_fields import SampleOptions, selected
-from .segment_tables import segment_table
+from .segment_builder import SegmentTableBuilder
+from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
+from .segment_cuts import check_present
+from .segment_fields import SampleOptions, fields_of, selected
 from .sparse_rows import SparseField
-from .sparse_tables import matrices_in, sparse_table, with_matrices
+from .sparse_tables import MatrixTableBuilder, matrices_in, with_matrices
+from .table_builder import TableBuilder, collected
 
 __all__ = ["KindOfSamples", "open_table", "sample_kind"]
 
@@ -110,13 +116,48 @@ def open_table(
         rows = table_of_rows(catalog, left, asked, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
         return rows, asked, {}
     refuse_other_files(asked)
+    matrices: dict[int, SparseField] = {}
     if kind.matrices:
         asked, matrices = with_matrices(asked, names, kind.matrices, samples)
-        return sparse_table(catalog, left, asked, matrices, options, choice, skip=skip, advice=advice), asked, matrices
-    table = segment_table(
-        catalog, left, asked, names, options, samples, choice, singles=singles, skip=skip, advice=advice
-    )
-    return table, asked, {}
+    fields = [] if matrices else fields_of(asked, names, samples, singles, catalog.joins.is_column)
+
+    def make(arrays: Sequence[Asked]) -> TableBuilder:
+        if matrices:
+            return MatrixTableBuilder(catalog, options, arrays, matrices, choice.all_columns)
+        seen = [replace(field, asked=array) for field, array in zip(fields, arrays, strict=True)]
+        return SegmentTableBuilder(catalog, options, seen, samples, choice.all_columns)
+
+    def build(choice: SegmentChoice) -> RowTable:
+        return _chosen(collected(make, asked, left, skip=skip, advice=advice), choice)
+
+    if choice.columns or choice.criteria or skip is not None:
+        return build(choice), asked, matrices
+    joined = catalog.joins.sources(asked)
+    which = ("segments", tuple(left), tuple(asked), tuple(names), options, repr(samples), tuple(singles), joined)
+    table = catalog.once(which, partial(build, SegmentChoice()))
+    subset = choice.subset
+    return table if subset is None else replace(table, indexer=subset.of(table.indexer)), asked, matrices
+
+
+def _chosen(builder: TableBuilder, choice: SegmentChoice) -> RowTable:
+    """Return the samples of the segments that are kept."""
+    table = builder.table()
+    if choice.subset is not None:
+        table = replace(table, indexer=choice.subset.of(table.indexer))
+    passes: Mask | None = None
+    if choice.criteria:
+        values = {key: builder.values_of(key) for key in choice.all_columns}
+        indexer, passes = samples_that_pass(table, choice.criteria, choice.keys, values)
+        table = replace(table, indexer=indexer)
+        if passes is not None and not table.n_samples:
+            raise NoRowPassesError(
+                f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "
+                "a sample. Loosen a filter, or take fewer steps."
+            )
+    for key in builder.cut_by:
+        check_present(np.concatenate(builder.values_of(key)), key, passes)
+    columns = {key: values_of_segments(table, key, builder.values_of(key)) for key in choice.columns}
+    return replace(table, columns=columns) if columns else table
 
 
 def are_cells(catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions) -> bool:

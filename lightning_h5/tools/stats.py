@@ -44,8 +44,8 @@ from ..samples import (
     SegmentChoice,
     Select,
     WholeSegments,
+    open_table,
     sample_kind,
-    segment_table,
     selected,
     table_of_rows,
 )
@@ -210,7 +210,7 @@ def compute_stats(
     catalog = Catalog(names)
     kind = sample_kind(catalog, paths, names, options, given)
     if kind.needs_segments or kind.are_cells:
-        whole = segment_table(catalog, paths, asked, of_sample, options, given, SegmentChoice())
+        whole, _, _ = open_table(catalog, paths, asked, of_sample, options, kind, SegmentChoice())
         tables = [whole.with_fields([at]) for at in range(len(names))]
         wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
     else:
