@@ -77,7 +77,7 @@ def check_link(file: Any, key: str, name: str, link: Any, *, allow_external: boo
     Args:
         file: the open file.
         key: the name that was asked for.
-        name: the part of it that the link is.
+        name: the path of the link itself, the beginning of ``key``.
         link: h5py's link.
         allow_external: accept links into other files.
 
@@ -108,9 +108,9 @@ def check_source(file: Any, key: str, name: str, source: str, *, is_own: bool, a
     # A "%" is a pattern or an escape: HDF5 opens another name than the one given here.
     if allow_external or (is_own and "%" not in name + source):
         return
-    where = "a pattern of names," if is_own else f"other files, among them {name!r}:"
+    origin = "a pattern of names," if is_own else f"other files, among them {name!r}:"
     raise H5ValueError(
-        f"{key!r} in {file.filename!r} is a virtual array over {where} {source!r}. Pass these files themselves as a "
+        f"{key!r} in {file.filename!r} is a virtual array over {origin} {source!r}. Pass these files themselves as a "
         "list, or files=FileOptions(allow_external=True) if you trust them."
     )
 
@@ -175,16 +175,16 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
             "exhaust memory. Make a copy with larger ones by `lightning-h5 repack --trusted`, or pass "
             "files=FileOptions(trusted=True) if you trust the file."
         )
-    declared = math.prod(array.shape) * itemsize
-    if declared <= MAX_BYTES or files.trusted or array.external:
+    n_declared = math.prod(array.shape) * itemsize
+    if n_declared <= MAX_BYTES or files.trusted or array.external:
         return
     if n_stored is None:
         n_stored = int(min(array.id.get_storage_size(), h5py.h5i.get_file_id(array.id).get_filesize()))
-    if declared > MAX_RATIO * n_stored:
+    if n_declared > MAX_RATIO * n_stored:
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {bytes_text(declared, digits=2)}, but "
-            f"only {bytes_text(n_stored, digits=2)} are stored: most of its rows were never written, or the file was "
-            "crafted to exhaust memory. Check it with `lightning-h5 inspect`, and pass "
+            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {bytes_text(n_declared, digits=2)}, "
+            f"but only {bytes_text(n_stored, digits=2)} are stored: most of its rows were never written, or the file "
+            "was crafted to exhaust memory. Check it with `lightning-h5 inspect`, and pass "
             "files=FileOptions(trusted=True) if this is intended."
         )
 
@@ -229,8 +229,8 @@ def _check_decoder(filters: Sequence[int], path: str, key: str) -> None:
             f"{key!r} in {path!r} is compressed with Blosc2, which requires the package `blosc2`; it is not installed. "
             "Run `pip install 'lightning-h5[filters]'`."
         )
-    before, after = filters[: filters.index(BLOSC2)], filters[filters.index(BLOSC2) + 1 :]
-    if set(before) - {SHUFFLE, FLETCHER32} or set(after) - {FLETCHER32}:
+    earlier, later = filters[: filters.index(BLOSC2)], filters[filters.index(BLOSC2) + 1 :]
+    if set(earlier) - {SHUFFLE, FLETCHER32} or set(later) - {FLETCHER32}:
         raise H5ValueError(_refused_key(key, path, "it has other filters, which only the library can undo"))
 
 
@@ -350,21 +350,21 @@ def overlaps(layouts: Sequence[ArrayLayout]) -> Iterator[tuple[ArrayLayout, Arra
     Yields:
         For each piece that begins before another one ends, the two arrays (or one array twice), and a message.
     """
-    arrays = list({one.name: one for layout in layouts for one in layout.stored_arrays}.values())
+    arrays = list({array.name: array for layout in layouts for array in layout.stored_arrays}.values())
     if _are_few_and_apart(arrays):
         return
-    each = [layout.pieces() for layout in arrays]
-    if sum(map(len, each)) < 2:
+    array_pieces = [layout.pieces() for layout in arrays]
+    if sum(map(len, array_pieces)) < 2:
         return
-    pieces = np.concatenate(each)
-    owners = np.repeat(np.arange(len(arrays)), [len(one) for one in each])
+    pieces = np.concatenate(array_pieces)
+    owners = np.repeat(np.arange(len(arrays)), [len(spans) for spans in array_pieces])
     order = np.argsort(pieces[:, 0], kind="stable")
     pieces, owners = pieces[order], owners[order]
     for at in np.flatnonzero(np.diff(pieces[:, 0]) < pieces[:-1, 1]):
         a, b = arrays[owners[at]], arrays[owners[at + 1]]
-        what = f"two chunks of {a.key!r}" if a is b else f"{a.key!r} and {b.key!r}"
+        subject = f"two chunks of {a.key!r}" if a is b else f"{a.key!r} and {b.key!r}"
         at_byte = f"{pieces[at + 1, 0]:,}"
-        text = f"{what} have the same bytes of the file (at byte {at_byte}). The file is damaged; copy it again."
+        text = f"{subject} have the same bytes of the file (at byte {at_byte}). The file is damaged; copy it again."
         yield a, b, text
 
 
@@ -380,4 +380,4 @@ def _are_few_and_apart(layouts: Sequence[ArrayLayout]) -> bool:
         elif (extent := layout.extent) is not None:
             pieces.append(extent)
     pieces.sort()
-    return all(start + size <= after for (start, size), (after, _) in pairwise(pieces))
+    return all(start + size <= next_start for (start, size), (next_start, _) in pairwise(pieces))

@@ -93,7 +93,7 @@ class HeaderTemplate(NamedTuple):
 
     Attributes:
         header: what it declares.
-        fixed: what is equal in all of them: start, end, content.
+        fixed: runs of bytes that are equal in all of them: start, end, content.
         n_rows: where the length of axis 0 is, and its limit if that is the same number.
         limit: of axis 0, if it is another number.
         place: where a contiguous array's start and size are.
@@ -119,13 +119,13 @@ class HeaderTemplate(NamedTuple):
             if number in IRRELEVANT:
                 varying = [(start, start + len(data))]
             elif number == DATASPACE:
-                first = start + (8 if data[0] == 1 else 4)
-                n_rows, last = (first,), first + 8 * data[1]
+                lengths_start = start + (8 if data[0] == 1 else 4)
+                n_rows, limits_start = (lengths_start,), lengths_start + 8 * data[1]
                 if data[2]:
-                    limit = int.from_bytes(data[last - start :][:8], "little")
+                    limit = int.from_bytes(data[limits_start - start :][:8], "little")
                     if limit == header.n_rows:
-                        n_rows, limit = (first, last), None
-                varying = [(each, each + 8) for each in n_rows]
+                        n_rows, limit = (lengths_start, limits_start), None
+                varying = [(position, position + 8) for position in n_rows]
             elif number == LAYOUT:
                 place = start + _address_in(data)
                 varying = [(place, place + (8 if header.place is None else 16))]
@@ -215,8 +215,8 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
     if _is_opaque_scalar(parts):
         if place is None or n_bytes != int.from_bytes(parts[DATATYPE][4:8], "little"):
             return None
-        of_scalar = (file.version, file.user_block, file.format, is_checked, OPAQUE_SCALAR, parts[LAYOUT])
-        return ObjectHeader(of_scalar, n_bytes, place, n_bytes)
+        scalar_structure = (file.version, file.user_block, file.format, is_checked, OPAQUE_SCALAR, parts[LAYOUT])
+        return ObjectHeader(scalar_structure, n_bytes, place, n_bytes)
     n_rows, parts[DATASPACE] = _dataspace(parts[DATASPACE])
     structure = (file.version, file.user_block, file.format, is_checked, *sorted(parts.items()), *attributes)
     return ObjectHeader(structure, n_rows, place, n_bytes)
