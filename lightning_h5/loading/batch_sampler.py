@@ -55,7 +55,7 @@ class RowsOfBatches(Sequence[list[int]]):
 
     Args:
         dataset: the loader's.
-        plan: what the iteration follows.
+        plan: the plan of the iteration.
     """
 
     def __init__(self, dataset: RowDataset, plan: EpochPlan) -> None:

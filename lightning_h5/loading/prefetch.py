@@ -34,16 +34,16 @@ Finish: TypeAlias = Callable[[Any, BatchToken], Any]
 
 
 class BatchSource(Protocol):
-    """What batches are read from: a dataset."""
+    """The source of batches: a dataset."""
 
     work: TaskQueue
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
-        """Begin to read rows, in the order of the batches; return what reads them."""
+        """Begin to read rows, in the order of the batches; return a function that completes the reading."""
         ...
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """Start to decode or read what rows need; return False if there was not room for all of it."""
+        """Start to decode or read rows; return False if there was not room for all of them."""
         ...
 
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
@@ -73,7 +73,7 @@ class _Reading:
 
     Args:
         tokens: what to read.
-        error: what came instead of the token after these.
+        error: raised instead of the token after these.
     """
 
     __slots__ = ("_error", "_raws", "_tokens", "done")
@@ -116,7 +116,7 @@ class _Reading:
             self._raws.extend(complete().split([len(token.rows) for token in self._tokens]))
 
     def prefetch(self, source: BatchSource) -> bool:
-        """Start to decode or read what they need; return False if there was not room for all of it."""
+        """Start to decode or read their rows; return False if there was not room for all of them."""
         return not self._tokens or source.prefetch(self.rows(), self._tokens[0].epoch)
 
     def is_done(self) -> bool:
@@ -133,7 +133,7 @@ class _Reading:
         return not self._raws and self._error is None
 
     def take(self) -> tuple[Any, BatchToken]:
-        """Return the next batch, as it was read; raise what went wrong with it."""
+        """Return the next batch, as it was read; raise its error if it could not be read."""
         if not self._raws and self._error is not None:
             raise self._error
         return self._raws.popleft(), self._tokens.popleft()
@@ -147,7 +147,7 @@ class ReadAhead:
 
     Args:
         source: what to read from.
-        finish: makes a batch of what was read for a token; called when the batch is taken.
+        finish: makes a batch of the rows that were read for a token; called when the batch is taken.
         tokens: what to read. The first are taken here, the others by the thread that reads next, one thread at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together, from one up to so many in the first readings.
@@ -245,7 +245,7 @@ def _dismiss(reference: weakref.ref[ReadAhead]) -> None:
 
 
 class _Queue:
-    """What is to be read, in order, by the thread and by a consumer that would have to wait.
+    """Batches to read, in order, by the thread and by a consumer that would have to wait.
 
     The thread that has the turn begins to read the oldest, and releases the turn once that has begun: so all begin in
     order. Tokens are taken outside of it, so that the thread can do so ahead while the consumer reads.
@@ -336,8 +336,8 @@ class _Queue:
                 error = None
                 try:
                     tokens.extend(islice(self._tokens or (), self._n_next))
-                except Exception as raised:  # raised when this batch is consumed
-                    self._tokens, error = None, raised
+                except Exception as failure:  # raised when this batch is consumed
+                    self._tokens, error = None, failure
                 if not tokens and error is None:
                     return False
                 self._later.append(_Reading(tokens, error))
@@ -360,10 +360,10 @@ class InMemoryIterator:
 
     Args:
         source: what to read from.
-        finish_all: makes batches of what was read for some tokens, each when it is taken.
+        finish_all: makes batches of the rows that were read for some tokens, each when it is taken.
         tokens: what to read.
         together: batches that are read together: Python's work for one is noticeable next to copying it.
-        start_ahead: begins to read ahead what is left of the tokens.
+        start_ahead: begins to read ahead, for the tokens that are left.
     """
 
     def __init__(
@@ -397,9 +397,9 @@ class InMemoryIterator:
         raise StopIteration
 
     def _read_some(self) -> None:
-        came = perf_counter()
+        arrival = perf_counter()
         if self._left is not None:
-            self._elsewhere += came - self._left
+            self._elsewhere += arrival - self._left
             if self._elsewhere > self._reading:
                 self._batches = self._ahead = self._start_ahead(self._tokens)
                 return
@@ -409,7 +409,7 @@ class InMemoryIterator:
             self._batches = self._finish_all(raw, tokens)
             self._is_over = False
         self._left = perf_counter()
-        self._reading += self._left - came
+        self._reading += self._left - arrival
 
     def close(self) -> None:
         """End the iteration, and the threads if any."""
