@@ -266,8 +266,8 @@ class Counters:
         return {"_shared": self._shared, "names": self.names, "_places": self._places}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        shared: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle has its own memory
-        self._shared, self._block = shared, shared.numpy()
+        tensor: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle has its own memory
+        self._shared, self._block = tensor, tensor.numpy()
         self.names, self._places = state["names"], state["_places"]
         self._lock = threading.Lock()
         self._own = None

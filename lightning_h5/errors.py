@@ -103,7 +103,7 @@ def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
     Whatever iterates over batches or samples would take it for their end.
 
     Args:
-        argument: what the function was passed as.
+        argument: the argument that the function was passed as.
         function: the function.
     """
     return RuntimeError(

@@ -60,7 +60,7 @@ def _of_machine(root: Path) -> Iterator[AvailableMemory]:
 
 
 def _left_by_control_groups(root: Path, pages: Sequence[str]) -> Iterator[AvailableMemory]:
-    """Yield what control groups leave, with some of their pages of files, by the names that these have."""
+    """Yield the memory that control groups leave, counting some of their pages of files, by the kernel's names."""
     for line in _lines_of_file(root / "proc/self/cgroup"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not path:

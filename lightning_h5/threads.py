@@ -79,12 +79,12 @@ def naming_task_limits(name: str) -> Iterator[None]:
 
 def start_helpers(threads: Iterable[EndingThread]) -> list[EndingThread]:
     """Start threads that others can do without; return those that the system allows."""
-    started = []
+    helpers = []
     with suppress(H5Error):
         for thread in threads:
             thread.start()
-            started.append(thread)
-    return started
+            helpers.append(thread)
+    return helpers
 
 
 class HelperThreads:

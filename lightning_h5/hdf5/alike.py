@@ -56,7 +56,7 @@ class AlikeArrays:
         if_exists: bool = False,
         alike: str | None = None,
     ) -> ArrayLayout | None:
-        """Return what ``describe_array`` returns, with the file's guard.
+        """Describe an array as ``describe_array`` does, with the file's guard.
 
         Args:
             file: the open file.
@@ -260,7 +260,7 @@ def _moved_to_itself(layout: ArrayLayout) -> ArrayLayout | None:
 
 
 def _is_equal(a: ArrayLayout, b: ArrayLayout) -> bool:
-    """Return whether two descriptions of one array are equal, including what ``==`` leaves out."""
+    """Return whether two descriptions of one array are equal, including fields that ``==`` ignores."""
     if a != b or not _is_same_table(a.table, b.table):
         return False
     if a.references is None or b.references is None:

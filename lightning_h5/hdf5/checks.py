@@ -64,7 +64,7 @@ MAX_ROW_CHUNKS = 1 << 16
 MAX_SIMPLE = 64  # chunks
 
 SHUFFLE, FLETCHER32, SZIP, NBIT, SCALE_OFFSET, BZIP2, BLOSC2 = 2, 3, 4, 5, 6, 307, 32026  # HDF5 filter numbers
-SAME_SIZE = {SHUFFLE, FLETCHER32, NBIT, SCALE_OFFSET}  # what they decode to has a size that no chunk states
+SAME_SIZE = {SHUFFLE, FLETCHER32, NBIT, SCALE_OFFSET}  # filters with decoded sizes that no chunk states
 N_VALUES, VALUE_BYTES = 2, 4  # places of numbers in the options of N-bit and scale-offset
 
 
@@ -146,7 +146,7 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
         array: h5py's dataset.
         key: the name that it was asked for by.
         files: which sizes are accepted all the same.
-        n_stored: bytes that are stored of a virtual array; None for those of the array itself.
+        n_stored: bytes that are stored of a virtual array; None to ask the array itself.
 
     Raises:
         H5ValueError: a chunk is too large to decode, a row has too many, or almost nothing of the array is stored.
@@ -234,26 +234,26 @@ def _check_decoder(filters: Sequence[int], path: str, key: str) -> None:
         raise H5ValueError(_refused_key(key, path, "it has other filters, which only the library can undo"))
 
 
-def check_library(array: Any, path: str, key: str, why: str) -> None:
+def check_library(array: Any, path: str, key: str, reason: str) -> None:
     """Check that the HDF5 library may decode an array: its filters run no code that a chunk can name.
 
     Args:
         array: h5py's dataset.
         path: the file.
         key: the name that was asked for.
-        why: why only the library can read it, for the error.
+        reason: why only the library can read it, for the error.
 
     Raises:
         H5ValueError: they may run such code.
     """
     if may_run_code(array.id):
-        raise H5ValueError(_refused_key(key, path, why))
+        raise H5ValueError(_refused_key(key, path, reason))
 
 
 def is_out_of_proportion(filters: Sequence[Filter]) -> bool:
     """Return whether the HDF5 library may decode a chunk to a million times its stored bytes.
 
-    It does if there are two compressors, since it does not compare what they decode to with the chunk's size, and for
+    It does if there are two compressors, since it does not compare decoded sizes with the chunk's size, and for
     bzip2. The size that szip states can be checked, unless another filter was applied after it.
     """
     ids = [step.id for step in filters]
@@ -305,11 +305,11 @@ def may_run_code(array_id: Any) -> bool:
     return any(plist.get_filter(at)[0] == BLOSC2 for at in range(plist.get_nfilters()))
 
 
-def _refused_key(key: str, path: str, why: str) -> str:
+def _refused_key(key: str, path: str, reason: str) -> str:
     return (
-        f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {why}. That library "
-        "can run code that a chunk names, and the chunks cannot be checked beforehand. Rewrite the array with another "
-        "compression."
+        f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {reason}. That "
+        "library can run code that a chunk names, and the chunks cannot be checked beforehand. Rewrite the array with "
+        "another compression."
     )
 
 

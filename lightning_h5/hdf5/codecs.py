@@ -53,7 +53,7 @@ class Codec(Protocol):
             array: the array, as it is seen before it is decoded.
 
         Raises:
-            H5ValueError: the array does not hold what this decodes.
+            H5ValueError: the array has values that this does not decode.
         """
         ...
 
@@ -136,7 +136,7 @@ class MatrixRows(PlainCodec):
 
 @dataclass(frozen=True)
 class Recode(PlainCodec):
-    """Codes of categories as other codes; those of missing values stay -1.
+    """Codes of categories as other codes; missing values stay -1.
 
     Args:
         codes: the new code for each code of the file.
@@ -291,7 +291,7 @@ class Unpack:
     float64.
 
     Args:
-        packing: what the attributes declare.
+        packing: the declarations of the attributes.
         is_compiled: decode with Numba, in one pass.
     """
 
@@ -401,10 +401,10 @@ def _unpack_loops() -> tuple[Any, Any, Any] | None:
     )
 
 
-def _not_decodable(array: ArrayLayout, how: str, what: str) -> H5ValueError:
+def _not_decodable(array: ArrayLayout, decoder: str, values: str) -> H5ValueError:
     return H5ValueError(
-        f"decode={how!r} was given for {array.key!r} in {array.path!r}, which has rows of {array.dtype} and the shape "
-        f"{array.row_shape}, and decodes {what}. Leave this field out of decode."
+        f"decode={decoder!r} was given for {array.key!r} in {array.path!r}, which has rows of {array.dtype} and the "
+        f"shape {array.row_shape}, and decodes {values}. Leave this field out of decode."
     )
 
 

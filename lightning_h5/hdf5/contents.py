@@ -54,7 +54,7 @@ class Entry:
 
     Attributes:
         name: path from the root, without the first slash.
-        kind: what the name stands for. A "hard link" is another name of an object listed before; a "type" is a named
+        kind: the kind of object. A "hard link" is another name of an object listed before; a "type" is a named
             datatype; an "unreadable" object is damaged, or of a kind that h5py does not support.
         target: target of a link, or the reason why the object is unreadable; otherwise None.
         shape: shape of an array; None for an empty dataspace.
@@ -262,7 +262,7 @@ def is_text(name: str) -> bool:
 
 
 def _info(group: Any, name: bytes) -> Any:
-    """Return what HDF5 knows of a name below a group, without following a link at its end; None for no such name.
+    """Return HDF5's information on a name below a group; None for no such name. Follows no link at its end.
 
     Raises:
         H5CorruptError: the name exists, and the object cannot be read.
@@ -406,8 +406,8 @@ class _Resolver:
         self._count_link()
         path = _find_external(file, link.filename)
         if path is not None:
-            with open_h5(path) as other:
-                self.below(other, _parts_of(link.path))
+            with open_h5(path) as target_file:
+                self.below(target_file, _parts_of(link.path))
 
     def _link(self, item: Any, part: str) -> Any:
         if not is_text(part):

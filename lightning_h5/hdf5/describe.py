@@ -81,7 +81,7 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
     Args:
         item: the open group or array that has it.
         path: the file.
-        key: what was asked for: the name of the object, if any, then ``@`` and the attribute's name.
+        key: the name of the object, if any, then ``@`` and the attribute's name.
         guard: change guard of the file.
 
     Raises:
@@ -232,7 +232,7 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     """Describe an open array. Reads metadata only.
 
     Args:
-        handle: what ``find_array`` returned.
+        handle: the array as ``find_array`` returned it.
         path: the file.
         key: the name that was asked for.
 

@@ -43,7 +43,7 @@ class ArrayDigests:
     """The digests of one array.
 
     Attributes:
-        kind: what a piece is: a chunk as stored, or a run of rows.
+        kind: the kind of piece: a chunk as stored, or a run of rows.
         rows_per_piece: rows of a run, or of a chunk.
         pieces: one digest each, shape ``(n_pieces, 16)``, uint8; zeros for a chunk that was never written.
         schema: description of the array, in words.

@@ -135,7 +135,7 @@ class Image(_OfObjects):
 
 
 def _check_size(data: bytes) -> None:
-    """Check what an image declares, before a decoder allocates memory for it.
+    """Check the size that an image declares, before a decoder allocates memory for it.
 
     Raises:
         ValueError: it is large, and out of proportion to its bytes.

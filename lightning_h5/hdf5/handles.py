@@ -181,7 +181,7 @@ class HandlePool:
     def close_replaced(self, path: str) -> None:
         """Close the handles of a file that was replaced or written to, under any of its names.
 
-        The HDF5 library would use what it has open of a file also under another name.
+        The HDF5 library would reuse an open file also under another name.
         """
         if not self._entries:
             return

@@ -152,7 +152,7 @@ class ChangeGuard:
     def accepts(self, status: os.stat_result | ObjectStatus) -> bool:
         """Return whether a handle may be used that was opened when the file had this status.
 
-        The HDF5 library keeps what it has read of a file, also if the file is rewritten and its time reset.
+        The HDF5 library caches parts of a file, also if the file is rewritten and its time reset.
         """
         return self.matches(status) and (self.grows or status.st_ctime_ns >= self.seen_ns)
 

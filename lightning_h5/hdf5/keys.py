@@ -1,4 +1,4 @@
-"""Which arrays a key argument names: one, several or a mapping, ``{split}`` in it, and a guess if none is given."""
+"""Key arguments: the arrays that they name, ``{split}`` in them, and a guess of keys that were not passed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StackedKeys:
 
     @property
     def key(self) -> str:
-        """What the field is called in messages, and matched by: the name of the group, or all names."""
+        """The field's name in messages and for patterns: the name of the group, or all names."""
         return self.group or ", ".join(self.names)
 
     @property
@@ -158,7 +158,7 @@ def in_other_file(value: Any, argument: str) -> tuple[Any, Any]:
 
     Args:
         value: a key, or ``{"path": ..., "key": ...}``.
-        argument: what it was given as, for errors.
+        argument: the argument that has it, for errors.
 
     Raises:
         H5ValueError: a path or a key is missing.
@@ -178,7 +178,7 @@ def stacked_keys(value: Any, argument: str) -> StackedKeys | None:
 
     Args:
         value: a key, a list of keys such as ``["signals/C3", "signals/F4"]``, or a mapping with such a list.
-        argument: what it was given as, for errors.
+        argument: the argument that has it, for errors.
 
     Raises:
         H5ValueError: a key is no text or comes twice, the list is empty, or the axis is no axis.

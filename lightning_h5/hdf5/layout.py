@@ -1,4 +1,4 @@
-"""What an array looks like on disk, and how it is seen, as plain data: it can be pickled, and needs no open file.
+"""The layout of an array on disk, and its views, as plain data: it can be pickled, and needs no open file.
 
 An array may be seen in another way than it is stored: rows along other axes, a part of each row, or cells as rows.
 """
@@ -107,7 +107,7 @@ class ArrayLayout:
             ``row_shape`` are of the rows as seen; ``axes`` without those of an array-valued element.
         is_scalar: whether this is a scalar that holds bytes (an opaque value, or a list), which has one row. Opaque
             values are described as ``uint8``.
-        decoding: what decodes rows; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
+        decoding: how rows are decoded; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
         stacked: the arrays that are stacked on a new last axis of a row; empty for a single array. ``axes``, ``chunks``
             and ``view`` are those of the first array, and the new axis counts as one of an array-valued element.
         guard: change guard of the file that was described; no other file is read.
@@ -295,7 +295,7 @@ class ArrayLayout:
 
         Args:
             cell: shape of a cell; of the array's chunks if it has any. Cells at the edges reach beyond the array.
-            n_values: values of a row, at least those of a cell: arrays of several files have rows of one size.
+            n_values: values of a row, at least as many as a cell has: arrays of several files have rows of one size.
         """
         if self.decoding is not None:
             return self.decoding.array.in_cells(cell, n_values).decoded(self.decoding.codec)
@@ -313,7 +313,7 @@ class ArrayLayout:
         """Return the array with decoded rows.
 
         Raises:
-            H5ValueError: it does not hold what the codec decodes.
+            H5ValueError: the codec does not decode such values.
         """
         dtype, row_shape = codec.decoded(self)
         return self.with_changes(dtype=dtype, row_shape=row_shape, packing=None, decoding=Decoding(self, codec))
@@ -559,7 +559,7 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
 
     Args:
         arrays: in the order of the axis.
-        key: what the array is called.
+        key: name of the stacked array.
 
     Raises:
         H5ValueError: arrays differ in their shape, hold no numbers, or have dtypes that no dtype holds.
@@ -567,9 +567,9 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
     first = arrays[0]
     for array in arrays:
         if kind_of(array.dtype) != "number" or array.categories is not None:
-            what = "is categorical" if array.categories is not None else f"has the dtype {dtype_text(array.dtype)}"
+            problem = "is categorical" if array.categories is not None else f"has the dtype {dtype_text(array.dtype)}"
             raise H5ValueError(
-                f"{array.key!r} in {array.path!r} {what}, and arrays of numbers are stacked. Give it a field of its "
+                f"{array.key!r} in {array.path!r} {problem}, and arrays of numbers are stacked. Give it a field of its "
                 "own."
             )
         if (array.n_rows, array.row_shape) != (first.n_rows, first.row_shape):

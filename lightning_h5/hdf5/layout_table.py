@@ -160,9 +160,9 @@ class LayoutTable:
         Args:
             at: number of the array among those of a part; later ones move up.
             values: of each part.
-            describe: describes the values of a part; those of as many rows are alike.
+            describe: describes the values of a part; values of as many rows are alike.
         """
-        sizes = [len(array) for array in values]
+        sizes = [len(column) for column in values]
         part_of_length = {n: part for part, n in reversed(list(enumerate(sizes)))}
         template_of_length = {n: len(self.templates) + at_end for at_end, n in enumerate(part_of_length)}
         return replace(

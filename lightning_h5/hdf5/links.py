@@ -134,17 +134,17 @@ class _Sources:
                     "rows would read as fill values. Put the file back."
                 )
             self._add_file(path)
-            with open_h5(path) as other:
-                self._add_arrays(file, other, _numbered_name(source, number) if "%b" in name else source)
+            with open_h5(path) as source_file:
+                self._add_arrays(file, source_file, _numbered_name(source, number) if "%b" in name else source)
 
-    def _add_arrays(self, file: Any, other: Any, source: str) -> None:
+    def _add_arrays(self, file: Any, source_file: Any, source: str) -> None:
         """Add the arrays of a file that a name, or a pattern of names, stands for."""
         for name in _names_of_pattern(source):
-            if "%" in source and name not in other:  # the end of a pattern
+            if "%" in source and name not in source_file:  # the end of a pattern
                 return
-            subject = f"{self._key!r} in {file.filename!r} is a virtual array over {name!r} in {other.filename!r}"
+            subject = f"{self._key!r} in {file.filename!r} is a virtual array over {name!r} in {source_file.filename!r}"
             try:
-                array, members = resolve_path(other, name, allow_external=self._files.allow_external)
+                array, members = resolve_path(source_file, name, allow_external=self._files.allow_external)
             except H5KeyError as error:
                 raise H5KeyError(
                     f"{subject}, which does not exist; its rows would read as fill values. Put it back, or name "
@@ -156,13 +156,13 @@ class _Sources:
                     "array itself."
                 )
             if not self._files.allow_external:
-                check_in_file(other, array, name)
-            self.add(other, array)
+                check_in_file(source_file, array, name)
+            self.add(source_file, array)
             if not array.is_virtual:
-                check_library(array, other.filename, name, f"{self._key!r} is a virtual array over it")
-                check_sizes(other, array, name, self._files)
+                check_library(array, source_file.filename, name, f"{self._key!r} is a virtual array over it")
+                check_sizes(source_file, array, name, self._files)
                 chunk_bytes = math.prod(array.chunks or ()) * array.id.get_type().get_size()
-                check_decoding_memory(filters_of(array), chunk_bytes, other.filename, name, self._files)
+                check_decoding_memory(filters_of(array), chunk_bytes, source_file.filename, name, self._files)
 
     def _add_file(self, path: str) -> None:
         self.paths[os.path.abspath(path)] = None

@@ -1,4 +1,4 @@
-"""Published indexes: what the HDF5 library reads to find arrays and chunks, in one small object next to a file.
+"""Published indexes: the bytes by which the HDF5 library finds arrays and chunks, in one object next to a file.
 
 An index holds bytes of the file and their places, nothing else, so the library itself still reads and checks them. It
 belongs to a file of the same size and the same sampled content, wherever that is.

@@ -50,7 +50,7 @@ def translate_h5py_errors(path: str, what: str) -> Iterator[None]:
 
     Args:
         path: the file.
-        what: what is being read, for the message.
+        what: the subject of the message, such as a quoted key.
 
     Raises:
         H5CorruptError: anything was raised but an error of this package or a lack of memory.

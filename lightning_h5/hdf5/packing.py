@@ -104,7 +104,7 @@ class Packing:
         dtype: of decoded values.
         stored: dtype that stored values are viewed as, if it is another (``_Unsigned``).
         unclear: name of an attribute that cannot be interpreted, such as text; or None.
-        policy: what becomes of stored values by default. netCDF files are "decoded", and integers of other files
+        policy: how stored values are loaded by default. netCDF files are "decoded", and integers of other files
             "refused"; floats there, and numbers of NWB files, are "kept". Integers of netCDF files without a scale or
             a declared missing value are "guarded": they stay integers, and a missing value is an error.
         fill: netCDF's default fill value, which stands for a missing value too; None if there is none.
@@ -205,9 +205,9 @@ class Packing:
         """
         if (missing := self.is_missing(values)).any():
             value, kind = values[missing][0], f"its {values.dtype} numbers"
-            why = "netCDF's default fill value" if value == self.fill else f"not valid ({self})"
+            reason = "netCDF's default fill value" if value == self.fill else f"not valid ({self})"
             raise H5ValueError(
-                f"{key!r} has a missing value: {value} is {why}, and integers have no NaN. Pass decode={{{key!r}: "
+                f"{key!r} has a missing value: {value} is {reason}, and integers have no NaN. Pass decode={{{key!r}: "
                 f"'cf'}} for floats with NaN, or the dtype {str(values.dtype)!r} by name to load {kind} as they are."
             )
 
@@ -380,7 +380,7 @@ def _is_variable(array: Any) -> bool:
 
 
 def _declared_attributes(item: Any, names: tuple[str, ...]) -> dict[str, Value]:
-    """Return those of some attributes that an object has."""
+    """Return the values of those attributes that an object has."""
     values = {name: _numbers_of_attribute(item, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -419,7 +419,7 @@ def _by_other_names(array: Any) -> tuple[tuple[str, str], str | None, dict[str, 
 
 
 def _default_fill(array: Any, element: np.dtype[Any]) -> float | None:
-    """Return the value by which netCDF marks what was never written; None if the array was made without it."""
+    """Return netCDF's fill value of elements that were never written; None if the array was made without it."""
     fill = DEFAULT_FILLS.get(f"{element.kind}{element.itemsize}")
     if fill is None or h5py.check_enum_dtype(array.dtype) is not None:
         return None

@@ -124,8 +124,8 @@ def _names_in(folder: str, path: str, name: str) -> list[str]:
     try:
         return sorted(os.listdir(folder), key=natural_order)
     except OSError as error:
-        what = "is a directory that" if folder == path else f"lies in {folder!r}, which"
-        raise H5FileError(f"{name}={path!r} {what} cannot be listed: {error.strerror}. {_cure(error)}") from error
+        relation = "is a directory that" if folder == path else f"lies in {folder!r}, which"
+        raise H5FileError(f"{name}={path!r} {relation} cannot be listed: {error.strerror}. {_cure(error)}") from error
 
 
 def _h5_files(folder: str, names: Sequence[str]) -> list[str]:

@@ -94,15 +94,15 @@ class _Search(NamedTuple):
             group_name: its name in the file.
             pattern: relative to the group, with a ``*`` in its first level.
         """
-        level, _, inside = pattern.partition("/")
+        level, _, inner_levels = pattern.partition("/")
         prefix, _, suffix = level.partition("*")
-        inside, below = _until_star(inside)
+        inner_levels, below = _until_star(inner_levels)
         stars = [
             name[len(prefix) : len(name) - len(suffix)]
             for name in map(text_of, group)
             if name.startswith(prefix) and name.endswith(suffix) and len(name) >= len(prefix) + len(suffix)
         ]
-        if level == "*" and (below or inside or self.kind == "group"):  # "#*" names groups such as #refs#
+        if level == "*" and (below or inner_levels or self.kind == "group"):  # "#*" names groups such as #refs#
             stars = [star for star in stars if not is_private_group(star)]
         targets = dict[str, Target]()
         for star in sorted(stars, key=natural_order):
@@ -112,7 +112,7 @@ class _Search(NamedTuple):
                     f"{self.pattern!r} matches {name.encode(errors='surrogateescape')!r} in {self.path!r}, a name that "
                     "is not UTF-8. Rename it (h5py: file.move), or pass a pattern that does not match it."
                 )
-            name = f"{name}/{inside}" if inside else name
+            name = f"{name}/{inner_levels}" if inner_levels else name
             target = target_of(self.file, group, name, allow_external=self.allow_external)
             if target is None or target.kind != ("group" if below else self.kind):
                 continue

@@ -136,26 +136,30 @@ class _Names:
         return self._names.get(address)
 
 
-def _name_of_reference(reference: Any, names: _Names, what: str, *, takes_empty: bool) -> str:
+def _name_of_reference(reference: Any, names: _Names, subject: str, *, takes_empty: bool) -> str:
     if not reference:
-        raise H5ValueError(f"{what} nothing: the reference is null. Write an array for each index.")
+        raise H5ValueError(f"{subject} nothing: the reference is null. Write an array for each index.")
     try:
         kind = h5py.h5r.get_obj_type(reference, names.file.id)
         if kind != h5py.h5g.DATASET:
             kind_text = "a group (a structure, or a sparse matrix)" if kind == h5py.h5g.GROUP else "a named datatype"
-            raise H5ValueError(f"{what} {kind_text}, not an array. Write arrays of numbers or text.")
+            raise H5ValueError(f"{subject} {kind_text}, not an array. Write arrays of numbers or text.")
         array_id = h5py.h5r.dereference(reference, names.file.id)
         name = names.of(array_id, reference)
         if name is None:
-            raise H5ValueError(f"{what} an array without a name, which no group has. Write it into a group.")
+            raise H5ValueError(f"{subject} an array without a name, which no group has. Write it into a group.")
         if array_id.get_type().get_class() == h5py.h5t.REFERENCE:
-            raise H5ValueError(f"{what} {name!r}, which holds references itself. Name that array instead.")
+            raise H5ValueError(f"{subject} {name!r}, which holds references itself. Name that array instead.")
         if not takes_empty and is_empty_matlab(array_id):
-            raise H5ValueError(f"{what} {name!r}, an empty array of MATLAB, which stores its shape instead of values.")
+            raise H5ValueError(
+                f"{subject} {name!r}, an empty array of MATLAB, which stores its shape instead of values."
+            )
     except H5ValueError as error:
         raise error.with_traceback(None) from None
     except FAULTS as error:
-        raise H5CorruptError(f"{what} no object of the file: {error}. The file is damaged; copy it again.") from error
+        raise H5CorruptError(
+            f"{subject} no object of the file: {error}. The file is damaged; copy it again."
+        ) from error
     return name
 
 

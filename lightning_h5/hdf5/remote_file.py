@@ -161,7 +161,7 @@ class RemoteFile(_FileByPlace):
 
 
 class RecordedFile(_FileByPlace):
-    """A file that notes what is read of it.
+    """A file that records each read.
 
     Args:
         n_bytes: its size.

@@ -1,4 +1,4 @@
-"""Structures that other software keeps in a file beside its data: what marks them, and what they are."""
+"""Structures that other software keeps in a file beside its data: their descriptions, and how to recognize them."""
 
 from __future__ import annotations
 

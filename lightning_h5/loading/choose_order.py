@@ -38,7 +38,7 @@ ROOM_AHEAD = 4
 
 
 class Order(NamedTuple):
-    """An order and what it needs.
+    """An order, its reason and its needs.
 
     Attributes:
         mode: of the plan.
@@ -48,7 +48,7 @@ class Order(NamedTuple):
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
         enough: ``shuffle.buffer`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
             ``chunks``.
-        recipe: what epochs visit, if that is not each row once.
+        recipe: how epochs visit rows, if that is not each row once.
         sources: the orders of a mixture's sources.
         nodes: nodes that blocks are dealt to; 0 deals none.
         node_bytes: memory in which a rank holds all decoded rows of its node; 0 if ``nodes`` is.
@@ -89,7 +89,7 @@ def choose_order(
     """Return the order of training epochs.
 
     Args:
-        dataset: what is trained on.
+        dataset: the dataset to train on.
         shuffle: the user's options. All streams share ``buffer`` if their number is given, so that the order is
             the same for any number of ranks and workers.
         world_size: number of ranks.

@@ -53,14 +53,14 @@ def what_limits(
 ) -> Limit | None:
     """Return what limits a stage; None if no batch was measured.
 
-    Work that several threads or processes share is divided by their number, since waiting is not: what then takes
-    longest is what is waited for.
+    Work that several threads or processes share is divided by their number, since waiting is not. The work that then
+    takes longest is the bottleneck.
 
     Args:
-        amounts: what a stage counted, over all ranks (``COUNTED``, ``seconds``, ``transfer_seconds``).
+        amounts: counts of the stage, over all ranks (``COUNTED``, ``seconds``, ``transfer_seconds``).
         n_workers: worker processes of a rank.
         n_cores: cores of a rank, used if it has no workers.
-        to_keep: what to pass so that all decoded rows stay in memory; empty if they do, None if that would not help,
+        to_keep: the argument with which all decoded rows stay in memory; empty if they do, None if that would not help,
             since the stage reads each row once.
     """
     n_batches = amounts["batches"]
@@ -148,7 +148,7 @@ def _advice_on_workers(
 
 
 def _origin_advice(amounts: Mapping[str, float], to_keep: str | None) -> str:
-    """Return what to change if the origin of files that are staged is waited for."""
+    """Return advice for waiting on the origin of files that are staged."""
     held_share = amounts["mirror_bytes"] / max(1.0, amounts["mirror_bytes"] + amounts["missed_bytes"])
     request = amounts["origin_bytes"] / max(1.0, amounts["origin_requests"])
     text, hint = "Filling the mirror is the bottleneck: what is read again comes from the local disk.", ""

@@ -344,7 +344,7 @@ def _checked_dataset(value: Any) -> Dataset[Any]:
 
 
 def _replica(rank: int | None, world_size: int | None) -> Replica | None:
-    """Return the replica given, or that of the environment; None leaves it to ``torch.distributed`` later."""
+    """Return the given replica, or the one of the environment; None leaves it to ``torch.distributed`` later."""
     if rank is not None or world_size is not None:
         return resolve_replica(rank, world_size)
     return launched_replica()
@@ -403,7 +403,7 @@ def ensure_deterministic_dataloader(dataset: Dataset[Any], batch_size: int, seed
     """Return a training loader with the same batches in every run; makes torch use deterministic algorithms only.
 
     Args:
-        dataset: what to read.
+        dataset: the dataset to read.
         batch_size: rows of a batch.
         seed: see ``set_reproducible_training``.
     """

@@ -96,7 +96,7 @@ class Iteration:
     """Starts reading at the first ``next()``; times each one. After an error it raises errors only.
 
     Args:
-        loader: what to iterate over.
+        loader: the loader to iterate over.
     """
 
     def __init__(self, loader: H5DataLoader) -> None:
@@ -226,7 +226,7 @@ class H5DataLoader(DataLoader[Any]):
     Trainer always does. Ranks have to make the same passes, or to set the epoch.
 
     Args:
-        dataset: what to read.
+        dataset: the dataset to read.
         sampler: which rows, in which order, on which rank; that of ``batch_sampler`` if it is None.
         batch_size: ignored, as are ``shuffle`` and ``drop_last``: the sampler decides. They exist since Lightning makes
             loaders again with the arguments of torch's.
@@ -235,7 +235,7 @@ class H5DataLoader(DataLoader[Any]):
         drop_last: see ``batch_size``.
         num_workers: worker processes. With 0 a thread of this process reads ahead, without a copy; rows in memory are
             read ahead once the consumer is away longer than copying them takes.
-        collate_fn: runs on what the dataset returns for a token; None leaves it as it is.
+        collate_fn: runs on the batch that the dataset returns for a token; None leaves it as it is.
         pin_memory: put batches into page-locked memory.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 per worker. In this
             process it means 4, or twice as many as are read together: up to 16 batches of 3 MiB in all, of 8 MiB

@@ -72,7 +72,7 @@ class _Reading:
     A lock marks when they are read; an executor's futures would cost 24 microseconds, not 11.
 
     Args:
-        tokens: what to read.
+        tokens: the batches to read.
         error: raised instead of the token after these.
     """
 
@@ -146,9 +146,9 @@ class ReadAhead:
     and when this object is collected. An error while reading is raised by the ``next()`` of its batch.
 
     Args:
-        source: what to read from.
+        source: the source of rows.
         finish: makes a batch of the rows that were read for a token; called when the batch is taken.
-        tokens: what to read. The first are taken here, the others by the thread that reads next, one thread at a time.
+        tokens: the batches to read. The first are taken here, others by the thread that reads next, one at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together, from one up to so many in the first readings.
         lookahead: batches after these with chunks that are decoded ahead, as far as there is room.
@@ -219,7 +219,7 @@ class ReadAhead:
         self.close()
 
     def close(self) -> None:
-        """End the threads; wait for what they are reading."""
+        """End the threads; wait until their present reads are done."""
         self._dismiss()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -359,9 +359,9 @@ class InMemoryIterator:
     returns at once would only compete with it for the interpreter's lock, and keep a core from the copying.
 
     Args:
-        source: what to read from.
+        source: the source of rows.
         finish_all: makes batches of the rows that were read for some tokens, each when it is taken.
-        tokens: what to read.
+        tokens: the batches to read.
         together: batches that are read together: Python's work for one is noticeable next to copying it.
         start_ahead: begins to read ahead, for the tokens that are left.
     """

@@ -215,7 +215,7 @@ class WindowOptions(Options):
         """Return the steps of a field: its own, if it has an entry, or those that hold the steps of all fields.
 
         Args:
-            name: what a sample calls it.
+            name: its name in a sample.
             key: its array.
             rate: see ``SegmentOptions.steps_per``.
 
@@ -301,7 +301,7 @@ class PatchOptions(Options):
         """Return the shape of a patch of a field.
 
         Args:
-            name: what a sample calls it.
+            name: its name in a sample.
             key: its array.
 
         Raises:
@@ -331,13 +331,13 @@ def _without_none(shape: Sequence[int | None]) -> tuple[int, ...]:
 
 
 def value_of_field(mapping: Mapping[str, Any], name: str, key: str, default: Any) -> Any:
-    """Return what a mapping from names or patterns has for a field.
+    """Return the value that a mapping from names or patterns has for a field.
 
     Args:
         mapping: the first entry that fits counts, names before patterns.
-        name: what a sample calls the field.
+        name: its name in a sample.
         key: its array.
-        default: what is returned if nothing fits.
+        default: returned if nothing fits.
     """
     for label in (name, key):
         if label in mapping:

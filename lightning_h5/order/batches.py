@@ -92,7 +92,7 @@ class DealtBatches:
         return (self._n_whole + len(self._last)) // self.world_size
 
     def piece(self, place: int) -> _RowRange:
-        """Return the piece at a place of what is left."""
+        """Return a piece, by its place among those that are left."""
         return self._last[place - self._n_whole] if place >= self._n_whole else self._rest_of(self.first + place)
 
     def after(self, n_pieces: int) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class BatchSequence:
         """See ``EpochSequence``.
 
         Raises:
-            H5ValueError: also if a part is consumed and ``batch_size`` is not that of these batches.
+            H5ValueError: also if a part is consumed and ``batch_size`` is another one.
         """
         if segments and batch_size != self.batch_size:
             raise H5ValueError(

@@ -49,7 +49,7 @@ class Mixture:
         strategy: ``concat`` (all rows as one), ``weighted`` (shares by weight), ``round_robin`` (one after the other,
             again and again), ``alternating`` (a pattern, again and again) or ``sequential`` (one source whole, then
             the next).
-        unit: what comes from one source: whole batches, or single rows of a batch.
+        unit: the unit that comes from one source: whole batches, or single rows of a batch.
         weights: of the sources (``weighted``); None: in proportion to their sizes.
         pattern: numbers of sources (``alternating``).
         epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was used up once), ``min`` (until the

@@ -45,7 +45,7 @@ def epoch_order(blocks: BlockTable, parameters: OrderParameters, epoch: int, *, 
 
     Args:
         blocks: the rows.
-        parameters: what decides the order. On one node it is the order of all rows.
+        parameters: the settings of the order. On one node it is the order of all rows.
         epoch: from 0.
         drop_last: drop the ragged end of an epoch, which decides how many positions a node has.
     """
@@ -245,7 +245,7 @@ class NodeOrder:
 
     Args:
         blocks: all rows.
-        parameters: what decides the order; ``streams`` are those of all nodes.
+        parameters: the settings of the order; ``streams`` are those of all nodes.
         epoch: from 0.
         drop_last: drop the ragged end of an epoch.
         draw: makes the order of a node's rows, of their block table, parameters and the epoch.
@@ -317,7 +317,7 @@ def label_entropy(blocks: BlockTable, parameters: OrderParameters, world_size: i
 
     Args:
         blocks: the rows.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         world_size: number of ranks.
         drop_last: drop the ragged end of an epoch.
     """

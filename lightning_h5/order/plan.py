@@ -65,7 +65,7 @@ class OrderParameters:
         streams: independent streams of blocks (``chunks``).
         window: blocks of a stream that are mixed at a time (``chunks``).
         version: of the orders' definition.
-        recipe: what an epoch visits (see ``EpochRecipe``); "" for each row once.
+        recipe: how an epoch visits rows (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.
         sources: the order of each source of a mixture.
         nodes: nodes that blocks are dealt to once per run (see ``nodes.NodeOrder``); 0 deals none.
@@ -122,7 +122,7 @@ class EpochPlan:
         Args:
             epoch: from 0.
             first_step: steps of the epoch that are done.
-            first_position: of the sequence in that of all ranks.
+            first_position: where the sequence begins in the sequence of all ranks.
             samples: ask for samples instead of a batch.
             seed: of random draws.
         """
@@ -136,7 +136,7 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
 
     Args:
         blocks: the rows.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         epoch: which epoch.
         place: distinguishes orders with the same parameters (``global`` alone).
 
@@ -294,12 +294,12 @@ class EpochSequence(Protocol):
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
     ) -> EpochPlan:
-        """Return a rank's share of what the segments have left."""
+        """Return a rank's share of the rows that the segments have left."""
         ...
 
 
 class EpochRecipe:
-    """What epochs visit: each row once, rows by their weights, batches of similar length, or several sources."""
+    """How epochs visit rows: each once, by their weights, in batches of similar length, or from several sources."""
 
     @property
     def text(self) -> str:
@@ -318,7 +318,7 @@ class EpochRecipe:
         """Return the sequence of an epoch.
 
         Args:
-            order: what decides the order.
+            order: the settings of the order.
             epoch: from 0.
             drop_last: drop ragged ends.
         """
@@ -340,7 +340,7 @@ class RowSequence:
     epoch: int
 
     def n_consumed(self, segments: Sequence[Segment], *, drop_last: bool) -> int:
-        """See ``EpochSequence``. Each segment is a part of what the ones before it left."""
+        """See ``EpochSequence``. Each segment is a part of the rows that earlier ones left."""
         n_done = 0
         for segment in segments:
             batches = self._batches(segment.batch_size, segment.world_size, drop_last, n_done)

@@ -1,6 +1,6 @@
 """The position of a run: the consumed part of an epoch, and the order. One object, saved as plain values.
 
-Under a Trainer it is the Trainer's; in other loops it is that of the passes over a loader (``Passes``).
+Under a Trainer it is the Trainer's position; in other loops it follows from the passes over a loader (``Passes``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Position:
         return sum(segment.batch_size * segment.n_batches for segment in self.segments)
 
     def change_of_nodes(self, sampler: PlanSampler) -> str:
-        """Return what changes for nodes after this epoch, for the log; "" if they keep their rows."""
+        """Return a message on nodes that get other rows after this epoch, for the log; "" if they keep their rows."""
         n_before, n_after = self.order.nodes, sampler.parameters.nodes
         if n_before == n_after:
             return ""
@@ -208,7 +208,7 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSamp
 def _digests(saved_identity: Any, identity: Identity | None) -> dict[str, tuple[str, str]]:
     """Return the digests of the data that both have, to be compared.
 
-    A run may have read fewer files whole, such as those of a store; older checkpoints have a sampled digest alone.
+    A run may have read fewer files whole, such as objects of a store; older checkpoints have a sampled digest alone.
     """
     saved_digests: Identity = {"sampled": saved_identity} if isinstance(saved_identity, str) else saved_identity or {}
     return {
@@ -275,7 +275,7 @@ class Progress:
 
 
 class Passes:
-    """Keeps the position of a loader without a Trainer: that of the iteration which trains.
+    """Keeps the position of a loader without a Trainer: the position of the iteration that trains.
 
     Args:
         sampler: the loader's.
@@ -346,7 +346,7 @@ class Passes:
     def position(self, running: Iterable[Progress]) -> Position:
         """Return the position of the iteration which yielded the last batch.
 
-        After ``set_epoch``, iterations of other epochs are ignored. Before, any unfinished one may be that of training.
+        After ``set_epoch``, iterations of other epochs are ignored. Before, any unfinished one may be training.
 
         Args:
             running: iterations that began, and neither ended nor failed.

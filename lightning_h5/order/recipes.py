@@ -1,4 +1,4 @@
-"""What epochs visit: each row once; rows by their weights; several sources.
+"""Recipes of epochs: each row once, rows by their weights, several sources.
 
 ``LengthRecipe`` (batches of similar length) is in ``batches``, ``ShardRows`` (rows of one rank) in ``shard_rows``.
 """
@@ -140,7 +140,7 @@ def weighted_order(
     Args:
         blocks: the rows.
         weights: of the rows.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         epoch: from 0.
         place: distinguishes draws with the same parameters (``global`` alone).
     """
@@ -247,7 +247,7 @@ class _Stream:
         blocks: the source's rows.
         first: the row of the mixture that is its first.
         n_all: rows of the mixture.
-        parameters: what decides its order.
+        parameters: the settings of its order.
         drop_last: each cycle has full batches alone, if units are batches.
     """
 

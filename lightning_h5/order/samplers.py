@@ -41,7 +41,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     Args:
         blocks: the dataset's block table.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         batch_size: rows of a batch on one rank.
         drop_last: drop the ragged end of an epoch (training only).
         evaluation: contiguous shards, unpadded, instead of the training plan.
@@ -50,7 +50,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         samples: ask for lists of samples instead of collated batches.
         epoch_source: the owner of epoch and position (a data module under a trainer), if it is not the sampler.
         chooses: the package chose the mode: an interrupted epoch may have had another.
-        recipe: what epochs visit; None for each row once.
+        recipe: how epochs visit rows; None for each row once.
         repeats: all epochs of a recipe are like the first (``overfit_batches``).
         ends: rows at which the shards of an evaluation may end; None for all.
     """
@@ -189,7 +189,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return restored if restored and restored.epoch == epoch else Position(epoch, (), self.present_order())
 
     def present_order(self) -> OrderParameters:
-        """Return what decides the order of an epoch that begins now."""
+        """Return the settings of the order of an epoch that begins now."""
         world_size = self.replica.world_size
         return replace(
             self.parameters,
@@ -206,7 +206,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
         Args:
             epoch: from 0.
-            order: what decides its order.
+            order: the settings of its order.
         """
         return self.recipe.sequence(order, 0 if self._repeats else epoch, drop_last=self.drop_last)
 
@@ -279,8 +279,8 @@ class ShardSampler(PlanSampler):
     same number of ranks.
 
     Args:
-        shard: what this rank holds.
-        parameters: what decides the order: the seed, and whether rows are shuffled.
+        shard: the rows that this rank holds.
+        parameters: the settings of the order: the seed, and whether rows are shuffled.
         weights: of the rows of all ranks; None takes each row once.
         is_given: the caller named the replica. If False, it is checked when iteration starts: rows that are held
             cannot become another rank's.

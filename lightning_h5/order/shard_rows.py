@@ -130,7 +130,7 @@ class ShardSequence:
         return max(0, (largest - 1 - self.epoch) % largest - (largest - self._n_left(n_done, 0)))
 
     def _n_own(self, n_done: int) -> int:
-        """Return this rank's consumed rows, of those of all ranks."""
+        """Return this rank's share of the consumed rows."""
         return self.shard.n_held - self._n_left(n_done, self.shard.rank)
 
     def _n_left(self, n_done: int, rank: int) -> int:

@@ -53,7 +53,7 @@ class Replica(NamedTuple):
 
 
 def resolve_replica(rank: int | None = None, world_size: int | None = None) -> Replica:
-    """Return the replica given, or that of an initialized ``torch.distributed``, or 0 of 1.
+    """Return the given replica, or the one of an initialized ``torch.distributed``, or 0 of 1.
 
     Args:
         rank: of the replica; not needed for one process.

@@ -165,7 +165,7 @@ def _kinds_of_groups(kinds: IntArray, codes: IntArray) -> IntArray:
 
 
 def _sort_by_kind(order: IntArray, kinds: IntArray, n_kinds: int) -> tuple[IntArray, IntArray]:
-    """Sort rows by class, and those of a class as in ``order``; return the rows and the class of each."""
+    """Sort rows by class, and rows of one class as in ``order``; return the rows and the class of each."""
     # NumPy sorts integers of 16 bits by counting, ten times as fast as wider ones.
     keys = kinds.astype(np.min_scalar_type(max(0, n_kinds - 1)))[order]
     places = np.argsort(keys, kind="stable")

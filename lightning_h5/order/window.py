@@ -81,8 +81,8 @@ class WindowOrder:
     """The sequence of an epoch's rows, blocks mixed a window at a time.
 
     With several streams batch ``q`` comes from stream ``q % streams``, for all rounds of full batches but the last.
-    What is left then, one to two rounds, is shuffled together and ends the epoch: it comes from few blocks, so that a
-    reader of it reads few blocks besides those of its stream.
+    The rest, one to two rounds, is shuffled together and ends the epoch: it comes from few blocks, so that its
+    readers read few blocks besides the blocks of their streams.
 
     The first call takes time and memory of the number of blocks. A batch then costs time in ``window`` and its rows,
     wherever it is and however many rows a block has. Calls may come from several threads.
@@ -206,7 +206,7 @@ class _Strata(NamedTuple):
     seed: npt.NDArray[np.uint64]
 
     def take(self, pieces: IntArray) -> _Strata:
-        """Return those of some pieces, in any order and number."""
+        """Return the values of some pieces, in any order and number."""
         return _Strata._make(values[pieces] for values in self)
 
     def keys(self, ranks: IntArray) -> IntArray:
