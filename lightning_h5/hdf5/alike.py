@@ -178,7 +178,7 @@ class AlikeArrays:
 
     def _locate(self, file: HeaderFile, key: str) -> tuple[Any, bytes, int] | None:
         """Return an array's group, its name there and its header's address; None unless hard links lead to it."""
-        if "\0" in key:  # HDF5 takes it as the end of a name
+        if "\0" in key:  # HDF5 would end the name at the NUL
             return None
         *groups, name = _parts(key)
         if self._group[0] is not file or self._group[1] != groups:  # the arrays of a group follow each other

@@ -130,7 +130,7 @@ def check_in_file(file: Any, array: Any, key: str) -> None:
             f"{listing(name for name, _, _ in array.external)}. Pass files=FileOptions(allow_external=True) if you "
             "trust the file."
         )
-    # Independent of the checked links: however it was found, the object must be in the opened file.
+    # Independent of the checked links: the object must be in the opened file.
     if is_in_other_file(file, array):
         raise H5ValueError(
             f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "

@@ -415,7 +415,7 @@ class _Resolver:
                 f"{self._key.encode(errors='surrogateescape')!r} in {self._file.filename!r} is a name that is not "
                 "UTF-8. Rename it (h5py: file.move), or name another array."
             )
-        # HDF5 takes a NUL as the end of a name, and would find another one.
+        # HDF5 would end the name at the NUL, and open another object.
         has_links = isinstance(item, h5py.Group) and "\0" not in part
         try:
             if has_links and item.id.links.exists(encoded(part)):

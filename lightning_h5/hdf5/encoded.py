@@ -127,7 +127,7 @@ class Image(_OfObjects):
         if out is not None:
             memory = out[0] if len(out) == 1 else np.moveaxis(out, 0, -1)
             with suppress(ValueError):  # of another shape
-                if decode(data, out=memory) is memory:  # axes of one pixel are taken for none
+                if decode(data, out=memory) is memory:  # decoders drop axes of one pixel
                     return out
         pixels = decode(data)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels

@@ -484,7 +484,7 @@ class ArrayView:
         if not all(isinstance(part, slice) and part.step == 1 for part in parts):
             return None
         ranges = [range(size)[part] for part, size in zip(parts, sizes, strict=True) if isinstance(part, slice)]
-        # The last axis of which a part is taken, and those after it, lie in one piece.
+        # The last axis that is not selected whole, and all axes after it, lie in one piece.
         axis = max(
             (at for at, (part, size) in enumerate(zip(ranges, sizes, strict=True)) if len(part) < size), default=0
         )

@@ -121,7 +121,7 @@ class Packing:
     stored: str | None = None
     unclear: str | None = None
     policy: Policy = "refuse"
-    # Not in the text of a codec, which is a part of a file's identity: they follow from the attributes, or the dtype.
+    # Not in a codec's text, a part of a file's identity: these fields follow from the attributes, or the dtype.
     fill: float | None = field(default=None, repr=False)
     least: float | None = field(default=None, repr=False)
     most: float | None = field(default=None, repr=False)

@@ -16,7 +16,7 @@ from .structures import is_empty_matlab
 __all__ = ["MAX_TEXT", "holds_regions", "is_matlab_text", "is_references", "referenced_arrays", "value_of_cell"]
 
 FEW = 1 << 16  # references that are read however small the file
-MIN_BYTES = 64  # of a file for each array in it: no header and link are shorter
+MIN_BYTES = 64  # of a file per array: a header and a link take at least as many
 
 CLASS = b"MATLAB_class"
 

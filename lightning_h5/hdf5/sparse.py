@@ -102,7 +102,7 @@ def _of_matlab(group: Any, path: str, key: str, parts: tuple[str, ...]) -> Spars
 
 def _group(file: Any, key: str, *, allow_external: bool = False) -> Any:
     """Return the group that a name leads to, with each link checked before it is followed; None if there is none."""
-    with suppress(H5Error, *FAULTS):  # what describes arrays raises a better error
+    with suppress(H5Error, *FAULTS):  # describing the arrays raises a better error
         item, members = resolve_path(file, key, allow_external=allow_external)
         if isinstance(item, h5py.Group) and not members:
             return item

@@ -186,7 +186,7 @@ def create_optimized_dataloader(
         shuffle.check_scope("a RankMemCachedH5Dataset", "whose ranks hold their rows in memory already")
     nodes = launched_nodes(own_replica.world_size) if is_training and shuffle.scope == "node" else 0
     check_nodes(max(1, nodes), own_replica.world_size)
-    # Ranks that cannot ask each other choose alike.
+    # Ranks that cannot communicate must choose the same order.
     memory = page_cache_memory() if own_replica.world_size == 1 else None
     order = choose_order(
         dataset,
@@ -251,7 +251,7 @@ def _all_batches(batches: Iterator[Any], n_batches: int) -> Iterator[Any]:
                 "Raise another error in the dataset or the collate_fn (see above)."
             ) from error
         yield batch
-    yield from batches  # empty by now: exhausting it is what torch's workers need
+    yield from batches  # empty by now: torch's workers end when it is exhausted
 
 
 def create_multi_dataloaders(

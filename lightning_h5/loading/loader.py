@@ -48,7 +48,7 @@ TOGETHER_BYTES_MORE = 8 << 20  # for rows in memory
 TOGETHER_BYTES_DECODED = 16 << 20  # for chunks, whose windows take many times their bytes: 1.5 to 2 times faster
 PAGE_BYTES = 4096  # a smaller row takes as much of the page cache
 FAR_BYTES = 64 << 20  # decoded ahead while reads wait for a disk or a server: 640 reads of 100 KiB are under way
-MAX_LOOKAHEAD = 512  # batches beyond these that are decoded ahead; a token takes 1 KB
+MAX_LOOKAHEAD = 512  # batches decoded ahead beyond those; a token takes 1 KB
 
 
 class SampleCollate:

@@ -264,7 +264,7 @@ class _Queue:
         self._together, self._depth, self._lookaheads = together, depth, lookaheads
         self._n_next = 1  # batches of the next reading: the first one does not wait for others
         self._later: deque[_Reading] = deque()  # batches not begun, as far as tokens were taken
-        self._n_decoded = 0  # batches of these whose chunks are all being decoded
+        self._n_decoded = 0  # the first of these batches, whose chunks are all being decoded
         self._begun: deque[_Reading] = deque()  # begun and not consumed
         self._taking, self._turn = threading.Lock(), threading.Lock()
         self._is_ended = False

@@ -123,7 +123,7 @@ class Position:
             digest = _digest_of_state(state)
         except (KeyError, TypeError, ValueError):
             digest = ""
-        if state.get("digest") != digest:  # from here on the state is intact
+        if state.get("digest") != digest:  # below, the state is intact
             raise H5ResumeError(
                 f"the saved position is damaged: its digest is {state.get('digest')!r}, that of its content is "
                 f"{digest!r}. Resume from another checkpoint."

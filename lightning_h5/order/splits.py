@@ -213,7 +213,7 @@ def _fill_splits(order: IntArray, counts: _Counts, shares: npt.NDArray[np.float6
             place[group] = split = np.argmax(owed)
             owed[split] -= sizes[group]
         return splits[place]
-    # Minimize the sum of squares of what is due, relative to the size of each class.
+    # Minimize the sum of squares of the deficits, relative to the size of each class.
     weights = counts.n_rows / counts.n_of_kind[counts.kinds].astype(np.float64) ** 2
     column = share[:, None]
     starts = counts.starts.tolist()
