@@ -310,7 +310,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             world_size=self.world_size or 1,
             num_workers=self._options.num_workers,
             memory=self._free_memory,
-            kept=self.kept_modes(),
+            saved_modes=self.kept_modes(),
         )
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:

@@ -198,7 +198,7 @@ class MakesLoaders(RecordsSettings):
             num_workers=self._options.num_workers,
             nodes=self._nodes,
             memory=self._free_memory,
-            kept=next(iter(self.kept_modes()), None),
+            saved_mode=next(iter(self.kept_modes()), None),
         )
         weights = weights_of(dataset)
         return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))

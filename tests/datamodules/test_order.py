@@ -339,7 +339,7 @@ def test_a_mode_that_was_asked_for_is_kept_whatever_memory_there_is():
 def test_the_mode_of_an_interrupted_run_is_kept(kept):
     for memory in (None, 1, 1 << 40):
         order = choose_order(
-            rows_in_place(1 << 35), ShuffleOptions(), world_size=2, num_workers=0, memory=memory, kept=kept
+            rows_in_place(1 << 35), ShuffleOptions(), world_size=2, num_workers=0, memory=memory, saved_mode=kept
         )
         assert order.mode == kept
         assert "resumed" in order.why
