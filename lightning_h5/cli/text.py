@@ -18,9 +18,8 @@ if TYPE_CHECKING:  # these modules import torch
     from ..tools.bench import BenchReport
     from ..tools.check import CheckReport
     from ..tools.index_file import IndexReport
-    from ..tools.inspect import ArrayReport, FileReport, FolderReport, StoreCost
+    from ..tools.inspect import ArrayReport, FileReport, FolderReport, SampleCost, StoreCost
     from ..tools.repack import RepackReport, StoredAs
-    from ..tools.sample_advice import SampleCost
     from ..tools.stats import ArrayStats, StatsReport
 
 MAX_NAME = 36  # characters of a name in a table

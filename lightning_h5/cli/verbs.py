@@ -170,7 +170,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _repack_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..tools.compression import COMPRESSIONS
+    from ..tools.repack import COMPRESSIONS
 
     add = parser.add_argument
     add("source", metavar="IN", help="the file to copy; it is not changed")
@@ -270,7 +270,7 @@ def _range(text: str) -> range:
 
 def _stats(options: argparse.Namespace) -> int:
     from ..hdf5 import expand_paths, expand_user
-    from ..tools.repack import check_output
+    from ..tools.output_files import check_output
     from ..tools.stats import compute_stats
     from .text import stats_doubts, stats_text
 

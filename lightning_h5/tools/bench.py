@@ -27,9 +27,10 @@ from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
-from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes, yaml_of
-from .inspect import contents_of, inspect_file
-from .sample_advice import sample_setting
+from .inspect import inspect_file
+from .inspect.advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes, yaml_of
+from .inspect.contents import contents_of
+from .inspect.sample_advice import sample_setting
 
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs vary by as much
 

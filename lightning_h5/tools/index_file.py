@@ -24,7 +24,7 @@ from ..hdf5 import (
 from ..progress_bar import with_bar
 from ..staging import INDEX_SUFFIX, shown_url
 from ..types import IntArray, PathLike
-from .repack import check_output
+from .output_files import check_output
 
 __all__ = ["IndexReport", "write_index"]
 

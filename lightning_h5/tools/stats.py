@@ -53,7 +53,7 @@ from ..readers import (
     usable_cores,
 )
 from ..types import IntArray, Keys, PathLike, Paths
-from .repack import check_output
+from .output_files import check_output
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..errors import listing
-from ..hdf5 import keys_in, words_in
-from ..types import cached_property
+from ...errors import listing
+from ...hdf5 import DIMENSION_SCALE, keys_in, words_in
+from ...types import cached_property
+from .contents import ArrayReport
 
 __all__ = [
     "ACTIONS",
@@ -28,6 +30,7 @@ __all__ = [
     "Look",
     "Reader",
     "Settings",
+    "looks_of",
 ]
 
 ACTIONS = {"action", "control", "command"}
@@ -81,6 +84,33 @@ class FileLooks:
     def name(self) -> str:
         """Name of the segment that it may be."""
         return self.group or re.split(r"[\\/]", self.path)[-1]
+
+
+def looks_of(path: str, arrays: Sequence[ArrayReport]) -> FileLooks:
+    """Return the arrays of a file that samples may be made of.
+
+    Args:
+        path: the file.
+        arrays: the reports of its arrays.
+    """
+    looks = {
+        array.name: Look(array.shape, array.dtype)
+        for array in arrays
+        if array.shape is not None and array.name and array.structure in (None, DIMENSION_SCALE)
+    }
+    numbers = {name: look for name, look in looks.items() if _holds_values(look.dtype)}
+    of_bytes = {
+        name: look for name, look in looks.items() if re.match(r"lists of (u?int|float|bool)|\|V\d", look.dtype)
+    }
+    references = [array.name for array in arrays if array.dtype == "references" and array.structure is None]
+    return FileLooks(path=path, arrays=numbers, of_bytes=of_bytes, references=references)
+
+
+def _holds_values(dtype: str) -> bool:
+    """Return whether a dtype in words is text or numbers."""
+    with suppress(TypeError, ValueError):
+        return dtype.startswith("text") or np.dtype(dtype).kind in "biufc"
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)

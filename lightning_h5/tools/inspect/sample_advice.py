@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import H5Error
-from ..hdf5 import DIMENSION_SCALE, FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
-from ..options import FileOptions
-from .advice import MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS, Advice, read_column, suggest_dtypes
+from ...errors import H5Error
+from ...hdf5 import FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
+from ...options import FileOptions
+from .advice import MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS, Advice, SampleCost, read_column, suggest_dtypes
 from .recognize import recognize
 from .recognize_parts import FileLooks, Guess, Look, Reader
 
-__all__ = ["SampleCost", "looks_of", "sample_setting", "with_samples"]
+__all__ = ["sample_setting", "with_samples"]
 
 MAX_PARTS = 200  # of which attributes are read
 MAX_TEXT = 64  # longer attributes are documents, not names
 N_MEASURED = 256  # samples whose chunks are counted
 MAX_STEPS = 1 << 20  # of a segment whose chunks are counted one by one, over all fields
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleCost:
-    """What a sample costs that is a window or a segment, on average.
-
-    Attributes:
-        n_samples: how many there are.
-        n_segments: segments that they are made of; 0 if rows are samples.
-        n_bytes: bytes of a sample as stored.
-        n_chunks: chunks that have a part of it.
-        bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
-        bytes_decoded_in_chunk_order: bytes for each sample of an epoch that decodes each chunk once.
-    """
-
-    n_samples: int
-    n_segments: int
-    n_bytes: int
-    n_chunks: float
-    bytes_decoded: int
-    bytes_decoded_in_chunk_order: int
 
 
 def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]) -> Advice:
@@ -114,7 +91,7 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
         H5Error: the files are no such samples.
     """
     # Imports torch, which takes longer than inspecting most files.
-    from ..datasets.lazy import LazyFileDataset
+    from ...datasets.lazy import LazyFileDataset
 
     settings = dict(guess.settings or {})
     arguments = {name: value for name, value in settings.items() if name != "split"}
@@ -146,7 +123,7 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
 
 def _cost_of(table: Any) -> SampleCost:
     """Return what samples cost, from chunks of some of them."""
-    from ..readers import BlockMap, RowGrid
+    from ...readers import BlockMap, RowGrid
 
     n = table.n_samples
     is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
@@ -183,32 +160,6 @@ def _cost_of(table: Any) -> SampleCost:
     )
 
 
-def looks_of(path: str, arrays: Sequence[Any]) -> FileLooks:
-    """Return the arrays of a file that samples may be made of.
-
-    Args:
-        path: the file.
-        arrays: what ``inspect`` found of each.
-    """
-    looks = {
-        array.name: Look(array.shape, array.dtype)
-        for array in arrays
-        if array.shape is not None and os.fspath(array.name) and array.structure in (None, DIMENSION_SCALE)
-    }
-    found = {name: look for name, look in looks.items() if _is_known(look.dtype)}
-    of_bytes = {
-        name: look for name, look in looks.items() if re.match(r"lists of (u?int|float|bool)|\|V\d", look.dtype)
-    }
-    references = [array.name for array in arrays if array.dtype == "references" and array.structure is None]
-    return FileLooks(path=path, arrays=found, of_bytes=of_bytes, references=references)
-
-
-def _is_known(dtype: str) -> bool:
-    with suppress(TypeError, ValueError):
-        return dtype.startswith("text") or np.dtype(dtype).kind in "biufc"
-    return False
-
-
 def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
     """Return ``sample``, if these files are refused without it, and why.
 
@@ -216,7 +167,7 @@ def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) 
         arrays: input and target of one file.
         rows_of_files: rows of each file.
     """
-    from ..datasets import shape_of_images  # imports torch, see below
+    from ...datasets import shape_of_images  # imports torch, see below
 
     shape = shape_of_images(arrays, rows_of_files, len(rows_of_files))
     if shape is None:

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from ..counters import Counters
-from ..errors import H5CorruptError
-from ..hdf5 import ArrayHandle, ArrayLayout, OpenOptions, layout_of, numpy_dtype
-from ..hdf5.chunk_index import leaves_edges_plain
-from ..readers import ArrayTarget, bulk_tasks, do_tasks, fallback_reason, open_source, usable_cores
-from ..types import IntArray
+from ...counters import Counters
+from ...errors import H5CorruptError
+from ...hdf5 import ArrayHandle, ArrayLayout, OpenOptions, layout_of, numpy_dtype
+from ...hdf5.chunk_index import leaves_edges_plain
+from ...readers import ArrayTarget, bulk_tasks, do_tasks, fallback_reason, open_source, usable_cores
+from ...types import IntArray
 from .compression import Bytes, encoder_of
 
 PIECE_BYTES = 32 << 20  # bytes read, permuted or written at a time

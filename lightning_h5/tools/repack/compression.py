@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5ValueError, near
-from ..readers.filters.decoders import fletcher32
+from ...errors import H5ValueError, near
+from ...readers.filters.decoders import fletcher32
 
 GZIP, SHUFFLE, FLETCHER32, SZIP, NBIT, LZF = 1, 2, 3, 4, 5, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026

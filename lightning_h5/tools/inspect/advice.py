@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import yaml
 
-from ..errors import H5Error, H5ValueError, listing
-from ..hdf5 import (
+from ...errors import H5Error, H5ValueError, listing
+from ...hdf5 import (
     DIMENSION_SCALE,
     FAULTS,
     GROUP_WORDS,
@@ -29,14 +29,11 @@ from ..hdf5 import (
     open_h5,
     words_in,
 )
-from ..memory import FREE_SHARE, available_memory, page_cache_memory
-from ..natural_order import natural_order
-from ..readers import open_reader
-from ..sizes import bytes_text, parse_bytes
-
-if TYPE_CHECKING:
-    from .inspect import Contents
-    from .sample_advice import SampleCost
+from ...memory import FREE_SHARE, available_memory, page_cache_memory
+from ...natural_order import natural_order
+from ...readers import open_reader
+from ...sizes import bytes_text, parse_bytes
+from .contents import Contents
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
 """What the data modules mix at a time by default."""
@@ -64,6 +61,27 @@ OPTION_NAMES = ("split", "shuffle", "files", "segments", "window")
 """Arguments that have fields."""
 
 Column = npt.NDArray[Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCost:
+    """What a sample costs that is a window or a segment, on average.
+
+    Attributes:
+        n_samples: how many there are.
+        n_segments: segments that they are made of; 0 if rows are samples.
+        n_bytes: bytes of a sample as stored.
+        n_chunks: chunks that have a part of it.
+        bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
+        bytes_decoded_in_chunk_order: bytes for each sample of an epoch that decodes each chunk once.
+    """
+
+    n_samples: int
+    n_segments: int
+    n_bytes: int
+    n_chunks: float
+    bytes_decoded: int
+    bytes_decoded_in_chunk_order: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +302,7 @@ def _suggest_split(
 
 def _are_groups(groups: npt.NDArray[Any]) -> bool:
     """Return whether values can be compared, and some but not all rows have the same."""
-    from ..order import group_split  # imports torch, which takes longer than inspecting most files
+    from ...order import group_split  # imports torch, which takes longer than inspecting most files
 
     with suppress(H5ValueError):
         group_split(groups, [0.5, 0.5])
@@ -297,7 +315,7 @@ def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool
     """Return the share to validate on, and whether both sides have all classes with it."""
     if groups is None and classes is None:
         return FRACTIONS[0], True
-    from ..order import group_split
+    from ...order import group_split
 
     codes, n_classes = np.zeros(n_rows, dtype=np.int64), 1
     if classes is not None:
@@ -407,7 +425,7 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
         )
         return lazy, {}, why
     # These import torch, which takes longer than inspecting most files.
-    from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
+    from ...loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 
     free = available_memory()
     if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
-from ..hdf5 import (
+from ...errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
+from ...hdf5 import (
     ArrayLayout,
     ChangeGuard,
     Entry,
@@ -26,7 +26,7 @@ from ..hdf5 import (
     resolve_path,
     unmapped_rows,
 )
-from ..readers import BulkTask, do_tasks, fallback_reason
+from ...readers import BulkTask, do_tasks, fallback_reason
 from .check_rows import ArrayDecoder, Problem, error, is_of_memory, warning
 
 MANY_CHUNKS = 16  # per row: a row takes as many reads and decodings

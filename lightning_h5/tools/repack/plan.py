@@ -10,15 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 import h5py
 
-from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayHandle, filters_of, layout_of, numpy_dtype, shape_of
-from ..hdf5.checks import check_library, check_sizes, ensure_filters, may_run_code
-from ..hdf5.chunk_index import moves_axis
-from ..hdf5.contents import resolve_path
-from ..options import FileOptions
-from ..readers import check_readable_text
+from ...errors import H5ValueError, listing
+from ...hdf5 import ArrayHandle, filters_of, layout_of, numpy_dtype, shape_of
+from ...hdf5.checks import check_library, check_sizes, ensure_filters, may_run_code
+from ...hdf5.chunk_index import moves_axis
+from ...hdf5.contents import resolve_path
+from ...options import FileOptions
+from ...readers import check_readable_text
 from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, fitting_steps, kept_steps
-from .file_copy import address_of, has_class, is_variable, links_in
+from .objects import address_of, has_class, is_variable, links_in
 from .row_io import chunks_of, raw_layout
 
 CHUNK_BYTES = 512 << 10

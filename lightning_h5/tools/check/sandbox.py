@@ -17,11 +17,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from ..errors import H5ValueError, H5WorkerError
-from ..sizes import parse_bytes
-from ..threads import task_limits
+from ...errors import H5ValueError, H5WorkerError
+from ...sizes import parse_bytes
+from ...threads import task_limits
 
 MIN_MEMORY = 256 << 20
 """Python, NumPy, HDF5 and the decoders take 130 MB of address space before a file is opened."""
@@ -38,7 +39,7 @@ KEPT = ("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LC_", "HDF5_", "TZ")
 # Unused threads and memory arenas would count as address space.
 FEW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
-START = "import sys; sys.path[:] = sys.argv[2:]; from lightning_h5.tools.sandbox import main; main(sys.argv[1])"
+START = "import sys; sys.path[:] = sys.argv[2:]; from lightning_h5.tools.check.sandbox import main; main(sys.argv[1])"
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # from linux/prctl.h
 
@@ -179,7 +180,7 @@ def _parsed(text: bytes, code: int, limits: SandboxLimits) -> Any:
 def _command(task: str) -> list[str]:
     """The command that starts the subprocess."""
     # The same import path, without the working directory, unless this package is there.
-    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    ours = str(Path(__file__).absolute().parents[3])
     places = [os.path.abspath(place or os.curdir) for place in sys.path]
     kept = [place for place in places if place == ours or place != os.path.abspath(os.curdir)]
     # -I: imports depend neither on the environment nor on the working directory. -B: no bytecode is written.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ..errors import H5Error, H5KeyError, H5ValueError
-from ..hdf5 import (
+from ...errors import H5Error, H5KeyError, H5ValueError
+from ...hdf5 import (
     SPARSE_PARTS,
     ArrayDigests,
     ArrayLayout,
@@ -23,10 +23,10 @@ from ..hdf5 import (
     read_digests,
     with_digests,
 )
-from ..hdf5 import write_digests as write_digest_file
-from ..progress_bar import progress_bar
-from ..readers import BulkTask, digest_tasks, empty_digests, usable_cores, verify_tasks
-from ..types import Paths
+from ...hdf5 import write_digests as write_digest_file
+from ...progress_bar import progress_bar
+from ...readers import BulkTask, digest_tasks, empty_digests, usable_cores, verify_tasks
+from ...types import Paths
 from .check_file import Findings, Wanted, check_file, do_reading, findings_from_json, look_at
 from .check_rows import Problem, error, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox

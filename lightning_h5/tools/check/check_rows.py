@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
-from ..errors import H5CorruptError
-from ..hdf5 import (
+from ...counters import Counters
+from ...errors import H5CorruptError
+from ...hdf5 import (
     ArrayLayout,
     OpenOptions,
     kind_of,
 )
-from ..readers import BlockSource, BulkTask, bulk_tasks, open_reader, open_source
+from ...readers import BlockSource, BulkTask, bulk_tasks, open_reader, open_source
 
 __all__ = ["ArrayDecoder", "Problem", "error", "is_of_memory", "warning"]
 

@@ -10,19 +10,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ..errors import H5CorruptError
-from ..hdf5.checks import may_run_code
-from .file_copy import (
-    FileCopy,
-    address_of,
-    attributes_of,
-    has_class,
-    is_variable,
-    links_in,
-    read_attribute,
-    was_written,
-)
-from .repack_plan import ArrayPlan
+from ...errors import H5CorruptError
+from ...hdf5.checks import may_run_code
+from .copy import FileCopy
+from .objects import address_of, attributes_of, has_class, is_variable, links_in, read_attribute, was_written
+from .plan import ArrayPlan
 from .row_io import PIECE_BYTES, make_buffer, read_box, rows_box
 
 
