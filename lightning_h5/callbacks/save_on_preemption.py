@@ -58,20 +58,20 @@ class SaveOnPreemption(Callback):
         requeue: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
-        known = signal.Signals.__members__
-        if isinstance(signals, str) or any(name not in known for name in signals):
+        numbers = signal.Signals.__members__
+        if isinstance(signals, str) or any(name not in numbers for name in signals):
             raise H5ValueError(
                 f"signals={signals!r} was given. Pass a list of names of signals, such as ['SIGUSR1', 'SIGTERM']."
             )
         self.dirpath = None if dirpath is None else expand_user(dirpath)
         self.requeue = requeue
-        self._signals = [known[name] for name in signals]
+        self._signals = [numbers[name] for name in signals]
         self._arrived: list[int] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Become the last callback, so that the states of others that are saved include the batch."""
         # A `Checkpoint` would be last as well, but Lightning then leaves out its own `ModelCheckpoint`.
-        trainer.callbacks = [one for one in trainer.callbacks if one is not self] + [self]  # type: ignore[attr-defined]
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self] + [self]  # type: ignore[attr-defined]
         self._arrived.clear()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,8 +122,8 @@ class SaveOnPreemption(Callback):
         folder = self.dirpath or root
         files, place = fsspec.core.url_to_fs(folder)
         names = files.ls(place, detail=False) if files.exists(place) else []
-        found = [re.fullmatch(r".*hpc_ckpt_(\d+)\.ckpt", path.rstrip("/")) for path in names]
-        return f"{folder}/hpc_ckpt_{max((int(one[1]) for one in found if one), default=0) + 1}.ckpt"
+        matches = [re.fullmatch(r".*hpc_ckpt_(\d+)\.ckpt", path.rstrip("/")) for path in names]
+        return f"{folder}/hpc_ckpt_{max((int(match[1]) for match in matches if match), default=0) + 1}.ckpt"
 
 
 def _requeue() -> bool:
@@ -132,8 +132,8 @@ def _requeue() -> bool:
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
-        failure = (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+        process = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
+        failure = (process.stderr.strip() or f"exit code {process.returncode}") if process.returncode else ""
     except OSError as error:
         failure = str(error)
     if failure:

@@ -130,11 +130,11 @@ class H5StatsMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Report a batch that was waited for too long."""
-        most = self.slow_batch_seconds
-        if most is None:
+        limit = self.slow_batch_seconds
+        if limit is None:
             return
         for loader in self._training:
-            if (waited := loader.waits.last) > most:
+            if (waited := loader.waits.last) > limit:
                 loader.waits.last = 0.0  # report once, even if another loader's batch is next
                 self._meters["train"].n_slow += 1
                 logger.warning(
@@ -144,7 +144,7 @@ class H5StatsMonitor(Callback):
                     batch_idx,
                     trainer.current_epoch,
                     logged_step(trainer),
-                    most,
+                    limit,
                 )
 
     def on_train_batch_end(
@@ -164,8 +164,8 @@ class H5StatsMonitor(Callback):
             pl_module.log(name, value, prog_bar=name in shown, logger=bool(trainer.loggers), on_step=True, batch_size=1)
         self._logged = tuple(named)
         if not is_logging_step(trainer):  # otherwise Lightning writes them itself after this hook
-            for each in trainer.loggers:
-                each.log_metrics(named, step=step)
+            for trainer_logger in trainer.loggers:
+                trainer_logger.log_metrics(named, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the epoch's figures."""
@@ -279,7 +279,7 @@ class H5StatsMonitor(Callback):
             meter.whole.update(*loaders)
             amounts = meter.whole.counts() | {"n_slow": float(meter.n_slow), "memory": _peak_memory()}
             # A rank without batches skips the loop and this hook, so that it would be missed in a collective.
-            has_idle_rank = any(isinstance(one, H5DataLoader) and one.sampler.has_idle_rank for one in loaders)
+            has_idle_rank = any(isinstance(loader, H5DataLoader) and loader.sampler.has_idle_rank for loader in loaders)
             if trainer.world_size > 1 and (stage == "predict" or has_idle_rank):
                 alone.append(stage)
             own = trainer.world_size == 1 or stage in alone
@@ -287,10 +287,10 @@ class H5StatsMonitor(Callback):
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
             remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
-            whose = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
+            scope = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
             if alone and len(alone) < len(ranks):
                 remarks.append(f"{listing(alone)}: on rank 0 alone, since another rank has no batches.")
-            sys.stdout.write(stage_table(f"lightning_h5: rows from HDF5{whose}", ranks, remarks))
+            sys.stdout.write(stage_table(f"lightning_h5: rows from HDF5{scope}", ranks, remarks))
             sys.stdout.flush()
 
 
@@ -332,12 +332,12 @@ def _to_keep(loaders: list[H5DataLoader]) -> str:
     return name and f"{name}='{-(-all_bytes >> 20)} MiB' holds all"
 
 
-def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) -> list[str]:
+def _remarks(ranks: Mapping[str, list[dict[str, float]]], slow_seconds: float | None) -> list[str]:
     """Return remarks on slow batches, and on the memory of the largest rank."""
     amounts = [rank for stage in ranks.values() for rank in stage]
     n_slow = sum(rank["n_slow"] for rank in amounts)
     batches = f"{n_slow:,.0f} batch{'es' if n_slow != 1 else ''}"
-    slow = [f"{batches} took longer than {most:g} s to arrive; the log has the steps."] if n_slow else []
+    slow = [f"{batches} took longer than {slow_seconds:g} s to arrive; the log has the steps."] if n_slow else []
     memory = max(rank["memory"] for rank in amounts) / 2**20
     return [f"peak memory of a rank's main process: {memory:,.0f} MiB", *slow]
 

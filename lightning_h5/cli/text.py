@@ -32,8 +32,8 @@ SMALL_REQUEST = 256 << 10  # bytes, below which a request takes as long as one o
 NO_GAIN = 0.95  # relative to the size without compression
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
         indent = " " * (len(name) - len(name.lstrip()) + 4)
         room = max(line_width() - len(indent), MIN_ROOM)
         lines = [text] if "link" in entry.kind else wrap(text, room, break_long_words=False)
-        yield from (indent + each for each in lines)
+        yield from (indent + part for part in lines)
     if left := len(report.entries) - len(shown):
         yield faint(f"... and {left} below; --depth shows more")
 
@@ -110,7 +110,7 @@ def _rows(report: FileReport) -> Iterator[str]:
     """Yield what a random row costs of each array, the largest first; what cannot be read, and why."""
     # The cost of text is meaningless: the size of a row is that of a pointer.
     costly = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
-    costly.sort(key=lambda each: -each[0].n_bytes)
+    costly.sort(key=lambda pair: -pair[0].n_bytes)
     lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
     for array, row in costly[:MAX_ARRAYS]:
         name = array.name if len(array.name) <= MAX_NAME else f"...{array.name[3 - MAX_NAME :]}"
@@ -124,7 +124,7 @@ def _rows(report: FileReport) -> Iterator[str]:
     if len(costly) > MAX_ARRAYS:
         yield faint(f"... and {len(costly) - MAX_ARRAYS} smaller arrays; --json has all")
     notes += [f"{a.name}: {a.problem}" for a in report.arrays if a.problem is not None and a.row is None]
-    yield from (each for note in notes for each in wrap(safe(note), line_width(), subsequent_indent="  "))
+    yield from (line for note in notes for line in wrap(safe(note), line_width(), subsequent_indent="  "))
 
 
 def _advice_lines(report: FileReport) -> Iterator[str]:
@@ -134,8 +134,8 @@ def _advice_lines(report: FileReport) -> Iterator[str]:
         yield f"{bold('integrity')}  {report.integrity}"
     if advice.datamodule is not None:
         names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
-        what = "rows" if advice.cost is None else "steps"
-        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {what} of {names}"])
+        unit = "rows" if advice.cost is None else "steps"
+        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {unit} of {names}"])
     if (cost := advice.cost) is not None:
         yield paragraphs("samples    ", [_cost_text(cost)])
     if report.store is not None:
@@ -171,15 +171,15 @@ def _cost_text(cost: SampleCost) -> str:
 
 
 def _store_text(cost: StoreCost) -> str:
-    each = cost.n_bytes / max(1, cost.n_requests)
+    n_bytes = cost.n_bytes / max(1, cost.n_requests)
     text = (
         f"An epoch takes at most {_counted(cost.n_requests, 'request')} for {bytes_text(cost.n_bytes)}; at "
         f"{cost.seconds * 1000:.0f} ms each and {cost.n_together} at a time {cost.epoch_seconds:,.1f} s, if the "
         "network is fast enough. Later epochs are read from the mirror."
     )
-    if cost.n_requests > cost.n_together and each < SMALL_REQUEST:
+    if cost.n_requests > cost.n_together and n_bytes < SMALL_REQUEST:
         text += (
-            f" A request fetches {bytes_text(each)}: write larger chunks with `lightning-h5 repack --rows-per-chunk "
+            f" A request fetches {bytes_text(n_bytes)}: write larger chunks with `lightning-h5 repack --rows-per-chunk "
             "auto --for-object-store`."
         )
     return text
@@ -195,13 +195,13 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
         for problem in of_file:
             array = "" if problem.array is None else f"{problem.array}: "
             yield safe(f"  {problem.severity} ({problem.kind}): {array}{problem.text}")
-    if (more := len(problems) - MAX_PROBLEMS) > 0:
-        yield faint(f"and {more:,} more problems; --json has all of them")
+    if (n_hidden := len(problems) - MAX_PROBLEMS) > 0:
+        yield faint(f"and {n_hidden:,} more problems; --json has all of them")
     read = f"{bytes_text(report.n_bytes)} decoded" if decoded else "metadata alone"
     sandboxed = ", each file in a process of its own" if report.sandboxed else ""
-    found = f"{_counted(len(report.errors), 'error')}, {_counted(len(report.warnings), 'warning')}"
+    totals = f"{_counted(len(report.errors), 'error')}, {_counted(len(report.warnings), 'warning')}"
     files, arrays = _counted(len(report.files), "file"), _counted(report.n_arrays, "array")
-    yield f"{files}, {arrays}, {read}{sandboxed}: {bold(found)}"
+    yield f"{files}, {arrays}, {read}{sandboxed}: {bold(totals)}"
     if report.digested:
         yield f"digests written for {_counted(len(report.digested), 'file')}"
     elif report.integrity is not None:
@@ -213,12 +213,12 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
 
 def bench_text(report: BenchReport) -> Iterator[str]:
     """Yield what ``bench`` shows: a table of rates, and the settings to use."""
-    what = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
+    title = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
     rows = f"{_counted(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
     state = "cold" if report.cold else "warm"
-    yield f"{bold(what)}  {rows}, in shuffled batches of {report.batch_size}, {state}"
+    yield f"{bold(title)}  {rows}, in shuffled batches of {report.batch_size}, {state}"
     yield ""
-    plain = next((each.rows_per_second for each in report.results if each.datamodule is None), None)
+    plain = next((result.rows_per_second for result in report.results if result.datamodule is None), None)
     lines = [["", "rows/s", "MiB/s", "vs h5py"]]
     for result in report.results:
         rate = result.rows_per_second
@@ -289,9 +289,9 @@ def _channel_rows(array: ArrayStats) -> list[list[str]]:
     """Return a line for each channel; columns of NaN and infinite values if there are any."""
     columns = {name: getattr(array, name) for name in ("mean", "std", "min", "max")}
     columns |= {name: n for name, n in (("NaN", array.n_nan), ("infinite", array.n_infinite)) if n.any()}
-    each = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
+    channels_of_columns = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
     lines = [["channel" if array.mean.ndim else "", *columns]]
-    for channel, numbers in enumerate(zip(*each, strict=True)):
+    for channel, numbers in enumerate(zip(*channels_of_columns, strict=True)):
         lines.append([str(channel) if array.mean.ndim else "all values", *map(_number_text, numbers)])
     return lines
 
@@ -309,5 +309,6 @@ def stats_doubts(report: StatsReport) -> Iterator[str]:
             yield f"{array.key!r} has {n_nan:,} NaN and {n_infinite:,} infinite values, which the statistics exclude."
         flat = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
         if flat:
-            which = f"channels {', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''} of " * array.mean.ndim
-            yield f"{which}{array.key!r}: all values are equal (std 0) and normalize to 0."
+            numbers = f"{', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''}"
+            channels = f"channels {numbers} of " if array.mean.ndim else ""
+            yield f"{channels}{array.key!r}: all values are equal (std 0) and normalize to 0."

@@ -204,28 +204,31 @@ def compute_stats(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
     options = OpenOptions(files=FileOptions(allow_external=allow_external))
-    given = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
-    wanted: list[Rows | list[IntArray] | None]
+    sample_options = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
+    rows_of_tables: list[Rows | list[IntArray] | None]
     of_sample = names if keys is None else field_names(keys, "keys").names
     stacks = (() if keys is None else field_names(keys, "keys").stacks) or (None,) * len(names)
     codecs = codecs_of(decode, of_sample, names, stacks)
-    asked = [Asked.of(*one) for one in zip(names, codecs, stacks, strict=True)]
+    requests = [Asked.of(*arguments) for arguments in zip(names, codecs, stacks, strict=True)]
     catalog = Catalog(names)
-    kind = sample_kind(catalog, paths, names, options, given)
+    kind = sample_kind(catalog, paths, names, options, sample_options)
     if kind.needs_segments or kind.are_cells:
-        whole = segment_table(catalog, paths, asked, of_sample, options, given, SegmentChoice())
-        tables = [whole.with_fields([at]) for at in range(len(names))]
-        wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
+        all_fields = segment_table(catalog, paths, requests, of_sample, options, sample_options, SegmentChoice())
+        tables = [all_fields.with_fields([at]) for at in range(len(names))]
+        rows_of_tables = [
+            None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables
+        ]
     else:
-        tables = [table_of_rows(catalog, paths, [one], options) for one in selected(asked, of_sample, given)]
-        wanted = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
+        requests = selected(requests, of_sample, sample_options)
+        tables = [table_of_rows(catalog, paths, [request], options) for request in requests]
+        rows_of_tables = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
     axes = [
         _axis([arrays[0] for arrays in table.layouts], channel_axis, key)
         for key, table in zip(names, tables, strict=True)
     ]
     arrays = tuple(
-        _stats_of_array(key, table, options, some, axis, shows_progress=shows_progress)
-        for key, table, some, axis in zip(names, tables, wanted, axes, strict=True)
+        _stats_of_array(key, table, options, table_rows, axis, shows_progress=shows_progress)
+        for key, table, table_rows, axis in zip(names, tables, rows_of_tables, axes, strict=True)
     )
     n_rows = sum(array.n_rows for (array,) in tables[0].layouts)
     return StatsReport(files=paths, n_rows_of_files=n_rows, arrays=arrays)
@@ -257,16 +260,16 @@ def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
         ) from error
 
 
-def _axis(layouts: Sequence[ArrayLayout], given: ChannelAxis, key: str) -> int | None:
+def _axis(layouts: Sequence[ArrayLayout], channel_axis: ChannelAxis, key: str) -> int | None:
     """Return the axis of a row that has the channels, from 0."""
     layout = layouts[0]
     if kind_of(layout.dtype) != "number" or layout.dtype.kind == "c":
-        what = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
+        content = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
         raise H5ValueError(
-            f"{layout.key!r} in {layout.path!r} holds {what} (dtype {layout.stored}), and statistics need real "
+            f"{layout.key!r} in {layout.path!r} holds {content} (dtype {layout.stored}), and statistics need real "
             "numbers. Name an array of real numbers."
         )
-    axis = given.get(key) if isinstance(given, Mapping) else given
+    axis = channel_axis.get(key) if isinstance(channel_axis, Mapping) else channel_axis
     n_axes = len(layout.row_shape)
     if axis is None or n_axes == 0:
         return None
@@ -289,9 +292,9 @@ def _rows_of_segments(rows: RowsLike, table: RowTable, key: str) -> list[IntArra
     """Return the rows, of each part, that some segments have."""
     segments = table.indexer.segments
     numbers = np.arange(len(segments))[_ascending(rows, len(segments), f"{key!r} (in segments)")]
-    found = WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64)))[0].rows
+    rows_of_segments = WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64)))[0].rows
     has_steps = table.has_steps[0]
-    parts, local = table.locate(found) if has_steps else table.locate_values(0, found)
+    parts, local = table.locate(rows_of_segments) if has_steps else table.locate_values(0, rows_of_segments)
     own = table.own_rows(0, parts, local) if has_steps else local
     return [np.unique(own[parts == part]) for part in range(len(table.layouts))]
 
@@ -302,20 +305,18 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
         return range(n_rows)
     if isinstance(rows, range) and rows and rows.step > 0 and rows[0] >= 0 and rows[-1] < n_rows:
         return rows
-    given = np.asarray(rows)
-    if given.dtype == np.bool_ and given.shape == (n_rows,):
-        return np.flatnonzero(given)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+    numbers = np.asarray(rows)
+    if numbers.dtype == np.bool_ and numbers.shape == (n_rows,):
+        return np.flatnonzero(numbers)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise H5ValueError(
-            f"rows has the shape {given.shape} and the dtype {given.dtype}, and {key} has {n_rows} rows. Pass "
+            f"rows has the shape {numbers.shape} and the dtype {numbers.dtype}, and {key} has {n_rows} rows. Pass "
             f"numbers of rows, or a mask of the shape ({n_rows},)."
         )
-    ordered: IntArray = np.sort(given).astype(np.int64)
-    if len(wrong := ordered[(ordered < 0) | (ordered >= n_rows)]):
-        wanted = wrong[0] if wrong[0] < 0 else wrong[-1]
-        raise H5ValueError(
-            f"row {wanted} is out of range for {key}, which has {n_rows} rows. Pass rows of these files."
-        )
+    ordered: IntArray = np.sort(numbers).astype(np.int64)
+    if len(outside := ordered[(ordered < 0) | (ordered >= n_rows)]):
+        row = outside[0] if outside[0] < 0 else outside[-1]
+        raise H5ValueError(f"row {row} is out of range for {key}, which has {n_rows} rows. Pass rows of these files.")
     if (np.diff(ordered) == 0).any():
         raise H5ValueError(f"rows has {len(ordered)} rows of {key}, some of them twice. Pass each once.")
     return ordered
@@ -325,7 +326,7 @@ def _stats_of_array(
     key: str,
     table: RowTable,
     options: OpenOptions,
-    wanted: Rows | list[IntArray] | None,
+    table_rows: Rows | list[IntArray] | None,
     axis: int | None,
     *,
     shows_progress: bool,
@@ -334,12 +335,12 @@ def _stats_of_array(
     shapes = {array.row_shape for (array,) in table.layouts}
     nothing = empty_stats(1 if axis is None else layout.row_shape[axis], layout.dtype)
     sums = _InOrder(axis, nothing, layout.refuse_missing)
-    rows = _rows_by_part(table, wanted)
-    n_bytes = sum(len(some) * array.row_bytes for some, (array,) in zip(rows, table.layouts, strict=True))
+    rows = _rows_by_part(table, table_rows)
+    n_bytes = sum(len(part_rows) * array.row_bytes for part_rows, (array,) in zip(rows, table.layouts, strict=True))
     with progress_bar(n_bytes, f"statistics of {key!r}", shows_progress=shows_progress) as bar:
         tasks: list[BulkTask] = []
-        for more in _tasks_of(table, options, rows, sums):
-            tasks += more
+        for next_tasks in _tasks_of(table, options, rows, sums):
+            tasks += next_tasks
             if len(tasks) >= MAX_TASKS or sum(task.n_decoded for task in tasks) >= MAX_BYTES:
                 do_tasks(tasks, usable_cores(), bar.update)
                 tasks = []
@@ -371,18 +372,22 @@ def _stats_of_array(
     )
 
 
-def _rows_by_part(table: RowTable, wanted: Rows | list[IntArray] | None) -> list[Rows]:
+def _rows_by_part(table: RowTable, table_rows: Rows | list[IntArray] | None) -> list[Rows]:
     """Return the rows of each part that are read, as its array numbers them."""
-    if isinstance(wanted, list):
-        return [*wanted]
-    if wanted is None:
+    if isinstance(table_rows, list):
+        return [*table_rows]
+    if table_rows is None:
         return [range(array.n_rows) for (array,) in table.layouts]
-    found: list[Rows] = []
+    rows_of_parts: list[Rows] = []
     for low, high in pairwise(table.starts.tolist()):
-        first, stop = first_places(wanted, np.array([low, high])).tolist()
-        some = wanted[first:stop]
-        found.append(range(some.start - low, some.stop - low, some.step) if isinstance(some, range) else some - low)
-    return found
+        first, stop = first_places(table_rows, np.array([low, high])).tolist()
+        part_rows = table_rows[first:stop]
+        rows_of_parts.append(
+            range(part_rows.start - low, part_rows.stop - low, part_rows.step)
+            if isinstance(part_rows, range)
+            else part_rows - low
+        )
+    return rows_of_parts
 
 
 def _tasks_of(
@@ -422,9 +427,9 @@ def _tasks_of_view(
     cuts = np.flatnonzero(np.diff(blocks, prepend=-1, append=-1))
     for low, high in pairwise(cuts.tolist()):
 
-        def run(block: int = int(blocks[low]), here: IntArray = within[low:high], start: int = first + low) -> None:
-            values = np.empty((len(here), *layout.row_shape), layout.dtype)
-            source.pick(block, here, values)
+        def run(block: int = int(blocks[low]), rows: IntArray = within[low:high], start: int = first + low) -> None:
+            values = np.empty((len(rows), *layout.row_shape), layout.dtype)
+            source.pick(block, rows, values)
             target.put(start, values)
 
         n_decoded = source.rows_per_block * layout.row_bytes
@@ -459,11 +464,11 @@ class _InOrder:
         n_each = max(1, values.shape[1] * values.shape[2])
         # Merging takes as long as a few rows: a block has enough of them if they are not too large.
         step = max(1, BLOCK_VALUES // n_each, min(MIN_BLOCK, MIN_BLOCK * BLOCK_VALUES // n_each))
-        done = stats_of(values[:step])
+        sums = stats_of(values[:step])
         for at in range(step, len(values), step):
-            done = merge_stats(done, stats_of(values[at : at + step]))
+            sums = merge_stats(sums, stats_of(values[at : at + step]))
         with self._lock:
-            self._early[start] = start + len(rows), done
+            self._early[start] = start + len(rows), sums
             while self._next in self._early:
                 self._next, ready = self._early.pop(self._next)
                 self.result = merge_stats(self.result, ready)
@@ -515,10 +520,11 @@ def empty_stats(n_channels: int, dtype: np.dtype[Any]) -> RunningStats:
         n_channels: channels.
         dtype: of the values to come: bool, an integer, or a float of 16, 32 or 64 bits.
     """
-    kept = _kept(dtype)
-    ends = (np.iinfo(kept).max, np.iinfo(kept).min) if kept.kind in "iu" else (np.inf, -np.inf)
+    computing_dtype = _computing_dtype(dtype)
+    limits = np.iinfo(computing_dtype) if computing_dtype.kind in "iu" else None
+    ends = (np.inf, -np.inf) if limits is None else (limits.max, limits.min)
     counts, zeros = np.zeros(n_channels, dtype=np.int64), np.zeros(n_channels)
-    least, largest = (np.full(n_channels, end, dtype=kept) for end in ends)
+    least, largest = (np.full(n_channels, end, dtype=computing_dtype) for end in ends)
     return RunningStats(counts, counts, counts, least, largest, zeros, zeros, zeros)
 
 
@@ -532,7 +538,7 @@ def stats_of(values: npt.NDArray[Any]) -> RunningStats:
     if not values.size:
         return empty_stats(n_channels, values.dtype)
     lines = np.ascontiguousarray(np.moveaxis(values, 1, 0)).reshape(n_channels, -1)
-    lines = lines.astype(_kept(values.dtype), copy=False)
+    lines = lines.astype(_computing_dtype(values.dtype), copy=False)
     n, n_nan = np.full(n_channels, lines.shape[1]), np.zeros(n_channels, dtype=np.int64)
     where: Any = True
     with np.errstate(all="ignore"):  # stored values may be anything
@@ -577,7 +583,7 @@ def merge_stats(a: RunningStats, b: RunningStats) -> RunningStats:
         )
 
 
-def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype to compute in: NumPy has no least of bool that is a number, and is slow in 16 bits."""
     if dtype.kind == "b":
         return np.dtype(np.uint8)

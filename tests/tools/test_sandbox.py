@@ -26,7 +26,7 @@ from tiers import examples
 
 from lightning_h5.errors import H5KeyError, H5ValueError, H5WorkerError
 from lightning_h5.tools.check import check, check_files, sandbox
-from lightning_h5.tools.check.check_file import Findings, Wanted, check_file
+from lightning_h5.tools.check.check_file import CheckOptions, Findings, check_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
 
@@ -549,7 +549,7 @@ def reported(tmp_path_factory):
         file["g/y"] = np.arange(100.0)
         file["out"] = h5py.ExternalLink("gone.h5", "/x")
         file.create_dataset("never", (99,), "f4")
-    found = check_file(path, Wanted(), 1, lambda n: None)
+    found = check_file(path, CheckOptions(), 1, lambda n: None)
     assert found.problems
     return path, json.loads(json.dumps(asdict(found)))
 
@@ -577,7 +577,7 @@ def test_whatever_is_reported_becomes_plain_values_or_a_problem(reported, data):
         value = with_changed(value, data.draw(st.sampled_from(list(places_in(value)))), data.draw(ANYTHING))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "run_in_sandbox", lambda *arguments: value)
-        found = check._check_in_sandbox(path, Wanted(), sandbox.SandboxLimits.of("4 GiB", 60))
+        found = check._check_in_sandbox(path, CheckOptions(), sandbox.SandboxLimits.of("4 GiB", 60))
     assert all(problem.file == path for problem in found.problems)
     assert_plain(found)
 

@@ -127,8 +127,8 @@ class ArrayDecoder:
                 yield error(path, key, "virtual", text)
             else:
                 yield error(path, key, "decode", why)
-        if (more := len(self._broken) - MAX_PROBLEMS) > 0:
-            yield error(path, key, "decode", f"{more:,} more pieces of it cannot be read")
+        if (n_more := len(self._broken) - MAX_PROBLEMS) > 0:
+            yield error(path, key, "decode", f"{n_more:,} more pieces of it cannot be read")
 
     def _read(self, source: BlockSource | None, rows: range, size: int) -> None:
         """Read rows; if that fails, those of each chunk by themselves, so that each damaged one is named."""

@@ -88,19 +88,19 @@ class SandboxLimits:
     def seconds_of(self, path: str) -> float:
         """Return the seconds that the check of a file may take."""
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             return self.seconds
         # By its size on disk: a file may declare any size.
-        return self.seconds + min(found.st_size, found.st_blocks * 512) / BYTES_PER_SECOND
+        return self.seconds + min(status.st_size, status.st_blocks * 512) / BYTES_PER_SECOND
 
 
-def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int) -> Any:
+def run_in_sandbox(path: str, options: Any, limits: SandboxLimits, n_threads: int) -> Any:
     """Check a file in a subprocess.
 
     Args:
         path: the file.
-        wanted: what to check (``Wanted`` of ``check_file``).
+        options: what to check (``CheckOptions`` of ``check_file``).
         limits: what the check may take.
         n_threads: threads that decode.
 
@@ -114,7 +114,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
     seconds = limits.seconds_of(path)
     task = {
         "path": os.path.abspath(path),
-        "wanted": asdict(wanted),
+        "options": asdict(options),
         "memory": limits.memory,
         "cpu": math.ceil(seconds * n_threads) + 1,
         "threads": n_threads,
@@ -153,7 +153,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
             f"slow, pass more than sandbox_seconds={limits.seconds:g}; if not, do not open it.",
         )
     if code < 0:
-        name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
+        name = {number.value: number.name for number in signal.Signals}.get(-code, f"signal {-code}")
         raise SandboxError(
             "crashed",
             f"its check was ended by {name}. Any program that opens it may crash in the same way: do not open it, and "
@@ -164,36 +164,36 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
 
 def _parsed(text: bytes, code: int, limits: SandboxLimits) -> Any:
     try:
-        found = json.loads(text)
+        findings = json.loads(text)
     except (ValueError, RecursionError):
-        found = {"failed": f"exit code {code}, without a report"}
-    failed = found.get("failed") if isinstance(found, Mapping) else "another report"
+        findings = {"failed": f"exit code {code}, without a report"}
+    failed = findings.get("failed") if isinstance(findings, Mapping) else "another report"
     if failed == "memory":
-        more = f"If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
-        raise SandboxError("memory", f"its check exceeded its memory limit. {more}")
+        cure = f"If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
+        raise SandboxError("memory", f"its check exceeded its memory limit. {cure}")
     if failed is not None or code:
         how = f"its check ended with {str(failed or code)[:500]!r}."
         raise SandboxError("died", f"{how} Copy the file again; if that does not help, do not open it.")
-    return found
+    return findings
 
 
 def _command(task: str) -> list[str]:
     """The command that starts the subprocess."""
     # The same import path, without the working directory, unless this package is there.
-    ours = str(Path(__file__).absolute().parents[3])
+    package_root = str(Path(__file__).absolute().parents[3])
     places = [os.path.abspath(place or os.curdir) for place in sys.path]
-    kept = [place for place in places if place == ours or place != os.path.abspath(os.curdir)]
+    import_path = [place for place in places if place == package_root or place != os.path.abspath(os.curdir)]
     # -I: imports depend neither on the environment nor on the working directory. -B: no bytecode is written.
-    return [sys.executable, "-I", "-B", "-c", START, task, *kept]
+    return [sys.executable, "-I", "-B", "-c", START, task, *import_path]
 
 
-def main(asked: str) -> None:
+def main(request: str) -> None:
     """Check a file in this process, within limits, and write the findings to the standard output. Does not return.
 
     Args:
-        asked: the task of ``run_in_sandbox`` as JSON.
+        request: the task of ``run_in_sandbox`` as JSON.
     """
-    task = json.loads(asked)
+    task = json.loads(request)
     report = os.dup(1)  # libraries may write to stdout, which is discarded from here on
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -217,10 +217,10 @@ def _limit_process(task: Mapping[str, Any]) -> None:
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (MAX_REPORT, MAX_REPORT),
     }
-    for which, wanted in limits.items():
-        most = resource.getrlimit(which)[1]
-        soft, hard = (size if most == resource.RLIM_INFINITY else min(size, most) for size in wanted)
-        resource.setrlimit(which, (soft, hard))
+    for limit, sizes in limits.items():
+        maximum = resource.getrlimit(limit)[1]
+        soft, hard = (size if maximum == resource.RLIM_INFINITY else min(size, maximum) for size in sizes)
+        resource.setrlimit(limit, (soft, hard))
     if sys.platform == "linux":
         import ctypes
 
@@ -233,6 +233,6 @@ def _limit_process(task: Mapping[str, Any]) -> None:
 
 
 def _check_in_child(task: Mapping[str, Any]) -> dict[str, Any]:
-    from .check_file import Wanted, check_file
+    from .check_file import CheckOptions, check_file
 
-    return asdict(check_file(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))
+    return asdict(check_file(task["path"], CheckOptions(**task["options"]), task["threads"], lambda n_bytes: None))

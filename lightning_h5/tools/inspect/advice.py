@@ -141,21 +141,21 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
         return Advice(datamodule=None, settings={}, reasons=(reason,))
-    x, y, others = _choose_arrays(layouts)
+    x, y, other_arrays = _choose_arrays(layouts)
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
     if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
-        others, y = [*others, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
+        other_arrays, y = [*other_arrays, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
     rows = x[0].n_rows if n_rows is None else n_rows
-    x_keys, y_keys = [each.key for each in x], [each.key for each in y]
+    x_keys, y_keys = [layout.key for layout in x], [layout.key for layout in y]
     group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
     choices, why = suggest(x, y, rows, group_key, files)
     row_bytes = trained_row_bytes(x, y, choices)
-    name, more, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
+    name, module_settings, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
     columns = {name for name, length in contents.columns.items() if length == x[0].n_rows}
     texts = [array.name for array in contents.arrays if array.name in columns and array.dtype[:4] == "text"]
     comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
     reasons = [
-        _why_these(x, y, others),
+        _why_these(x, y, other_arrays),
         *why,
         *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
         *comments,
@@ -164,13 +164,13 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys} | ({"y_key": y_keys[0]} if y_keys else {})
     return Advice(
         datamodule=name,
-        settings={"train_path": path, **keys, **choices, **more},
+        settings={"train_path": path, **keys, **choices, **module_settings},
         x_keys=tuple(x_keys),
         y_keys=tuple(y_keys),
         cached_bytes=rows * row_bytes,
         reasons=tuple(reasons),
         comments=tuple(comments),
-        integrity=min(each.integrity for each in (*x, *y)),
+        integrity=min(layout.integrity for layout in (*x, *y)),
     )
 
 
@@ -194,8 +194,13 @@ def suggest(
         settings["split"] = split if len(split) > 1 else split["val_fraction"]
     n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
     row_bytes = trained_row_bytes(x, y, settings)
-    most = max(1, min(MAX_BATCH, n_train // MIN_STEPS, MAX_BATCH_BYTES // max(1, row_bytes)))
-    return settings | {"batch_size": 1 << (most.bit_length() - 1)}, [*why_dtypes, *why_split]  # a power of two
+    return settings | {"batch_size": batch_size_for(n_train, row_bytes)}, [*why_dtypes, *why_split]
+
+
+def batch_size_for(n_samples: int, sample_bytes: int) -> int:
+    """Return the suggested batch size: a power of two that leaves an epoch some steps, and a batch small."""
+    limit = max(1, min(MAX_BATCH, n_samples // MIN_STEPS, MAX_BATCH_BYTES // max(1, sample_bytes)))
+    return 1 << (limit.bit_length() - 1)
 
 
 def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
@@ -265,8 +270,8 @@ def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settin
     n_bytes = 0
     for arrays, dtype in ((x, settings.get("x_dtype")), (y, settings.get("y_dtype"))):
         for array in arrays:
-            wanted = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
-            itemsize = 0 if wanted is None else np.dtype(wanted).itemsize
+            target_dtype = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
+            itemsize = 0 if target_dtype is None else np.dtype(target_dtype).itemsize
             n_bytes += max(array.row_bytes, math.prod(array.row_shape) * itemsize)
     return n_bytes
 
@@ -295,8 +300,8 @@ def _suggest_split(
         )
     if classes is not None:
         split["stratify_key"] = y_key
-        some = "" if has_all else " as far as possible"
-        reasons.append(f"stratify_key: {y_key}, so that training and validation have rows of all classes{some}.")
+        limit = "" if has_all else " as far as possible"
+        reasons.append(f"stratify_key: {y_key}, so that training and validation have rows of all classes{limit}.")
     return split, reasons
 
 
@@ -333,10 +338,10 @@ def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool
     return min(able, default=FRACTIONS[0]), False
 
 
-def group_key_in(columns: Mapping[str, int], n_rows: int, taken: Sequence[str]) -> str | None:
+def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[str]) -> str | None:
     """Return the first of some columns with ``n_rows`` rows that seems to name patients, recordings and the like."""
-    named = (name for name, length in columns.items() if length == n_rows and name not in taken)
-    return next((name for name in named if words_in(name) & GROUP_WORDS), None)
+    names = (name for name, length in columns.items() if length == n_rows and name not in used_keys)
+    return next((name for name in names if words_in(name) & GROUP_WORDS), None)
 
 
 def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
@@ -350,14 +355,14 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
     if _is_called_target(x.key):
         instead = [a for a in able if a.n_rows == x.n_rows and not _is_called_target(a.key)]
         x = max((a for a in instead if not names_rows(a.key)), key=size_as_input, default=x)
-    others = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
-    single = [a for a in others if not a.row_shape and not names_rows(a.key)]
-    named = [array for array in single if _names_target(array.key)]
-    y = named[:1] or [a for a in single if a.key.casefold() == "y"] or (single if len(single) == 1 else [])
+    other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
+    columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
+    named_targets = [array for array in columns if _names_target(array.key)]
+    y = named_targets[:1] or [a for a in columns if a.key.casefold() == "y"] or (columns if len(columns) == 1 else [])
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
-    return xs, y, [array for array in others if array not in (*xs, *y)]
+    return xs, y, [array for array in other_arrays if array not in (*xs, *y)]
 
 
 def _is_called_target(key: str) -> bool:
@@ -375,26 +380,26 @@ def _why_no_target(key: str) -> str:
     )
 
 
-def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], others: Sequence[ArrayLayout]) -> str:
+def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> str:
     target = f", and {y[0].key!r} has one value for each" if y else ""
-    more = ""
-    if others:
-        more = f" Arrays with as many rows, to take as you need them: {listing((o.key for o in others), 4)}."
-    if channels := _channels(x, others):
+    hints = ""
+    if other_arrays:
+        hints = f" Other arrays with the same number of rows: {listing((array.key for array in other_arrays), 4)}."
+    if channels := _channels(x, other_arrays):
         group, *_ = channels[0].rpartition("/")
         names = ", ".join(map(repr, channels[:3])) + (", ..." if len(channels) > 3 else "")
-        more += f" x_key={{{group.rpartition('/')[2]!r}: [{names}]}} stacks the arrays of {group!r} into one field."
+        hints += f" x_key={{{group.rpartition('/')[2]!r}: [{names}]}} stacks the arrays of {group!r} into one field."
     if x[0].members:
-        name, inputs = x[0].name.strip("/"), listing(each.key for each in x)
-        several = " (a tuple)" if len(x) > 1 else ""
-        return f"{name!r} is a table: the input is {inputs}{several}{target}.{more}"
-    return f"{x[0].key!r} is the largest array{target}.{more}"
+        name, inputs = x[0].name.strip("/"), listing(layout.key for layout in x)
+        form = " (a tuple)" if len(x) > 1 else ""
+        return f"{name!r} is a table: the input is {inputs}{form}{target}.{hints}"
+    return f"{x[0].key!r} is the largest array{target}.{hints}"
 
 
-def _channels(x: Sequence[ArrayLayout], others: Sequence[ArrayLayout]) -> list[str]:
+def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:
     """Return the names of the input and of all columns in its group, if these look like one channel each."""
     group = x[0].key.rpartition("/")[0]
-    inside = [x[0], *(array for array in others if array.key.rpartition("/")[0] == group)]
+    inside = [x[0], *(array for array in other_arrays if array.key.rpartition("/")[0] == group)]
     are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in inside)
     is_signal = group and len(x) == 1 and len(inside) > 1 and x[0].dtype.kind in "iuf"
     return sorted((array.key for array in inside), key=natural_order) if is_signal and are_alike else []
@@ -436,10 +441,10 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
         costs = f"A row costs a block of {_size_text(block)}"
         why = f"{costs}; several blocks are mixed at a time, each decoded once an epoch."
         return lazy, {}, why
-    wanted = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
-    if wanted << 20 <= MAX_SHUFFLE:
-        why = f"A row costs a block of {_size_text(block)}: {wanted} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
-        return lazy, {"shuffle": {"buffer": f"{wanted} MiB"}}, why
+    n_mib = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
+    if n_mib << 20 <= MAX_SHUFFLE:
+        why = f"A row costs a block of {_size_text(block)}: {n_mib} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
+        return lazy, {"shuffle": {"buffer": f"{n_mib} MiB"}}, why
     rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
     why = f"A row costs a block of {_size_text(block)}, of which {_size_text(SHUFFLE_BYTES)} mix few."
     return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"

@@ -136,7 +136,7 @@ def _describe(
         report,
         storage=layout.storage,
         chunks=layout.chunks,
-        filters=tuple(_filter_text(each.label, each.options) for each in layout.filters),
+        filters=tuple(_filter_text(step.label, step.options) for step in layout.filters),
         n_bytes=layout.n_bytes,
         n_stored_bytes=stored,
         ratio=layout.stored_row_bytes * n_rows / stored if stored else None,

@@ -154,59 +154,62 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     """
     paths = expand_paths(path)
     broken: dict[str, str] = {}
-    found: list[Findings] = []
+    all_findings: list[Findings] = []
     looks: dict[str, FileLooks] = {}
-    for each in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
+    for file in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
         try:
-            arrays = contents_of(each).arrays
+            arrays = contents_of(file).arrays
         except H5FileError as error:
-            broken[each] = f"{error}"
+            broken[file] = f"{error}"
             continue
         of_rows = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
-        found.append(Findings(path=each, arrays=of_rows))
-        looks[each] = looks_of(each, arrays)
-    if not found:
+        all_findings.append(Findings(path=file, arrays=of_rows))
+        looks[file] = looks_of(file, arrays)
+    if not all_findings:
         raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(broken.values()))}")
-    named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
-    given = named[0] if len(named) == 1 else named
-    lacking = _texts(same_arrays(found))
-    different = _texts([*same_arrays(found), *same_looks(found)])
-    alike = [each for each in found if each.path not in different] or found[:1]
-    rows, n_rows = _advice_on_rows(given, alike)
+    path_names = [os.fspath(name) for name in ([path] if isinstance(path, str | os.PathLike) else path)]
+    train_path = path_names[0] if len(path_names) == 1 else path_names
+    lacking = _texts(same_arrays(all_findings))
+    different = _texts([*same_arrays(all_findings), *same_looks(all_findings)])
+    alike = [findings for findings in all_findings if findings.path not in different] or all_findings[:1]
+    rows, n_rows = _advice_on_rows(train_path, alike)
     outliers = different
     # Segments may have rows of any shape; groups that are segments may have other names in each file.
-    for files, others in ((found, {}), ([each for each in found if each.path not in lacking], lacking)):
-        advice = with_samples(rows, given, [looks[each.path] for each in files]) if files else rows
-        is_free = any("*" in f"{each}" for each in (advice.x_keys, advice.settings.get("segments")))
+    for files, outliers_of_files in (
+        (all_findings, {}),
+        ([findings for findings in all_findings if findings.path not in lacking], lacking),
+    ):
+        advice = with_samples(rows, train_path, [looks[findings.path] for findings in files]) if files else rows
+        is_free = any("*" in f"{setting}" for setting in (advice.x_keys, advice.settings.get("segments")))
         is_free |= bool(files) and not set(advice.x_keys).isdisjoint(looks[files[0].path].references)
-        if advice.cost is not None and (others is lacking or is_free):
-            alike, outliers = files, others
+        if advice.cost is not None and (outliers_of_files is lacking or is_free):
+            alike, outliers = files, outliers_of_files
             break
     else:
         advice = rows
     outliers = broken | outliers
     return FolderReport(
         paths=tuple(paths),
-        n_bytes=sum(size_of(each) for each in paths if is_url(each) or os.path.exists(each)),
+        n_bytes=sum(size_of(file) for file in paths if is_url(file) or os.path.exists(file)),
         n_rows=n_rows,
         example=_report(alike[0].path, contents_of(alike[0].path), advice),
         n_alike=len(alike),
-        outliers={each: outliers[each] for each in paths if each in outliers},
+        outliers={file: outliers[file] for file in paths if file in outliers},
     )
 
 
 def _texts(problems: Iterable[Problem]) -> dict[str, str]:
     """Return the first problem of each file, as text."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for problem in problems:
-        found.setdefault(problem.file, f"{problem.array!r}: {problem.text}")
-    return found
+        texts.setdefault(problem.file, f"{problem.array!r}: {problem.text}")
+    return texts
 
 
-def _advice_on_rows(given: str | list[str], alike: Sequence[Findings]) -> tuple[Advice, int]:
+def _advice_on_rows(train_path: str | list[str], alike: Sequence[Findings]) -> tuple[Advice, int]:
     """Return what to train files with the same arrays with if rows are samples, and the number of these."""
     example, n_rows = contents_of(alike[0].path), 0
-    if x_keys := advise(given, example, files=[]).x_keys:
+    if x_keys := advise(train_path, example, files=[]).x_keys:
         name = example.layouts[x_keys[0]].name.strip("/")  # name of the table, if these are members
-        n_rows = sum(each.arrays[name][1] for each in alike if name in each.arrays)
-    return advise(given, example, files=[each.path for each in alike], n_rows=n_rows), n_rows
+        n_rows = sum(findings.arrays[name][1] for findings in alike if name in findings.arrays)
+    return advise(train_path, example, files=[findings.path for findings in alike], n_rows=n_rows), n_rows

@@ -79,8 +79,8 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     files = [replace(file, arrays=_without_tables(file.arrays)) for file in files]
     if not files[0].arrays:
         return []
-    if (found := _siblings(files)) is not None:
-        pattern, parts, is_sure = found
+    if (groups := _siblings(files)) is not None:
+        pattern, parts, is_sure = groups
         while any(_siblings([part]) is not None for part in parts[:MAX_NESTED]):
             nested = _groups_in_groups(parts)
             if nested is None:
@@ -91,12 +91,12 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         why = f"{pattern!r}: {len(parts):,} groups have the same arrays, so that each is a segment."
         return [
             replace(
-                one,
-                settings=(one.settings or {}) | split,
-                why=f"{why} {one.why}".strip(),
-                is_sure=one.is_sure and is_sure,
+                guess,
+                settings=(guess.settings or {}) | split,
+                why=f"{why} {guess.why}".strip(),
+                is_sure=guess.is_sure and is_sure,
             )
-            for one in (guesses if is_sure else guesses[:1])
+            for guess in (guesses if is_sure else guesses[:1])
         ] + ([] if is_sure else [Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")])
     for rule in (_cut_rows, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
         if guesses := rule(files, reader):
@@ -116,12 +116,12 @@ def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     patterns: dict[str, list[str]] = {}
     for name in arrays:
         patterns.setdefault(re.sub(r"\d+", "*", name, count=1) if re.search(r"\d", name) else name, []).append(name)
-    numbered = all("*" in pattern and pattern.count("*") == 1 and len(each) > 1 for pattern, each in patterns.items())
+    numbered = all("*" in pattern and pattern.count("*") == 1 and len(names) > 1 for pattern, names in patterns.items())
     kinds = {(len(look.shape), look.dtype) for look in arrays.values()}
     group = next(iter(groups))
     if len(kinds) == 1 and not (numbered and len(patterns) == 2):
         of_sample = {"*" if not group else f"{group}/*": list(arrays)}
-    elif numbered and len(patterns) == 2 and len({len(each) for each in patterns.values()}) == 1:
+    elif numbered and len(patterns) == 2 and len({len(names) for names in patterns.values()}) == 1:
         of_sample = dict(sorted(patterns.items(), key=lambda item: -arrays[item[1][0]].n_values))
     else:
         return []
@@ -132,10 +132,10 @@ def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if len(lengths) == 1 and not (numbered or len(looks) > 8):
         return []
     keys = dict(zip(("x_key", "y_key"), of_sample, strict=False))
-    many = f"{len(looks):,} arrays such as {listing(list(of_sample)[:0] or list(arrays)[:2])} are of one kind"
-    more = f"{many} and have {'several lengths' if len(lengths) > 1 else 'one length'}: each is a sample."
+    kinds_text = f"{len(looks):,} arrays such as {listing(list(of_sample)[:0] or list(arrays)[:2])} are of one kind"
+    why = f"{kinds_text} and have {'several lengths' if len(lengths) > 1 else 'one length'}: each is a sample."
     settings = {**keys, "collate_fn": "list" if len(rows) > 1 else "pad"}
-    sure = Guess(settings=settings | ({"split": 0.1} if len(looks) >= 10 else {}), why=more)
+    sure = Guess(settings=settings | ({"split": 0.1} if len(looks) >= 10 else {}), why=why)
     if len(lengths) > 1:
         return [sure]
     return [replace(sure, is_sure=False), Guess(settings={}, why="Index i of all arrays is a sample.")]
@@ -188,7 +188,7 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         inside |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
     parts = AlikeParts([FileLooks(path=file.path, arrays=inside) for file in files], reader, segments)
     parts.attributes, parts.scalars = {}, []
-    return [replace(one, why=f"{why} {one.why}") for one in parts.guesses()[:1]]
+    return [replace(guess, why=f"{why} {guess.why}") for guess in parts.guesses()[:1]]
 
 
 def _look_like_flags(values: Any) -> bool:
@@ -234,11 +234,11 @@ def _trajectories(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     constants = [name for name in arrays if is_well and WELL.match(name) and arrays[name].shape[: len(space)] == space]
     constants = [name for name in constants if name not in fields and len(space)]
     names = {name.rpartition("/")[2]: name for name in (*fields, *constants)}
-    here = {key: name for name, key in names.items()}
+    name_of = {key: name for name, key in names.items()}
     segments: Settings = {"axis": 0, "step_axis": 1}
     if constants:
-        segments["axis"] = {here[key]: 0 if key in fields else None for key in names.values()}
-        segments["constants"] = [here[key] for key in constants]
+        segments["axis"] = {name_of[key]: 0 if key in fields else None for key in names.values()}
+        segments["constants"] = [name_of[key] for key in constants]
     evidence = "the names of The Well" if is_well else f"{fits[0]!r}, which has as many values as axis 1"
     why = (
         f"{main!r} has the shape {shape}: {shape[0]} trajectories of {shape[1]} steps, by {evidence}. A sample is a "
@@ -254,7 +254,7 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
     for name in [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]:
         n = arrays[name].shape[0]
-        fields = [other for other, look in arrays.items() if look.shape[0] == n and len(look.shape) > 1]
+        fields = [field for field, look in arrays.items() if look.shape[0] == n and len(look.shape) > 1]
         values = reader.values(name)
         if not fields or values is None or len(values) < 3 or values.dtype.kind not in "iuf":
             continue
@@ -315,20 +315,20 @@ def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] |
                 groups.setdefault((at, words[depth]), {})["/".join(words[depth + 1 :])] = look
     for above, groups in sorted(by_parent.items(), key=lambda item: (item[0].count("/"), item[0])):
         kinds = Counter(
-            tuple(sorted((n, len(look.shape), look.dtype) for n, look in each.items())) for each in groups.values()
+            tuple(sorted((n, len(look.shape), look.dtype) for n, look in looks.items())) for looks in groups.values()
         )
         kind, inside = kinds.most_common(1)[0]
         if inside < 2:
             continue
         same = {
-            at: each
-            for at, each in groups.items()
-            if set(kind) <= {(n, len(look.shape), look.dtype) for n, look in each.items()}
+            at: looks
+            for at, looks in groups.items()
+            if set(kind) <= {(n, len(look.shape), look.dtype) for n, look in looks.items()}
         }
         children = {child for _, child in same}
         if len(children) < 2 or children <= set(SPLITS):
             continue
-        lengths = {at: frozenset(look.shape[0] for look in each.values() if look.shape) for at, each in same.items()}
+        lengths = {at: frozenset(look.shape[0] for look in looks.values() if look.shape) for at, looks in same.items()}
         outside = [_lengths_outside(file, above) for file in files]
         if all(lengths[at] & outside[at[0]] for at in same):
             continue  # an array outside has a value for each row: all are fields of one row
@@ -338,7 +338,7 @@ def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] |
         numbered = len({re.sub(r"\d+", "0", child) for child in children}) == 1
         is_sure = numbered or len(children) > 4 or len(set(lengths.values())) > 1
         parts = [
-            FileLooks(path=files[at].path, group=f"{above}{child}", arrays=each) for (at, child), each in same.items()
+            FileLooks(path=files[at].path, group=f"{above}{child}", arrays=looks) for (at, child), looks in same.items()
         ]
         return above + star, parts, is_sure
     return None
@@ -370,13 +370,13 @@ def _common_prefix(names: set[str]) -> str:
 def _groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
     """Return a pattern of groups of the same structure in groups, and these; None if no pattern fits all."""
     inside = [(part, _siblings([part])) for part in parts]
-    patterns = {found[0] for _, found in inside if found is not None}
-    if len(patterns) != 1 or any(found is None for _, found in inside):
+    patterns = {nested[0] for _, nested in inside if nested is not None}
+    if len(patterns) != 1 or any(nested is None for _, nested in inside):
         return None
     groups = [
-        replace(group, group=f"{part.group}/{group.group}") for part, found in inside if found for group in found[1]
+        replace(group, group=f"{part.group}/{group.group}") for part, nested in inside if nested for group in nested[1]
     ]
-    return patterns.pop(), groups, all(found[2] for _, found in inside if found)
+    return patterns.pop(), groups, all(nested[2] for _, nested in inside if nested)
 
 
 def _why_two_levels(pattern: str, part: FileLooks) -> str:
@@ -390,16 +390,16 @@ def _why_two_levels(pattern: str, part: FileLooks) -> str:
 
 def _lists_of_splits(file: FileLooks, parts: Sequence[FileLooks], reader: Reader) -> Settings:
     """Return arrays that list the groups of each split, such as ``mask/train``."""
-    known = {part.group.rpartition("/")[2] for part in parts} | {part.group for part in parts}
-    found: dict[str, str] = {}
+    group_names = {part.group.rpartition("/")[2] for part in parts} | {part.group for part in parts}
+    lists: dict[str, str] = {}
     for name, look in file.arrays.items():
         split = SPLITS.get(name.rpartition("/")[2])
         if split and len(look.shape) == 1 and look.dtype.startswith("text"):
             values = reader.values(name)
             texts = [v.decode() if isinstance(v, bytes) else str(v) for v in ([] if values is None else values)]
-            if texts and {text.strip("/") for text in texts} <= known:
-                found.setdefault(split, name)
-    return {"split": {"key": found}} if "train" in found else {}
+            if texts and {text.strip("/") for text in texts} <= group_names:
+                lists.setdefault(split, name)
+    return {"split": {"key": lists}} if "train" in lists else {}
 
 
 def _images(files: Sequence[FileLooks]) -> list[Guess]:
@@ -410,14 +410,14 @@ def _images(files: Sequence[FileLooks]) -> list[Guess]:
         *(name for name, look in files[0].of_bytes.items() if look.shape),
         *(name for name, look in arrays.items() if _may_hold_bytes(look)),
     ]
-    found = {name: rows for name in likely[:MAX_READ] if (rows := _first(files[0].path, name))}
-    if len(found) != 1:
+    rows_of_arrays = {name: rows for name in likely[:MAX_READ] if (rows := _first(files[0].path, name))}
+    if len(rows_of_arrays) != 1:
         return []
-    ((name, rows),) = found.items()
+    ((name, rows),) = rows_of_arrays.items()
     n_rows = looks[name].shape[0]
-    columns = [other for other, look in arrays.items() if look.shape == (n_rows,) and other != name]
-    numbers = [other for other in columns if arrays[other].dtype.startswith(("int", "uint", "float"))]
-    targets = [other for other in numbers if words_in(other) & TARGETS]
+    columns = [column for column, look in arrays.items() if look.shape == (n_rows,) and column != name]
+    numbers = [column for column in columns if arrays[column].dtype.startswith(("int", "uint", "float"))]
+    targets = [column for column in numbers if words_in(column) & TARGETS]
     settings: Settings = {"x_key": name, **({"y_key": targets[0]} if len(targets) == 1 else {})}
     settings["decode"] = {name: "image"}
     if len(_shapes(rows)) > 1:
@@ -531,21 +531,26 @@ def _cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:
     main = max(cells, key=lambda name: sum(look.n_values for look in cells[name] if look.dtype != "text"))
     n = len(cells[main])
     cells = {name: looks for name, looks in cells.items() if len(looks) == n}
-    others = file.arrays
-    if any(look.n_values > sum(one.n_values for one in cells[main]) for look in others.values()):
+    other_arrays = file.arrays
+    if any(look.n_values > sum(cell.n_values for cell in cells[main]) for look in other_arrays.values()):
         return []
-    each = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]
-    named = [FileLooks(path=file.path, group=f"{main}[{at}]", arrays=one) for at, one in enumerate(each)]
-    parts = AlikeParts(named, reader, {})
+    looks_of_segments = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]
+    segments = [
+        FileLooks(path=file.path, group=f"{main}[{at}]", arrays=segment_looks)
+        for at, segment_looks in enumerate(looks_of_segments)
+    ]
+    parts = AlikeParts(segments, reader, {})
     shapes = [look.shape for look in cells[main]]
     if {len(shape) for shape in shapes} == {2} and len({a for a, _ in shapes}) == 1 < len({b for _, b in shapes}):
         parts.step_axis, parts.axis_is_sure = 1, False
     values = [name for name, looks in cells.items() if looks[0].dtype == "text"]
-    values += [name for name, look in others.items() if look.n_values == n]
+    values += [name for name, look in other_arrays.items() if look.n_values == n]
     target = [name for name in values if words_in(name) & TARGETS]
     guesses = parts.guesses()
-    whole = [one for one in guesses if (one.settings or {}).get("sample") == "segment"]
+    whole = [guess for guess in guesses if (guess.settings or {}).get("sample") == "segment"]
     if len(target) == 1 and whole:
-        guesses = [replace(one, settings={**(one.settings or {}), "y_key": target[0]}, is_sure=True) for one in whole]
+        guesses = [
+            replace(guess, settings={**(guess.settings or {}), "y_key": target[0]}, is_sure=True) for guess in whole
+        ]
     why = f"{main!r} refers to {n:,} arrays, each of which is a segment."
-    return [replace(one, why=f"{why} {one.why}") for one in guesses]
+    return [replace(guess, why=f"{why} {guess.why}") for guess in guesses]

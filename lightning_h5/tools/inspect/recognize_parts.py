@@ -151,9 +151,9 @@ class AlikeParts:
         names = [name for name in names if not name.startswith("next_")]
         shapes = {name: [part.arrays[name].shape for part in parts if name in part.arrays] for name in names}
         self.shapes = {
-            name: each
-            for name, each in shapes.items()
-            if len(each) == len(parts) and len(set(map(len, each))) == 1 and all(map(all, each))
+            name: part_shapes
+            for name, part_shapes in shapes.items()
+            if len(part_shapes) == len(parts) and len(set(map(len, part_shapes))) == 1 and all(map(all, part_shapes))
         }
         if not self.shapes:
             return
@@ -168,9 +168,9 @@ class AlikeParts:
         ]
         attributes = reader.attributes(parts, [self.main])
         self.attributes = {
-            name: each
-            for name, each in attributes.items()
-            if len(set(each)) > 1 and name.rpartition("@")[2] not in OF_PACKING
+            name: values
+            for name, values in attributes.items()
+            if len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING
         }
         self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
@@ -207,15 +207,19 @@ class AlikeParts:
     @cached_property
     def steps(self) -> dict[str, int]:
         """The fields with steps, and the axis of these: of the same number, or one more or less than actions."""
-        found, most = {}, 1 if self.words & ACTIONS else 0
+        axes_of_fields, max_difference = {}, 1 if self.words & ACTIONS else 0
         for name, shapes in self.shapes.items():
             axes = [self.step_axis, 0] if len(shapes[0]) == 2 else [0]
             for axis in axes:
-                apart = np.subtract(self._lengths(name, axis), self.lengths)
-                if abs(apart).max() <= most and len(set(apart.tolist())) == 1 and (self.parts[1:] or not apart.any()):
-                    found[name] = axis
+                differences = np.subtract(self._lengths(name, axis), self.lengths)
+                if (
+                    abs(differences).max() <= max_difference
+                    and len(set(differences.tolist())) == 1
+                    and (self.parts[1:] or not differences.any())
+                ):
+                    axes_of_fields[name] = axis
                     break
-        return found
+        return axes_of_fields
 
     @cached_property
     def is_ragged(self) -> bool:
@@ -279,7 +283,9 @@ class AlikeParts:
         if self.has_rate or self.words & ACTIONS or any(len(self.shapes[name][0]) > 3 for name in self.shapes):
             return False
         sides = [tuple(size for size in shape if size > MAX_PIXEL) if len(shape) == 3 else shape for shape in shapes]
-        has_sides = all(len(two) == 2 and min(two) >= MIN_PICTURE and max(two) <= 4 * min(two) for two in sides)
+        has_sides = all(
+            len(lengths) == 2 and min(lengths) >= MIN_PICTURE and max(lengths) <= 4 * min(lengths) for lengths in sides
+        )
         has_channels = all(len(shape) == 3 for shape in shapes)
         return has_sides and (has_channels or bool(words_in(self.main) & PICTURES))
 
@@ -290,7 +296,9 @@ class AlikeParts:
 
     def guesses(self) -> list[Guess]:
         """Return what a sample may be."""
-        return [replace(one, why=f"{one.why}{self._unused(one)}") for one in self._guesses()] if self.shapes else []
+        if not self.shapes:
+            return []
+        return [replace(guess, why=f"{guess.why}{self._unused(guess)}") for guess in self._guesses()]
 
     def _unused(self, guess: Guess) -> str:
         settings = guess.settings or {}
@@ -387,8 +395,8 @@ class AlikeParts:
         counts = Counter(short.values())
         return {(name if counts[name] == 1 else key): key for key, name in short.items()}
 
-    def _fields(self, **more: Any) -> Settings:
-        is_whole_array = more.get("sample") == "segment" and self.is_ragged
+    def _fields(self, **sample_settings: Any) -> Settings:
+        is_whole_array = sample_settings.get("sample") == "segment" and self.is_ragged
         steps = dict.fromkeys(self.shapes, 0) if is_whole_array else self.steps
         times = [name for name in steps if words_in(name) & TIMES and len(self.shapes[name][0]) == 1]
         steps = {name: axis for name, axis in steps.items() if name not in times or name == self.main}
@@ -399,7 +407,7 @@ class AlikeParts:
         constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
         named = [*self.attributes][:MAX_ATTRIBUTES]
         named = [
-            name for name in named if [str(one) for one in self.attributes[name]] != [str(n) for n in self.lengths]
+            name for name in named if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
         ]
         named += self.scalars[:MAX_ATTRIBUTES]
         target = self._target if self._target in keys and not constants and not named else None
@@ -415,10 +423,11 @@ class AlikeParts:
             segments["constants"] = [name for name, key in names.items() if key in constants]
         if segments:
             settings["segments"] = segments["groups"] if set(segments) == {"groups"} else segments
-        if "steps" in str(more.get("window")):
-            here = {name: each for name, each in more["window"]["steps"].items() if name in names}
-            more = more | {"window": more["window"] | {"steps": here}}
-        return settings | more | self._split()
+        window: Any = sample_settings.get("window")
+        if "steps" in str(window):
+            steps_of_fields = {name: offsets for name, offsets in window["steps"].items() if name in names}
+            sample_settings = sample_settings | {"window": window | {"steps": steps_of_fields}}
+        return settings | sample_settings | self._split()
 
     def _is_constant(self, name: str) -> bool:
         """Return whether an array without steps is small enough to be given with each sample."""
@@ -428,8 +437,8 @@ class AlikeParts:
     def _split(self) -> Settings:
         if len(self.parts) < 10:
             return {}
-        found = [re.search(PERSON, part.name) for part in self.parts]
-        if all(found) and len({one.group(1) for one in found if one}) < len(found):
+        matches = [re.search(PERSON, part.name) for part in self.parts]
+        if all(matches) and len({match.group(1) for match in matches if match}) < len(matches):
             return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
         return {"split": 0.1}
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import H5Error
 from ...hdf5 import FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
 from ...options import FileOptions
-from .advice import MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS, Advice, SampleCost, read_column, suggest_dtypes
+from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
 from .recognize import recognize
 from .recognize_parts import FileLooks, Guess, Look, Reader
 
@@ -34,7 +34,7 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
         path: the files as their user names them.
         looks: what is in each.
     """
-    files = [each.path for each in looks]
+    files = [look.path for look in looks]
     reader = Reader(lambda key: read_column(files[:1], key), _attributes, lambda key: _cells(files[0], key))
     advised: list[tuple[Guess, Advice]] = []
     refused = []
@@ -50,31 +50,35 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
                 refused.append(f"{guess.why} But: {error}")
     if not advised:
         return replace(rows, reasons=(*rows.reasons, *refused))
-    (guess, first), *others = advised
-    if guess.is_sure or not others:
+    (guess, first), *alternatives = advised
+    if guess.is_sure or not alternatives:
         return first
-    return replace(first, other=others[0][1])
+    return replace(first, other=alternatives[0][1])
 
 
 def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, list[Any]]:
     """Return attributes with one number or text that all of the parts have, and so have the arrays of these names."""
-    found: dict[str, list[Any]] = {}
+    attributes: dict[str, list[Any]] = {}
     for at, part in enumerate(parts[:MAX_PARTS]):
-        here: dict[str, Any] = {}
+        part_attributes: dict[str, Any] = {}
         with suppress(H5Error, *FAULTS), open_h5(part.path) as file:
             for name in ("", *names):
                 item = file["/".join(filter(None, (part.group, name))) or "/"]
-                here |= {f"{name}@{key}": value for key in item.attrs if _is_plain(value := item.attrs[key])}
-        found = {key: [*found.get(key, []), value] for key, value in here.items() if at == 0 or key in found}
-    return found
+                part_attributes |= {f"{name}@{key}": value for key in item.attrs if _is_plain(value := item.attrs[key])}
+        attributes = {
+            key: [*attributes.get(key, []), value]
+            for key, value in part_attributes.items()
+            if at == 0 or key in attributes
+        }
+    return attributes
 
 
 def _cells(path: str, key: str) -> list[Look]:
     """Return how arrays look that an array of references leads to; none if it does not lead to arrays alone."""
     with suppress(H5Error, *FAULTS), open_h5(path) as file:
         names = referenced_arrays(file, path, key, FileOptions())
-        found = [(file[name], is_matlab_text(file, name)) for name in names]
-        return [Look(array.shape, "text" if is_text else str(array.dtype)) for array, is_text in found]
+        arrays = [(file[name], is_matlab_text(file, name)) for name in names]
+        return [Look(array.shape, "text" if is_text else str(array.dtype)) for array, is_text in arrays]
     return []
 
 
@@ -99,19 +103,18 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     table = dataset.table
     x_keys, y_keys = keys_in(settings["x_key"]), keys_in(settings.get("y_key"))
     n_inputs, columns = dataset.fields.n_inputs, {at + 1 for at in dataset.fields.matrices}
-    arrays = [one for at, one in enumerate(table.layouts[0]) if at not in columns]
+    arrays = [layout for at, layout in enumerate(table.layouts[0]) if at not in columns]
     x, y = arrays[: n_inputs - len(columns)], arrays[n_inputs - len(columns) :]
-    dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [one for one in x if one.packing], y, None)
+    dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [layout for layout in x if layout.packing], y, None)
     if len(x) > 1:
         dtypes.pop("x_dtype", None)
     if any(table.is_ragged):  # also a field without steps
         settings.setdefault("collate_fn", "pad")
     cost = _cost_of(table)
-    most = max(1, min(MAX_BATCH, cost.n_samples // MIN_STEPS, MAX_BATCH_BYTES // max(1, cost.n_bytes)))
-    made = settings | dtypes | {"batch_size": 1 << (most.bit_length() - 1)}
+    batch_size = batch_size_for(cost.n_samples, cost.n_bytes)
     return Advice(
         datamodule="LazyH5DataModule",
-        settings={"train_path": path, **made},
+        settings={"train_path": path, **settings, **dtypes, "batch_size": batch_size},
         x_keys=tuple(x_keys),
         y_keys=tuple(y_keys),
         cached_bytes=sum(array.n_bytes for arrays in table.layouts for array in arrays),
@@ -144,8 +147,8 @@ def _cost_of(table: Any) -> SampleCost:
             blocks = BlockMap(grids, table.starts).locate(rows[field].rows)[0]
             lengths = rows[field].lengths
             counts = np.full(len(samples), per_sample) if lengths is None else lengths
-            whose = np.repeat(np.arange(len(samples)), counts)
-            touched = len(np.unique(whose * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
+            sample_of_row = np.repeat(np.arange(len(samples)), counts)
+            touched = len(np.unique(sample_of_row * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
         across = layouts[0].chunk_span_bytes
         n_chunks += touched * max(1, across // max(1, layouts[0].chunk_bytes))
         plain += touched * across

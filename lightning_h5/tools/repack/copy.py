@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from ...errors import H5ValueError
-from .compression import kept_steps
+from .compression import stored_steps
 from .objects import Link, address_of, attributes_of, has_class, links_in, read_attribute, unknown_type, was_written
 from .plan import ArrayPlan
 from .row_io import Order, Pieces, raw_layout, read_rows, row_bytes_of, shuffle_pieces, write_rows
@@ -70,9 +70,9 @@ class FileCopy:
         plan = self.plans.get(link.address)
         if isinstance(link.item, h5py.h5g.GroupID):
             # Not HDF5's whole property list, which has the places of links in the old file.
-            found, group_options = link.item.get_create_plist(), h5py.h5p.create(h5py.h5p.GROUP_CREATE)
-            group_options.set_link_creation_order(found.get_link_creation_order())
-            group_options.set_attr_creation_order(found.get_attr_creation_order())
+            source_options, group_options = link.item.get_create_plist(), h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+            group_options.set_link_creation_order(source_options.get_link_creation_order())
+            group_options.set_attr_creation_order(source_options.get_attr_creation_order())
             h5py.h5g.create(into, link.name, options, group_options)
         elif plan is None or plan.way in ("as it is", "elsewhere"):
             how = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
@@ -80,7 +80,7 @@ class FileCopy:
             h5py.h5o.copy(h5py.h5o.open(self.source.id, link.group), link.name, into, link.name, how, options)
         else:
             plist = link.item.get_create_plist().copy()
-            steps = plan.steps if plan.way == "rows" else kept_steps(plist)
+            steps = plan.steps if plan.way == "rows" else stored_steps(plist)
             if plist.get_nfilters():
                 plist.remove_filter(h5py.h5z.FILTER_ALL)
             for step in steps:
@@ -95,11 +95,11 @@ class FileCopy:
             stored = link.item.get_type().copy()  # not the named type of the other file
             h5py.h5d.create(into, link.name, stored, link.item.get_space(), plist, options)
 
-    def copy_rows(self, done: Callable[[int], object]) -> None:
+    def copy_rows(self, report: Callable[[int], object]) -> None:
         """Write the rows of arrays that are written again.
 
         Args:
-            done: called with the decoded bytes of rows that were written.
+            report: called with the decoded bytes of rows that were written.
         """
         for address, plan in self.plans.items():
             if plan.way in ("as it is", "elsewhere"):
@@ -110,9 +110,9 @@ class FileCopy:
             if plan.way == "values":
                 for place, values in self.objects_of(original, plan):
                     h5py.Dataset(copied)[place] = self.translate(values)
-                done(plan.n_bytes)
+                report(plan.n_bytes)
             else:
-                write_rows(copied, self.rows_of(original, plan), self._pool, done)
+                write_rows(copied, self.rows_of(original, plan), self._pool, report)
 
     def rows_of(self, original: Any, plan: ArrayPlan, *, by_library: bool = False) -> Pieces:
         """Yield all rows of an array of the source as bytes, in pieces, as the copy has them.
@@ -153,13 +153,13 @@ class FileCopy:
         """Copy the attributes and comments of all objects; what they refer to must exist by now."""
         for place in self.places.values():
             original, copied = h5py.h5o.open(self.source.id, place), h5py.h5o.open(self.copy.id, place)
-            for found in attributes_of(original):
-                space = found.get_space()
-                made = h5py.h5a.create(copied, found.name, found.get_type().copy(), space)
+            for attribute in attributes_of(original):
+                space = attribute.get_space()
+                copied_attribute = h5py.h5a.create(copied, attribute.name, attribute.get_type().copy(), space)
                 if space.get_simple_extent_type() != h5py.h5s.NULL:
-                    has_references = has_class(found.get_type(), h5py.h5t.REFERENCE)
-                    values, memory_type = read_attribute(found, as_objects=has_references)
-                    made.write(self.translate(values) if has_references else values, memory_type)
+                    has_references = has_class(attribute.get_type(), h5py.h5t.REFERENCE)
+                    values, memory_type = read_attribute(attribute, as_objects=has_references)
+                    copied_attribute.write(self.translate(values) if has_references else values, memory_type)
             # h5py's h5o.get_comment returns uninitialized memory.
             if comment := self.source["/"].id.get_comment(place):
                 self.copy["/"].id.set_comment(place, comment)
@@ -176,8 +176,8 @@ class FileCopy:
                 for name in value.dtype.names:
                     out[name] = self.translate(value[name])
             elif value.dtype.hasobject:
-                for at, each in enumerate(value.reshape(-1)):
-                    out.reshape(-1)[at] = self.translate(each)
+                for at, element in enumerate(value.reshape(-1)):
+                    out.reshape(-1)[at] = self.translate(element)
             return out
         if not isinstance(value, h5py.h5r.Reference) or not value:
             return value

@@ -52,7 +52,7 @@ def links_in(file: Any) -> Iterator[Link]:
     Raises:
         H5ValueError: groups are nested more than 1,000 deep.
     """
-    seen, todo = {address_of(file["/"].id)}, [b"/"]
+    addresses, todo = {address_of(file["/"].id)}, [b"/"]
     while todo:
         above, below = todo.pop(), []
         if above.count(b"/") > MAX_DEPTH + 1:
@@ -72,8 +72,8 @@ def links_in(file: Any) -> Iterator[Link]:
             if link.info.type == h5py.h5l.TYPE_HARD:
                 item = h5py.h5o.open(group, name)
                 address = address_of(item)
-                link = link._replace(item=item, address=address, is_first=address not in seen)
-                seen.add(address)
+                link = link._replace(item=item, address=address, is_first=address not in addresses)
+                addresses.add(address)
                 if link.is_first and isinstance(item, h5py.h5g.GroupID):
                     below.append(link.path + b"/")
             elif link.info.type in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
@@ -109,9 +109,9 @@ def attributes_of(owner: Any) -> Iterator[Any]:
         yield h5py.h5a.open(owner, index=at, index_type=_creation_index(tracked))
 
 
-def has_class(stored: Any, *wanted: int) -> bool:
+def has_class(stored: Any, *classes: int) -> bool:
     """Return whether h5py's low-level type, or one inside it, is of a class of HDF5's, such as ``h5t.REFERENCE``."""
-    return _contains(stored, lambda kind: kind.get_class() in wanted)
+    return _contains(stored, lambda kind: kind.get_class() in classes)
 
 
 def is_variable(stored: Any) -> bool:

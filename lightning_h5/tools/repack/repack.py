@@ -207,19 +207,19 @@ def _repack_file(file: Any, source: str, target: str, options: RepackOptions, sh
         progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5) as bar,
     ):
         with create_h5(partial, like=file, checked=options.checksum, paged=options.for_object_store) as copy:
-            made = FileCopy(file, copy, plans, order, pool, folder)
-            made.copy_structure()
-            made.copy_rows(bar.update)
-            made.copy_attributes()
+            file_copy = FileCopy(file, copy, plans, order, pool, folder)
+            file_copy.copy_structure()
+            file_copy.copy_rows(bar.update)
+            file_copy.copy_attributes()
         if file.userblock_size:
-            with open(source, "rb") as one, open(partial, "r+b") as other:
-                other.write(one.read(file.userblock_size))
+            with open(source, "rb") as source_file, open(partial, "r+b") as copy_file:
+                copy_file.write(source_file.read(file.userblock_size))
         written = time.monotonic()
         with open_h5(partial, rdcc_nbytes=CACHE_BYTES) as copy:
             if options.verify:
-                CopyVerifier(made, copy, bar.update).verify()
+                CopyVerifier(file_copy, copy, bar.update).verify()
                 verify_seconds = time.monotonic() - written
-            arrays = tuple(_report_arrays(made, copy))
+            arrays = tuple(_report_arrays(file_copy, copy))
         if not _is_unchanged(guard):
             raise H5DataChangedError(
                 f"{source!r} was written to, replaced or deleted while it was copied; the copy is discarded. Leave "
@@ -269,9 +269,10 @@ def _is_unchanged(guard: ChangeGuard) -> bool:
         return False
 
 
-def _report_arrays(made: FileCopy, copy: Any) -> Iterator[RepackedArray]:
-    for address, plan in made.plans.items():
-        before, after = (_stored_as(h5py.h5o.open(file.id, made.places[address])) for file in (made.source, copy))
+def _report_arrays(file_copy: FileCopy, copy: Any) -> Iterator[RepackedArray]:
+    for address, plan in file_copy.plans.items():
+        place = file_copy.places[address]
+        before, after = (_stored_as(h5py.h5o.open(file.id, place)) for file in (file_copy.source, copy))
         yield RepackedArray(
             name=plan.name,
             n_bytes=plan.n_bytes,
@@ -290,5 +291,5 @@ def _stored_as(array: Any) -> StoredAs:
     if chunks is not None and (filters or chunks[1:] != shape[1:]):
         across = (-(-size // step) for size, step in zip(shape[1:], chunks[1:], strict=True))
         row_cost = math.prod(across) * math.prod(chunks) * itemsize
-    names = tuple("gzip" if found.id == 1 else found.label.split(";")[0] for found in filters)
+    names = tuple("gzip" if step.id == 1 else step.label.split(";")[0] for step in filters)
     return StoredAs(chunks=chunks, filters=names, n_bytes=array.get_storage_size(), row_cost=row_cost)
