@@ -35,18 +35,18 @@ class SaveOnPreemption(Callback):
     SLURM so does a fit without ``ckpt_path``. Pass the same folder as ``default_root_dir``.
 
     One value is reduced over all ranks after each batch, which takes as long as one small collective. If a validation
-    or the end of the epoch follows a batch, these come first, and the next batch is the one after which it is saved: a
-    run that resumes would leave them out. Give the job as much time as they take.
+    or the end of the epoch follows a batch, it comes first, and the checkpoint is saved after the next batch: a run
+    that resumes would leave it out. Give the job enough time for it.
 
     Args:
         dirpath: folder of the checkpoints; None for the trainer's ``default_root_dir``.
-        signals: their names. SIGUSR1 is what ``#SBATCH --signal=SIGUSR1@90`` sends, SIGTERM what Kubernetes,
-            ``scancel`` and cloud providers send.
+        signals: names of signals. ``#SBATCH --signal=SIGUSR1@90`` sends SIGUSR1; Kubernetes, ``scancel`` and cloud
+            providers send SIGTERM.
         requeue: run ``scontrol requeue`` once it is saved. "auto" does so for jobs of SLURM, unless the signal was
             SIGTERM, by which SLURM also cancels a job.
 
     Raises:
-        H5ValueError: a signal has no such name.
+        H5ValueError: no signal has this name.
         SystemExit: from ``Trainer.fit`` on all ranks once it is saved, with code 0 for a requeued job, otherwise with
             128 and the number of the signal, as shells report it. Ranks that Lightning's launcher started end with 0.
     """
@@ -75,7 +75,7 @@ class SaveOnPreemption(Callback):
         self._arrived.clear()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's handlers; its teardown sets those that there were before."""
+        """Replace Lightning's handlers; its teardown restores the previous ones."""
         self._note_signals()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

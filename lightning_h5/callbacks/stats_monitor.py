@@ -28,16 +28,16 @@ IN_PROGRESS_BAR = ("samples_per_second", "wait_fraction")
 
 
 class H5StatsMonitor(Callback):
-    """Reports how fast rows come, how long training waits for them, and what to change.
+    """Reports how fast rows arrive, how long training waits for them, and which setting to change.
 
     The data modules of this package insert it themselves; pass one to set its options. It works without a
     logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, except
-    in prediction, in which ranks may have no rows: there rank 0 shows its own. The figures are those of
-    :class:`lightning_h5.metrics.LoaderMetrics`.
+    in prediction, in which ranks may have no rows: there rank 0 shows its own.
+    :class:`lightning_h5.metrics.LoaderMetrics` computes the figures.
 
     Under torch's own ``DataLoader`` over a dataset of this package, rows and bytes are counted, but waiting is not
-    measured and its figures are left out. Of a stage whose loaders read no dataset of this package nothing is
-    logged, and one message explains why.
+    measured and its figures are left out. Nothing is logged for a stage if its
+    loaders read no dataset of this package, and one message explains why.
 
     Logged each ``log_every_n_steps`` optimizer steps, over the time since the last log, and for each epoch with the
     suffix ``_epoch``. Steps have the numbers that Lightning logs, and if Lightning logs at the same step the values
@@ -45,10 +45,10 @@ class H5StatsMonitor(Callback):
 
     - ``h5/samples_per_second``: rows handed to training, per second.
     - ``h5/read_mib_per_second``: MiB taken from files, per second (an estimate if the HDF5 library reads).
-    - ``h5/decoded_mib_per_second``: MiB of these after decoding, per second.
+    - ``h5/decoded_mib_per_second``: MiB of them after decoding, per second.
     - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
     - ``h5/wait_ms``: milliseconds waited for a batch, on average.
-    - ``h5/cache_hit_rate``: share of what was asked for that was in memory: recently used rows, decoded chunks,
+    - ``h5/cache_hit_rate``: share of requested data that was in memory: recently used rows, decoded chunks,
       or rows held whole; 0 to 1.
     - ``h5/cache_mib``: MiB of rows that are kept in memory, over all ranks and workers.
     - ``h5/origin_mib``: MiB read from the origin, the slow storage, of files that are staged; this and the next three
@@ -62,17 +62,17 @@ class H5StatsMonitor(Callback):
 
     The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
     the time that a batch was waited for, the median and 99th percentile of the time that requests to the origin took,
-    and a sentence that names the bottleneck and what to change. Figures that are 0 in all stages are left out, and so
+    and a sentence that names the bottleneck and the remedy. Figures that are 0 in all stages are left out, and so
     is the hit rate of rows that are in memory as a whole.
 
     Args:
         log_every_n_steps: optimizer steps, so that steps which accumulate gradients do not count. None takes the
             trainer's.
         print_summary: print a table when a stage ends, on rank 0.
-        prefix: what the keys begin with.
+        prefix: the beginning of all keys.
         progress_bar: show rows a second and the share of waiting in the progress bar as well.
         slow_batch_seconds: a batch that is waited for longer is reported at once, with its step, through Python's
-            logging, by the rank that waits. The default is far above what reading takes and far below a time limit;
+            logging, by the rank that waits. The default is far above the time of reading and far below a time limit;
             None reports none.
 
     Raises:
@@ -110,7 +110,7 @@ class H5StatsMonitor(Callback):
     # Training ------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note what the datasets of loaders that were passed to the trainer have counted before."""
+        """Note earlier counts of the datasets in loaders that were passed to the trainer."""
         self._before = StageTotals(*[loader for loader in passed_loaders(trainer) if datasets_of(loader)])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -229,7 +229,7 @@ class H5StatsMonitor(Callback):
         self._meters = {}  # an interrupted stage must not count for the next one
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Do what Lightning calls ``teardown`` for, which it does not call after an error."""
+        """Call ``teardown``, which Lightning does not call after an error."""
         self.teardown(trainer, pl_module, "")
 
     # Parts ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class H5StatsMonitor(Callback):
         return {self.prefix + name: value for name, value in figures.items()}
 
     def _end(self, trainer: Trainer, *stages: str) -> None:
-        """Print the table of these stages, and forget them."""
+        """Print the table of the stages, and drop their meters."""
         ranks: dict[str, list[dict[str, float]]] = {}
         limit, alone = None, list[str]()
         for stage in stages:
@@ -306,7 +306,7 @@ def _own_loaders(trainer: Trainer) -> list[H5DataLoader]:
 
 
 def _limit_of(stage: str, amounts: Mapping[str, float], every_loader: Sequence[Loader]) -> str | None:
-    """Return what limits a stage, as a remark; None if a loader did not measure waiting."""
+    """Return the bottleneck of a stage, as a remark; None if a loader did not measure waiting."""
     loaders = [loader for loader in every_loader if isinstance(loader, H5DataLoader)]
     if len(loaders) < len(every_loader):
         return None
@@ -317,7 +317,7 @@ def _limit_of(stage: str, amounts: Mapping[str, float], every_loader: Sequence[L
 
 
 def _to_keep(loaders: list[H5DataLoader]) -> str:
-    """Return what to pass so that all decoded rows of training stay in memory; empty if they do."""
+    """Return the argument that keeps all decoded rows of training in memory; empty if they fit."""
     missing = []  # for each loader whose rows do not fit: bytes of all its rows, and the argument to raise
     for loader in loaders:
         dataset = loader.dataset

@@ -26,7 +26,7 @@ def stage_table(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]],
 
     Args:
         title: the line above it.
-        stages: for each stage what each rank counted, waiting times included.
+        stages: for each stage the counts of each rank, waiting times included.
         remarks: lines below the table.
     """
     columns = [_stage_column(ranks) for ranks in stages.values()]

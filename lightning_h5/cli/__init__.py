@@ -21,10 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a verb.
 
     Args:
-        arguments: what follows the program's name; None takes the process's.
+        arguments: the command line without the program's name; None takes ``sys.argv``.
 
     Raises:
-        SystemExit: with 2 for wrong usage, with 1 for a problem, or what the verb ends with.
+        SystemExit: with 2 for wrong usage, with 1 for a problem, or with the exit code of the verb.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words[0] if words else "--help"

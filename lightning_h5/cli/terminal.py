@@ -42,7 +42,7 @@ def paragraphs(head: str, lines: Iterable[str]) -> str:
 def write(text: str = "") -> None:
     """Write lines to the standard output.
 
-    What its encoding lacks, and whatever of a file's names would move the cursor, is written as an escape.
+    Characters that its encoding lacks, or that would move the cursor, are written as escapes.
     """
     encoding = sys.stdout.encoding or "utf-8"
     parts = [part if _OURS.fullmatch(part) else safe(part) for part in _OURS.split(text)]
@@ -50,7 +50,7 @@ def write(text: str = "") -> None:
 
 
 def safe(name: str) -> str:
-    """Return a name out of a file without what moves a terminal's cursor, changes its colors, or ends a line."""
+    """Return a name from a file, with escapes for characters that move the cursor, change colors or end a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
@@ -107,7 +107,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Breaks no line within a word such as ``blosc-zstd``."""
+    """Breaks no line within a word with a hyphen, for example ``blosc-zstd``."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -115,10 +115,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 @contextmanager
 def ends_at_signals() -> Iterator[None]:
-    """End with what a signal raises, whatever error it causes.
+    """End with the exception of a signal, also if the signal causes another error.
 
-    Python calls a handler between any two steps of the program. What it raises while a lock is being released, for one,
-    leaves as the error of a lock that is not held.
+    Python calls a handler between any two steps of the program. An exception raised while a lock is being released, for
+    example, would surface as the error of a lock that is not held.
     """
     arrived: list[BaseException] = []
 

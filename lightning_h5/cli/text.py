@@ -37,7 +37,7 @@ def _counted(n: int, noun: str) -> str:
 
 
 def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
-    """Yield what ``inspect`` shows of a file, as far as ``depth`` levels."""
+    """Yield the report of ``inspect`` on a file, as far as ``depth`` levels."""
     kinds = [entry.kind for entry in report.entries]
     listed = ("group", "array", "soft link", "hard link", "external link")
     counts = ", ".join(_counted(kinds.count(kind), kind) for kind in listed if kind in kinds)
@@ -49,7 +49,7 @@ def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
 
 
 def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
-    """Yield what ``inspect`` shows of several files."""
+    """Yield the report of ``inspect`` on several files."""
     n_files = len(report.paths)
     cost = report.example.advice.cost
     rows = f"{report.n_rows:,} rows" if cost is None else _counted(cost.n_samples, "sample")
@@ -68,7 +68,7 @@ def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
 
 
 def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
-    """Yield a line for each name, indented by its depth; what makes it too wide goes below the name."""
+    """Yield a line for each name, indented by its depth; text that does not fit goes below the name."""
     arrays = {array.name: array for array in report.arrays}
     shown = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
     names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in shown]
@@ -107,7 +107,7 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
 
 
 def _rows(report: FileReport) -> Iterator[str]:
-    """Yield what a random row costs of each array, the largest first; what cannot be read, and why."""
+    """Yield the cost of a random row of each array, the largest first, and the arrays that cannot be read."""
     # The cost of text is meaningless: the size of a row is that of a pointer.
     costly = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
     costly.sort(key=lambda pair: -pair[0].n_bytes)
@@ -212,7 +212,7 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
 
 
 def bench_text(report: BenchReport) -> Iterator[str]:
-    """Yield what ``bench`` shows: a table of rates, and the settings to use."""
+    """Yield the report of ``bench``: a table of rates, and the settings to use."""
     title = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
     rows = f"{_counted(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
     state = "cold" if report.cold else "warm"
@@ -235,7 +235,7 @@ def bench_text(report: BenchReport) -> Iterator[str]:
 
 
 def repack_text(report: RepackReport) -> Iterator[str]:
-    """Yield what ``repack`` shows: how each array was stored before, and after."""
+    """Yield the report of ``repack``: how each array was stored before and after."""
     rows = [["array", "chunks", "filters", "stored", "a row costs"]]
     for array in report.arrays:
         name = array.name + (" (rows shuffled)" if array.is_shuffled else "")
@@ -272,7 +272,7 @@ def _stored_cells(stored: StoredAs) -> list[str]:
 
 
 def stats_text(report: StatsReport) -> list[str]:
-    """Return what ``stats`` shows: a table for each array, with a line for each channel."""
+    """Return the report of ``stats``: a table for each array, with a line for each channel."""
     of_files = "" if len(report.files) == 1 else f" in {len(report.files)} files"
     text: list[str] = []
     for array in report.arrays:
@@ -302,7 +302,7 @@ def _number_text(value: float) -> str:
 
 
 def stats_doubts(report: StatsReport) -> Iterator[str]:
-    """Yield warnings to consider before these statistics are used."""
+    """Yield warnings to consider before the statistics are used."""
     for array in report.arrays:
         n_nan, n_infinite = int(array.n_nan.sum()), int(array.n_infinite.sum())
         if n_nan or n_infinite:

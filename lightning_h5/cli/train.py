@@ -18,7 +18,7 @@ def run_training(arguments: Sequence[str]) -> None:
     A config is code: it names classes that are imported and called.
 
     Args:
-        arguments: the verb, and what follows it.
+        arguments: the verb and its arguments.
 
     Raises:
         SystemExit: with 2 for a wrong config, with 1 for an error of this package.
@@ -68,7 +68,7 @@ def run_training(arguments: Sequence[str]) -> None:
 
 
 def _error_of_ours(error: BaseException | None) -> H5Error | None:
-    """Return the error of this package behind another one: jsonargparse wraps what a constructor raises."""
+    """Return the error of this package behind another one: jsonargparse wraps the exceptions of constructors."""
     while error is not None and not isinstance(error, H5Error):
         error = error.__cause__
     return error

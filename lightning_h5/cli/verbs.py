@@ -1,6 +1,6 @@
 """The verbs for files: their arguments, the function that each one calls, and how a verb ends.
 
-Functions are imported when their verb runs: inspecting a file needs no torch, whose import would take longer.
+Functions are imported when their verb runs: inspecting a file takes less time than importing torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
 
     Args:
         name: of the verb.
-        arguments: what follows the name.
+        arguments: the arguments after the verb.
 
     Raises:
         SystemExit: with 0, with 1 for a problem, with 2 for wrong usage, with 130 after Ctrl-C.

@@ -44,7 +44,7 @@ class BenchResult:
     """The rates of one setting.
 
     Attributes:
-        name: the data module and what its settings change, or ``plain h5py``.
+        name: the data module and its own settings, or ``plain h5py``.
         datamodule: the data module; None for plain h5py.
         settings: all its arguments, as they were measured.
         rows_per_second: median of ``rates``.
@@ -60,7 +60,7 @@ class BenchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What ``bench_file`` measured, and what to use.
+    """The measurements of ``bench_file``, and the recommended settings.
 
     Attributes:
         files: the files.
@@ -70,8 +70,8 @@ class BenchReport:
         cold: whether the files were dropped from the page cache before each measurement.
         results: the measurements.
         left_out: settings that were not measured, and why.
-        chosen: the recommended result; its settings are exactly those that were measured.
-        reasons: why, and what to know about it, in sentences.
+        chosen: the recommended result, with exactly the measured settings.
+        reasons: sentences that explain the recommendation.
         yaml: the recommendation as the ``data`` part of a configuration.
     """
 
@@ -94,8 +94,8 @@ class Candidate:
     Attributes:
         datamodule: the data module; None for plain h5py.
         choices: arguments that no other candidate has.
-        n_bytes: of rows that it holds in memory beyond what the defaults do.
-        note: what to know before using it, a sentence.
+        n_bytes: bytes of rows that it holds in memory in addition to the defaults.
+        note: a sentence to read before using it.
     """
 
     datamodule: str | None
@@ -131,17 +131,17 @@ def bench_file(
     ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage
     (``files.mmap`` for contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
     ``RankCachedH5DataModule``. All take turns, after an epoch or some seconds to warm up, and medians decide. Each data
-    module has exactly the settings that are reported: dtypes, split and batch size are those that ``inspect`` suggests.
-    Transforms, the model and copies to a GPU are not measured.
+    module has exactly the reported settings: dtypes, split and batch size as ``inspect`` suggests them. Transforms, the
+    model and copies to a GPU are not measured.
 
-    Takes about a minute with the defaults. All settings together take at most half of the free memory besides what the
-    default settings take; what needs more is left out.
+    Takes about a minute with the defaults. All settings together take at most half of the free memory in addition to
+    the default settings; settings that need more are left out.
 
     Args:
-        path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these.
+        path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of them.
         x_key: the input array, a list of arrays, or a mapping. None takes the arrays that ``inspect`` suggests.
         y_key: the target, in the same forms. None gives inputs alone.
-        batch_size: rows of a batch. None takes what ``inspect`` suggests: 64, fewer if rows are few or large.
+        batch_size: rows of a batch. None takes the suggestion of ``inspect``: 64, fewer if rows are few or large.
         num_workers: worker processes of the setting that has some; 0 leaves it out.
         seconds: time for each measurement.
         rounds: measurements of each setting.
@@ -222,7 +222,7 @@ def bench_file(
 def _choices(
     dataset: LazyFileDataset, x_keys: list[str], y_keys: list[str], batch_size: int | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what ``inspect`` suggests for these arrays, and sentences that belong into the configuration."""
+    """Return the settings that ``inspect`` suggests for the arrays, and comments for the configuration."""
     table, n_rows = dataset.table, len(dataset)
     if not n_rows or (batch_size or 0) > n_rows:
         there_are = "there is 1 row" if n_rows == 1 else f"there are {n_rows} rows"
@@ -239,7 +239,7 @@ def _choices(
 def _candidates(
     dataset: LazyFileDataset, choices: Mapping[str, Any], n_inputs: int, num_workers: int
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """Return what to measure, the simplest first, and why others do not fit the free memory."""
+    """Return candidates, the simplest first, and the reasons for leaving others out."""
     lazy, table = "LazyH5DataModule", dataset.table
     fields = zip(zip(*table.layouts, strict=True), table.held, strict=True)
     on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]

@@ -108,7 +108,7 @@ class ArrayStats:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StatsReport:
-    """What ``compute_stats`` found.
+    """The result of ``compute_stats``.
 
     Attributes:
         files: that were read, in this order.
@@ -121,7 +121,7 @@ class StatsReport:
     arrays: tuple[ArrayStats, ...]
 
     def fields(self) -> dict[str, FieldStats]:
-        """Return what ``normalize=`` of datasets takes, by array.
+        """Return statistics for ``normalize=`` of datasets, by array.
 
         Raises:
             H5ValueError: an array has a channel that nothing can be normalized with.
@@ -171,22 +171,22 @@ def compute_stats(
 
     Normalize with the statistics of the training rows alone: pass their numbers as ``rows``, or their files.
 
-    Pass ``sample``, ``segments`` and ``select`` as to the data module. Each step counts once, whatever windows there
-    are; an array without steps, or an attribute, counts once for each of its values.
+    Pass ``sample``, ``segments`` and ``select`` as to the data module. Each step counts once, in any number of windows;
+    an array without steps, or an attribute, counts once for each of its values.
 
     Args:
-        path: a file, a glob, a directory, or a list of these.
+        path: a file, a glob, a directory, or a list of them.
         keys: the arrays, or a mapping from their names in a sample; None infers the input if exactly one array
             qualifies.
-        channel_axis: the axis of a row (without that of the rows, or steps) that has the channels, which then have
-            statistics of their own; or that of each array, by key. Arrays with one value a row have none. None, the
-            default, takes all values together: a file does not declare what an axis means.
-        rows: numbers of rows, each once in any order, or a mask; counted over all files. Of segments, if samples are
-            made of these. None takes all.
-        sample: what a sample is, as for data modules.
+        channel_axis: the axis of a row (not counting the axis of rows or steps) with the channels, for statistics of
+            each channel; or a mapping from keys to axes. Arrays with one value a row have none. None, the default,
+            takes all values together: a file does not declare the meaning of an axis.
+        rows: numbers of rows, each once in any order, or a mask; counted over all files. Numbers of segments, if
+            samples are made of segments. None takes all.
+        sample: the kind of sample, as for data modules.
         segments: which steps belong together, as for data modules.
         select: the part of an array to read, as for data modules.
-        decode: what decodes arrays, as for data modules.
+        decode: the decoder of each array, as for data modules.
         allow_external: follow links out of the files.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
@@ -235,11 +235,11 @@ def compute_stats(
 
 
 def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
-    """Return the arrays that are meant.
+    """Return the names of the arrays.
 
     Args:
         paths: the files; if no array is named, the first one is searched.
-        keys: what the user named.
+        keys: the arrays that the user named.
 
     Raises:
         H5KeyError: nothing was named, and several arrays of the file qualify.
@@ -393,7 +393,7 @@ def _rows_by_part(table: RowTable, table_rows: Rows | list[IntArray] | None) -> 
 def _tasks_of(
     table: RowTable, options: OpenOptions, rows: Sequence[Rows], target: _InOrder
 ) -> Iterator[list[BulkTask]]:
-    """Yield tasks for some rows at a time: those of a terabyte would take memory themselves."""
+    """Yield tasks for some rows at a time: all tasks of a terabyte would take much memory."""
     counters = Counters()
     first = 0
     for own, (layout,) in zip(rows, table.layouts, strict=True):
@@ -419,7 +419,7 @@ def _tasks_of(
 def _tasks_of_view(
     source: BlockSource, layout: ArrayLayout, own: Rows, target: _InOrder, first: int
 ) -> Iterator[list[BulkTask]]:
-    """Yield a task for each block of an array with other axes of rows, whose rows need not follow each other."""
+    """Yield a task for each block of an array with other axes of rows; rows of a block need not be consecutive."""
     grid = source.grid
     blocks, within = BlockMap([grid._replace(period=grid.size)]).locate(np.asarray(own, dtype=np.int64))
     order = np.argsort(blocks, kind="stable")
@@ -477,16 +477,16 @@ class _InOrder:
 class RunningStats(NamedTuple):
     """Statistics of the values so far, for each channel: all have the shape ``(n_channels,)``.
 
-    Mean and squares are those of the deviations from ``shift``, a number near the first values that a float64 holds
-    exactly. So a large mean leaves small deviations all their digits.
+    Mean and squares are computed from the deviations from ``shift``, a number near the first values that a float64
+    holds exactly. So a large mean leaves small deviations all their digits.
 
     Attributes:
-        n: finite values; all that follows but the next two is of these.
-        n_nan: values that are no number.
-        n_infinite: values that are infinite.
-        least: in the dtype of the values (float32 for those of 16 bits); the dtype's largest if there are none.
-        largest: in the same way.
-        shift: what is subtracted from values before they are summed.
+        n: number of finite values, which all but the next two fields describe.
+        n_nan: number of NaN values.
+        n_infinite: number of infinite values.
+        least: the smallest value, in the dtype of the values (float32 for 16 bits); the dtype's largest without values.
+        largest: the largest value, in the same way.
+        shift: number subtracted from values before they are summed.
         offset: the mean of the values minus ``shift``.
         squares: sum of squared deviations from the mean.
     """
@@ -529,7 +529,7 @@ def empty_stats(n_channels: int, dtype: np.dtype[Any]) -> RunningStats:
 
 
 def stats_of(values: npt.NDArray[Any]) -> RunningStats:
-    """Return the statistics of some values; about 10 passes over memory, so that what fits a core's cache is best.
+    """Return the statistics of some values; about 10 passes over memory, so pass few enough for a core's cache.
 
     Args:
         values: shape ``(n_before, n_channels, n_after)``.

@@ -32,7 +32,7 @@ from .check_rows import Problem, error, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
 
 NEARLY = 0.011
-"""Two arrays of one file whose numbers of rows differ by less than this share were probably meant to have the same."""
+"""Two arrays of a file were probably meant to have equally many rows if the numbers differ by less than this share."""
 
 FEW = 90
 """Up to so many rows such a small difference may be chance."""
@@ -43,14 +43,14 @@ ONCE = ("slow", "no field", "rows")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What ``check_files`` found.
+    """The result of ``check_files``.
 
     Attributes:
         files: the checked files, in order.
         n_arrays: arrays with rows in all files.
         n_bytes: bytes that were decoded.
         errors: problems that keep rows from being read as they were written, in the order of the files.
-        warnings: possible problems, and what makes training slow.
+        warnings: possible problems, and layouts that make training slow.
         unchecked: arrays with values that have no checksum in any filter: most damage to them would not show.
         integrity: how reliably damage is detected, 0 to 3, in the array where it is least; None if no array stores
             anything.
@@ -82,10 +82,10 @@ def check_files(
 ) -> CheckReport:
     """Check that files can be trained from, and belong together.
 
-    Checks that every file opens; that arrays, dtypes, shapes and numbers of rows agree with those of most files; that
-    chunk tables are consistent; and that every chunk decodes, on all cores, and matches its checksum if it has one.
-    Links out of a file are listed, not followed. Virtual arrays are read like others, through the HDF5 library, as
-    training would; those over other files are not read, and the report names them. Without decoding, only metadata are
+    Checks that every file opens; that arrays, dtypes, shapes and numbers of rows agree with most files; that chunk
+    tables are consistent; and that every chunk decodes, on all cores, and matches its checksum if it has one. Links
+    out of a file are listed, not followed. Virtual arrays are read through the HDF5 library, as training would read
+    them; virtual arrays over other files are not read, and the report names them. Without decoding, only metadata are
     read: about a millisecond an array.
 
     Takes the memory of a few chunks per core. Values without a checksum can be wrong without any error: ``unchecked``
@@ -94,13 +94,13 @@ def check_files(
     A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and the process with
     it. ``sandbox`` runs the same checks of each file in a subprocess with limits, one file after the other, and costs
     0.2 s a file. A file that exceeds its limits is a problem of the kind "crashed" (the text names the signal), "hung",
-    "memory" or "died", and the others are checked all the same. The documentation's page on security lists what
-    this does not do.
+    "memory" or "died", and the others are checked all the same. The documentation's page on security lists its
+    limits.
 
     Args:
-        paths: a file, a glob, a directory, or a list of these.
+        paths: a file, a glob, a directory, or a list of them.
         decode: read all rows.
-        keys: arrays to check, all of which each file must have; None checks all arrays.
+        keys: arrays to check, which each file must have; None checks all arrays.
         sandbox: never open a file in this process. Made for Linux.
         sandbox_memory: address space of the subprocess, in bytes or as a text; more than 256 MiB, which Python and the
             libraries take themselves.
@@ -111,7 +111,7 @@ def check_files(
 
     Raises:
         H5FileError: a path does not exist, or matches nothing; or digests cannot be written.
-        H5KeyError: no file has an array of such a name.
+        H5KeyError: no file has an array with a name in ``keys``.
         H5ValueError: an argument is not valid, or a file is given twice.
         H5WorkerError: the sandbox cannot be started.
     """
@@ -168,7 +168,7 @@ def check_files(
 
 
 def _ensure_known(names: Sequence[str], all_findings: Sequence[Findings], problems: Iterable[Problem]) -> None:
-    """Refuse names that no file has: they were misspelled."""
+    """Raise an error if no file has an array of a given name, which was probably misspelled."""
     available = {name for findings in all_findings for name in findings.arrays}
     available |= {problem.array for problem in problems if problem.array is not None and problem.kind != "missing"}
     unknown = next((problem.text for problem in problems if problem.kind == "missing"), None)
@@ -251,7 +251,7 @@ def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
 
 
 def _is_of_a_layout(name: str) -> bool:
-    """Return whether an array is part of a sparse matrix: these arrays have lengths of their own."""
+    """Return whether an array is part of a sparse matrix: its parts have different lengths."""
     return any(name.rpartition("/")[2] in parts[1:] for parts in SPARSE_PARTS)
 
 
@@ -274,7 +274,7 @@ def _usual_groups(files: Sequence[Findings]) -> tuple[tuple[tuple[str, ...], ...
 
 
 def _groups(findings: Findings) -> tuple[tuple[str, ...], ...]:
-    """Return the arrays of a file, those with equally many rows together."""
+    """Return the arrays of a file, grouped by number of rows."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     for name, (_, count) in findings.arrays.items():
         by_rows[count].append(name)
@@ -320,7 +320,7 @@ def _write_digests(path: str, options: CheckOptions, guard: ChangeGuard) -> Iter
         guard: how the file looked when it was checked.
 
     Yields:
-        Arrays of which no digests can be made.
+        Warnings about arrays without digests.
     """
     digests: dict[str, ArrayDigests] = {}
     tasks: list[BulkTask] = []

@@ -36,7 +36,7 @@ SLOW_BYTES = 16 << 20  # smaller arrays are read once and held
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What to check.
+    """The options of a check.
 
     Attributes:
         names: arrays that each file has to have; None takes all.
@@ -59,7 +59,7 @@ class Findings:
         arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
         problems: in the order of the checks.
         integrity: how reliably damage to each array is detected, 0 to 3 (see ``INTEGRITY``).
-        identity: of what the file holds; None if that is unknown.
+        identity: the identity of the data; None if it is unknown.
         n_decoded: bytes that were decoded.
     """
 
@@ -77,7 +77,7 @@ def check_file(path: str, options: CheckOptions, n_cores: int, report: Callable[
 
     Args:
         path: the file.
-        options: what to check.
+        options: the options of the check.
         n_cores: threads that decode.
         report: called from time to time, in this thread, with the bytes of the file that were checked since the last
             call.
@@ -112,7 +112,7 @@ def check_file(path: str, options: CheckOptions, n_cores: int, report: Callable[
 
 
 def _note_contents(findings: Findings, contents: FileMetadata) -> None:
-    """Add what the metadata of a file contain."""
+    """Add arrays, integrity and identity from the metadata of a file."""
     findings.is_open = True
     for entry in contents.entries:
         if entry.is_data and entry.shape and (entry.name in contents.layouts or entry.name in contents.refused):
@@ -128,7 +128,7 @@ def _note_contents(findings: Findings, contents: FileMetadata) -> None:
 
 
 def look_of(dtype: str, shape: tuple[int, ...]) -> str:
-    """Return the dtype and the shape of a row of an array in words; text is alike, of whatever length."""
+    """Return the dtype and row shape of an array in words; text of any length has one name."""
     return f"{'text' if dtype.startswith('text') else dtype} {shape[1:]}"
 
 
@@ -169,13 +169,13 @@ def do_reading(
 
 @dataclass(eq=False, kw_only=True)
 class FileMetadata:
-    """What the metadata of an open file contain.
+    """The metadata of an open file.
 
     Attributes:
         file: the open file.
         path: its path.
         folders: where HDF5 searches for other files that it names: its own, and the working directory.
-        entries: all names in it; if keys are asked for, these alone.
+        entries: all names in it, or only the names in ``keys``.
         layouts: by key, the arrays that can be read.
         refused: by key, why an array cannot be; in the order of the file, like all others here.
         unmapped: by key of a virtual array, how many of its rows have no source, or None if that is unknown.
@@ -231,7 +231,7 @@ def _refused(contents: FileMetadata) -> Iterator[Problem]:
 
 
 def _in_other_files(contents: FileMetadata, key: str) -> Problem | None:
-    """Return a warning if an array has its rows in other files, none of which is opened."""
+    """Return a warning if the rows of an array are in other files, which are not opened."""
     path, file = contents.path, contents.file
     if not is_text(key):
         return None

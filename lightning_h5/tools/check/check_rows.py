@@ -34,7 +34,7 @@ class Problem:
     Attributes:
         file: the file.
         array: the array, or another name in the file; None if it is the file as a whole.
-        kind: its kind in a word or two, the same for all such problems.
+        kind: one or two words, the same for all problems of this kind.
         text: a description in a sentence or two.
         severity: an error keeps rows from being read as they were written; a warning is worth knowing.
     """
@@ -66,7 +66,7 @@ def is_of_memory(why: BaseException | None) -> bool:
 
 
 class ArrayDecoder:
-    """Reads all rows of one array, in tasks for any number of threads, and notes what is wrong with them.
+    """Reads all rows of one array, in tasks for any number of threads, and collects problems.
 
     Chunks that were never written are skipped. Virtual arrays are read as others are: even if the arrays that they are
     made of can be read, they may lie elsewhere, or be something else, than the virtual one declares.
@@ -86,7 +86,7 @@ class ArrayDecoder:
         self._unreadable: Exception | None = None
 
     def tasks(self) -> Iterator[BulkTask]:
-        """Yield what has to be read."""
+        """Yield tasks that read all rows."""
         layout = self._layout
         is_stored = layout.n_stored_bytes or layout.storage == "virtual"
         if not is_stored or not layout.row_bytes or not layout.n_rows:
@@ -131,7 +131,7 @@ class ArrayDecoder:
             yield error(path, key, "decode", f"{n_more:,} more pieces of it cannot be read")
 
     def _read(self, source: BlockSource | None, rows: range, size: int) -> None:
-        """Read rows; if that fails, those of each chunk by themselves, so that each damaged one is named."""
+        """Read rows; after an error, read chunk by chunk, so that each damaged chunk is named."""
         if self._unreadable is not None:
             return
         try:

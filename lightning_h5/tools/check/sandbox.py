@@ -1,4 +1,4 @@
-"""A subprocess with limits on time and memory that checks one file, and returns what it found as plain data.
+"""A subprocess with limits on time and memory that checks one file, and returns the findings as plain data.
 
 It is a fresh interpreter, not a fork: a file that takes it over finds nothing of this process's memory or open files in
 it, and its limits hold before the HDF5 library is loaded. That costs 0.2 s a file. Nothing but the standard library is
@@ -58,7 +58,7 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """What the check of a file may take.
+    """Limits for the check of a file.
 
     Attributes:
         memory: bytes of address space.
@@ -70,7 +70,7 @@ class SandboxLimits:
 
     @classmethod
     def of(cls, memory: int | str, seconds: float) -> SandboxLimits:
-        """Return limits as a user names them.
+        """Parse the limits that a user passed.
 
         Raises:
             H5ValueError: they make no sense.
@@ -100,8 +100,8 @@ def run_in_sandbox(path: str, options: Any, limits: SandboxLimits, n_threads: in
 
     Args:
         path: the file.
-        options: what to check (``CheckOptions`` of ``check_file``).
-        limits: what the check may take.
+        options: ``CheckOptions`` of ``check_file``.
+        limits: limits on memory and time.
         n_threads: threads that decode.
 
     Returns:
@@ -210,7 +210,7 @@ def main(request: str) -> None:
 
 
 def _limit_process(task: Mapping[str, Any]) -> None:
-    """Limit what this process may take, for good, and bind its life to that of the one that started it."""
+    """Limit the resources of this process permanently, and end it with its parent."""
     limits = {
         resource.RLIMIT_AS: (task["memory"], task["memory"]),
         resource.RLIMIT_CPU: (task["cpu"], task["cpu"] + 5),  # the soft limit sends SIGXCPU, the hard limit kills

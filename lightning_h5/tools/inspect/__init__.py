@@ -1,4 +1,4 @@
-"""``inspect_file`` and ``inspect_folder``: what is in files, what a random row costs, and which settings to use."""
+"""``inspect_file`` and ``inspect_folder``: contents of files, the cost of a random row, and suggested settings."""
 
 from .advice import Advice, SampleCost
 from .contents import ArrayReport, RowCost

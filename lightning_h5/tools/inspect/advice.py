@@ -1,4 +1,4 @@
-"""What to train a file with: which arrays, which data module, which settings, and why; settings as YAML to paste."""
+"""Suggested arrays, data module and settings for a file, with reasons, as a call and as YAML."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from ...sizes import bytes_text, parse_bytes
 from .contents import Contents
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
-"""What the data modules mix at a time by default."""
+"""Bytes that the data modules mix at a time by default."""
 
 MEMORY_SHARE = 2
-"""One in so many of the bytes that are free may hold cached rows: the model wants some, and so do its batches."""
+"""The divisor of free memory that leaves the bytes for cached rows; the rest is for the model and its batches."""
 
 MAX_SHUFFLE = 4 << 30
-"""Up to so many bytes to mix rows in are better asked for than a copy of the file."""
+"""The largest buffer to suggest for mixing rows, before a copy of the file is suggested instead."""
 
 MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
 MIN_ROWS = 10  # minimum to validate on a tenth of them
@@ -55,21 +55,21 @@ TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "
 """Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
 
 MAX_COLUMN_ROWS = 1_000_000
-"""Longer columns are not read for a suggestion."""
+"""The longest column that is read for a suggestion."""
 
 OPTION_NAMES = ("split", "shuffle", "files", "segments", "window")
-"""Arguments that have fields."""
+"""Arguments that take option objects."""
 
 Column = npt.NDArray[Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCost:
-    """What a sample costs that is a window or a segment, on average.
+    """The average cost of a sample that is a window or a segment.
 
     Attributes:
-        n_samples: how many there are.
-        n_segments: segments that they are made of; 0 if rows are samples.
+        n_samples: number of samples.
+        n_segments: number of segments; 0 if rows are samples.
         n_bytes: bytes of a sample as stored.
         n_chunks: chunks that have a part of it.
         bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
@@ -91,14 +91,14 @@ class Advice:
     Attributes:
         datamodule: its name; None if nothing in the file can be trained from.
         settings: its arguments.
-        x_keys: the arrays that are taken as input.
-        y_keys: the array that is taken as target, if one is.
-        cached_bytes: memory that all rows of these arrays take in the dtypes of ``settings``; ranks share it.
+        x_keys: the arrays used as input.
+        y_keys: the array used as target, if there is one.
+        cached_bytes: memory for all rows of the input and target in the dtypes of ``settings``, divided over ranks.
         reasons: a sentence for each choice.
-        comments: those that belong in the configuration.
-        integrity: the least of these arrays, 0 to 3; None if there are none.
-        cost: what a sample costs; None if rows are samples.
-        other: what to use if the first reason is wrong; None if it is likely right.
+        comments: sentences for the configuration.
+        integrity: the lowest integrity level of input and target, 0 to 3; None without arrays.
+        cost: the cost of a sample; None if rows are samples.
+        other: the advice if the first reason is wrong; None if it is likely right.
     """
 
     datamodule: str | None
@@ -128,8 +128,8 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
 
     Args:
         path: the file, or the files as their user names them.
-        contents: what is in one of them.
-        files: of which columns are read.
+        contents: the contents of one of them.
+        files: paths of files to read columns from.
         n_rows: rows of all files; None if there is one.
     """
     layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
@@ -184,7 +184,7 @@ def suggest(
         y: the target's arrays.
         n_rows: rows of all files.
         group_key: an array that seems to name groups, if any.
-        files: of which columns are read.
+        files: paths of files to read columns from.
     """
     y_key = y[0].key if len(y) == 1 and not y[0].row_shape else None
     labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
@@ -204,7 +204,7 @@ def batch_size_for(n_samples: int, sample_bytes: int) -> int:
 
 
 def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
-    """Return the values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
+    """Return the values of a column of all files; None if it cannot be read, or is too long for a suggestion.
 
     Args:
         files: the files.
@@ -257,7 +257,7 @@ def suggest_dtypes(
 
 
 def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[ArrayLayout]:
-    """Return arrays that are stored otherwise; none if some are not of these kinds, since a dtype is of all of them."""
+    """Return the arrays to cast; none if an array has a dtype of another kind, since one dtype applies to all."""
     if not all(kind_of(a.dtype) == "number" and a.dtype.kind in kinds for a in arrays):
         return []
     if any(a.packing is not None and a.packing.policy != "keep" for a in arrays):
@@ -345,7 +345,7 @@ def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[st
 
 
 def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
-    """Return input, target (if one stands out) and what else has as many rows."""
+    """Return input, target (if one stands out), and other arrays with the same number of rows."""
 
     def size_as_input(array: ArrayLayout) -> tuple[bool, int]:
         return bool(array.row_shape), array.n_bytes
@@ -397,7 +397,7 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
 
 
 def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:
-    """Return the names of the input and of all columns in its group, if these look like one channel each."""
+    """Return the names of the input and of all columns in its group, if each looks like one channel."""
     group = x[0].key.rpartition("/")[0]
     inside = [x[0], *(array for array in other_arrays if array.key.rpartition("/")[0] == group)]
     are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in inside)
@@ -509,7 +509,7 @@ def _stays_text(text: str) -> bool:
 
 
 def _quoted(dumper: Any, text: str) -> Any:
-    """Write a string, in quotes if YAML 1.2 reads it as a number, such as 1e3, which PyYAML leaves plain."""
+    """Write a string, with quotes if YAML 1.2 would read a number: PyYAML leaves 1e3 plain."""
     style = None
     for read in (float, lambda digits: int(digits, base=0)):
         with suppress(ValueError):

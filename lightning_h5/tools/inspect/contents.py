@@ -28,8 +28,8 @@ class RowCost:
 
     Attributes:
         bytes_read: bytes taken from the file, on average.
-        bytes_decoded: bytes that these become; more than the row, if rows share a chunk.
-        n_chunks: chunks that the row takes part in; 0 if the array is not chunked.
+        bytes_decoded: bytes after decoding; more than the row, if rows share a chunk.
+        n_chunks: chunks with a part of the row; 0 if the array is not chunked.
         why_slow: why only the HDF5 library can read it, with its lock; None if the bytes are read by position.
     """
 
@@ -53,11 +53,11 @@ class ArrayReport:
         n_bytes: bytes of all rows as read.
         n_stored_bytes: bytes that the array takes in the file.
         ratio: the first over the second; None if nothing is stored.
-        row: what a random row costs; None if the array has no rows to train from.
+        row: the cost of a random row; None if the array has no rows to train from.
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
         packing: attributes that declare how its integers are to be decoded, or None.
-        structure: what it is, if other software keeps it beside its data; None for data.
+        structure: its role in the file format of other software; None for data.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Contents(NamedTuple):
 
     Attributes:
         entries: all names.
-        arrays: of these, the arrays.
-        layouts: the arrays, and members of tables, that one can train from, by key.
-        columns: arrays, and members of tables, that have one number or text a row, and their rows.
+        arrays: the reports of all arrays.
+        layouts: trainable arrays and members of tables, by key.
+        columns: number of rows of each array, or member of a table, with one number or text a row.
     """
 
     entries: tuple[Entry, ...]
@@ -93,7 +93,7 @@ class Contents(NamedTuple):
 
 
 def contents_of(path: str) -> Contents:
-    """Return what is in a file."""
+    """Return the contents of a file."""
     layouts: dict[str, ArrayLayout] = {}
     columns: dict[str, int] = {}
     with open_h5(path) as file:
@@ -105,7 +105,7 @@ def contents_of(path: str) -> Contents:
 def _describe(
     file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout], columns: dict[str, int]
 ) -> ArrayReport:
-    """Return an array's report; its layout is added to the others if one can train from it, and so are its columns."""
+    """Return an array's report. Adds a trainable layout to ``layouts``, and columns to ``columns``."""
     report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=entry.structure)
     if not entry.is_data:
         return replace(report, problem=f"it is {entry.structure}, and no data")
@@ -162,7 +162,7 @@ def _filter_text(label: str, options: tuple[int, ...]) -> str:
 
 
 def _problem(layout: ArrayLayout) -> str | None:
-    """Return why one cannot train from an array, if so."""
+    """Return the reason why an array cannot be trained from, if there is one."""
     kind = kind_of(layout.dtype)
     if not layout.n_rows:
         return "it has no rows"

@@ -34,11 +34,11 @@ class FileReport:
     Attributes:
         path: the file.
         n_bytes: its size.
-        entries: all names in it, each group before what is in it.
+        entries: all names in it, each group before its members.
         arrays: its arrays, without further names of the same one.
-        integrity: the least of the arrays that ``advice`` takes, in words.
+        integrity: the lowest integrity level of the arrays of ``advice``, in words.
         advice: the data module and settings to use.
-        store: what reading it costs, for an object of a store.
+        store: the cost of reading it from an object store, if it is an object.
     """
 
     path: str
@@ -52,13 +52,13 @@ class FileReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreCost:
-    """What reading an object from its store costs.
+    """The cost of reading an object from its store.
 
     Attributes:
-        seconds: of one request, seen once.
+        seconds: duration of one request, measured once.
         n_requests: of an epoch that reads the chunks of the arrays that ``advice`` takes, at most; neighbors are read
             together.
-        n_bytes: of these requests.
+        n_bytes: bytes of all requests.
         n_together: requests at a time.
     """
 
@@ -81,9 +81,9 @@ class FolderReport:
         paths: all files.
         n_bytes: of all files.
         n_rows: rows of the arrays that ``advice`` takes, over all files that have them.
-        example: the first of the files that are like most.
-        n_alike: how many files are.
-        outliers: for each other file, how it differs, or why it cannot be read.
+        example: the first file with the usual arrays.
+        n_alike: number of files with the usual arrays.
+        outliers: the difference of each other file, or the reason why it cannot be read.
     """
 
     paths: tuple[str, ...]
@@ -143,10 +143,10 @@ def _store_cost(url: str, contents: Contents, keys: Sequence[str]) -> StoreCost:
 
 
 def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
-    """Inspect many files as one set, and name those that differ from most.
+    """Inspect many files as one set, and name the files that differ from most.
 
     Args:
-        path: a directory, a glob, or a list of these and of files.
+        path: a directory, a glob, or a list of files, globs and directories.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
@@ -207,7 +207,7 @@ def _texts(problems: Iterable[Problem]) -> dict[str, str]:
 
 
 def _advice_on_rows(train_path: str | list[str], alike: Sequence[Findings]) -> tuple[Advice, int]:
-    """Return what to train files with the same arrays with if rows are samples, and the number of these."""
+    """Return the advice for files with the same arrays if rows are samples, and the number of rows."""
     example, n_rows = contents_of(alike[0].path), 0
     if x_keys := advise(train_path, example, files=[]).x_keys:
         name = example.layouts[x_keys[0]].name.strip("/")  # name of the table, if these are members

@@ -1,6 +1,6 @@
 """How files store samples: which steps belong together, from names, shapes and dtypes by simple rules, and why.
 
-Every rule returns arguments of a data module; whether these fit the files is tried afterwards (see ``sample_advice``).
+Every rule returns arguments of a data module, which are tried on the files afterwards (see ``sample_advice``).
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ MIN_ROWS = 10  # of which some are left to validate on
 
 
 def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Return ways to read files, the likeliest first; none if an index along axis 0 of each array is a sample.
+    """Return guesses, the likeliest first; none if an index along axis 0 of each array is a sample.
 
     Args:
-        files: what is in them; the rules take those of the first one for granted.
-        reader: see there.
+        files: the arrays of each file; the rules read the first one.
+        reader: reads columns and attributes for the rules.
     """
     if guesses := _sparse_rows(files) or _images(files) or _named_images(files[0]) or _lists(files):
         return guesses
@@ -142,7 +142,7 @@ def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Rows of all segments in one array: flags, lengths, first rows or numbers of segments say where these end."""
+    """Rows of all segments in one array: flags, lengths, first rows or segment numbers mark the ends."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
     if not arrays:
         return []
@@ -298,14 +298,14 @@ def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _without_tables(arrays: Mapping[str, Look]) -> dict[str, Look]:
-    """Return arrays without sparse matrices and categories, whose groups have one structure and are no segments."""
+    """Return arrays without sparse matrices and categories: their groups have one structure and are no segments."""
     groups = {name.rpartition("/")[0] for name in arrays}
     held = {*matrices_among(arrays), *(group for group in groups if group and f"{group}/codes" in arrays)}
     return {name: look for name, look in arrays.items() if name.rpartition("/")[0] not in held}
 
 
 def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
-    """Return a pattern of groups of the same structure, these groups, and whether each is surely a segment."""
+    """Return the pattern of groups with one structure, the groups, and whether each is surely a segment."""
     by_parent: dict[str, dict[tuple[int, str], dict[str, Look]]] = {}
     for at, file in enumerate(files):
         for name, look in file.arrays.items():
@@ -354,7 +354,7 @@ def _lengths_outside(file: FileLooks, above: str) -> set[int]:
 
 
 def _star(names: set[str], others: set[str]) -> str | None:
-    """Return a pattern that fits some names and no others."""
+    """Return a pattern that fits ``names`` and none of ``others``."""
     prefix = re.sub(r"\d+$", "", _common_prefix(names))
     for pattern, start in (("*", ""), (f"{prefix}*", prefix)):
         if not any(other.startswith(start) for other in others):
@@ -368,7 +368,7 @@ def _common_prefix(names: set[str]) -> str:
 
 
 def _groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
-    """Return a pattern of groups of the same structure in groups, and these; None if no pattern fits all."""
+    """Return the pattern of groups with one structure inside groups, and the groups; None if no pattern fits all."""
     inside = [(part, _siblings([part])) for part in parts]
     patterns = {nested[0] for _, nested in inside if nested is not None}
     if len(patterns) != 1 or any(nested is None for _, nested in inside):
@@ -380,7 +380,7 @@ def _groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks],
 
 
 def _why_two_levels(pattern: str, part: FileLooks) -> str:
-    """Return why groups that have groups of one structure are no segments, and what to do."""
+    """Return a sentence about groups nested in groups that no pattern fits."""
     return (
         f"Groups in groups have the same arrays ({pattern!r}, and below each such as {part.group!r}), and no pattern "
         f"fits the names of all. Pass one with a '*' for each level, such as segments={pattern + '/*'!r}, or write a "
@@ -389,7 +389,7 @@ def _why_two_levels(pattern: str, part: FileLooks) -> str:
 
 
 def _lists_of_splits(file: FileLooks, parts: Sequence[FileLooks], reader: Reader) -> Settings:
-    """Return arrays that list the groups of each split, such as ``mask/train``."""
+    """Return arrays that list the groups of each split, for example ``mask/train``."""
     group_names = {part.group.rpartition("/")[2] for part in parts} | {part.group for part in parts}
     lists: dict[str, str] = {}
     for name, look in file.arrays.items():
@@ -403,7 +403,7 @@ def _lists_of_splits(file: FileLooks, parts: Sequence[FileLooks], reader: Reader
 
 
 def _images(files: Sequence[FileLooks]) -> list[Guess]:
-    """Return how to read the only array of images in files; none if there is no such array."""
+    """Return a guess for the only array of images in files; none without images."""
     arrays = files[0].arrays
     looks = {**arrays, **files[0].of_bytes}
     likely = [
@@ -429,7 +429,7 @@ def _images(files: Sequence[FileLooks]) -> list[Guess]:
 
 
 def _named_images(file: FileLooks) -> list[Guess]:
-    """Return how to read images that are opaque scalars, each with a name of its own; none if there are none."""
+    """Return a guess for images that are opaque scalars, each with a name of its own."""
     names = [name for name, look in file.of_bytes.items() if not look.shape]
     groups = {name.rpartition("/")[0] for name in names}
     if len(names) < MIN_NAMES or len(groups) > 1 or any(name.rpartition("/")[0] in groups for name in file.arrays):
@@ -448,7 +448,7 @@ def _named_images(file: FileLooks) -> list[Guess]:
 
 
 def _lists(files: Sequence[FileLooks]) -> list[Guess]:
-    """Return how to read rows that are lists of numbers; none if other arrays have several numbers in a row."""
+    """Return a guess for rows that are lists of numbers; none if another array has several numbers in a row."""
     arrays = files[0].arrays
     ragged = {name: look for name, look in files[0].of_bytes.items() if len(look.shape) == 1 and "list" in look.dtype}
     if not ragged:
@@ -503,7 +503,7 @@ def _shapes(rows: Sequence[bytes]) -> set[tuple[int, ...]]:
 
 
 def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
-    """Return how to read the rows of a sparse matrix, as AnnData and Cell Ranger write it; none if there is none."""
+    """Return a guess for the rows of a sparse matrix, as AnnData and Cell Ranger write it."""
     arrays = files[0].arrays
     matrices = matrices_among(arrays)
     groups = sorted(matrices)
@@ -524,7 +524,7 @@ def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
 
 
 def _cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:
-    """Return how to read the arrays that cells of MATLAB refer to, each a segment; none if there are no references."""
+    """Return a guess for the arrays that cells of MATLAB refer to, each a segment."""
     cells = {name: looks for name in file.references if (looks := reader.cells(name))}
     if not cells:
         return []

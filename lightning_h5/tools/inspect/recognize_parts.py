@@ -1,4 +1,4 @@
-"""What a sample of groups or files may be that are a segment each, from names, shapes and dtypes."""
+"""Guesses of samples for groups or files that are a segment each, from names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value"}
 
 
 class Look(NamedTuple):
-    """How an array looks: its shape, and its dtype in words."""
+    """The shape of an array, and its dtype in words."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -72,7 +72,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileLooks:
-    """The arrays of a file, or of a group in it, by name; those of lists or opaque values; and those of references."""
+    """The arrays of a file or group by name: numbers and text, lists and opaque values, and references."""
 
     path: str
     group: str = ""
@@ -82,7 +82,7 @@ class FileLooks:
 
     @property
     def name(self) -> str:
-        """Name of the segment that it may be."""
+        """Name of the segment."""
         return self.group or re.split(r"[\\/]", self.path)[-1]
 
 
@@ -129,10 +129,10 @@ class Guess:
 
 
 class Reader(NamedTuple):
-    """What a rule may look up.
+    """Functions that read files for the rules.
 
     Attributes:
-        values: returns all values of a column of the first file; None if it cannot be read.
+        values: return all values of a column of the first file; None if it cannot be read.
         attributes: returns the attributes of some parts that have one number or text, by name, for each part.
         cells: returns how the arrays look that an array of the first file refers to; none if it does not make segments.
     """
@@ -206,7 +206,7 @@ class AlikeParts:
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """The fields with steps, and the axis of these: of the same number, or one more or less than actions."""
+        """The axis of the steps of each field that has them: as many as the main array has, or one more or less."""
         axes_of_fields, max_difference = {}, 1 if self.words & ACTIONS else 0
         for name, shapes in self.shapes.items():
             axes = [self.step_axis, 0] if len(shapes[0]) == 2 else [0]
@@ -251,7 +251,7 @@ class AlikeParts:
 
     @property
     def are_segments(self) -> bool:
-        """Whether files are segments, and not rows: these have one shape, and often one value a row."""
+        """Whether each file is a segment. Files of rows have one row shape, and often a column."""
         if len(self.parts) < 2 or not self.shapes:
             return False
         steps = self.steps
@@ -295,7 +295,7 @@ class AlikeParts:
         return named[0] if len(named) == 1 else None
 
     def guesses(self) -> list[Guess]:
-        """Return what a sample may be."""
+        """Return guesses of samples, the likeliest first."""
         if not self.shapes:
             return []
         return [replace(guess, why=f"{guess.why}{self._unused(guess)}") for guess in self._guesses()]
@@ -390,7 +390,7 @@ class AlikeParts:
         return " ".join(parts)
 
     def _names(self, keys: Any) -> dict[str, str]:
-        """Return names in a sample, with their arrays: last parts of names, or whole names if these are not unique."""
+        """Return the array of each name in a sample: the last part of its key, or the whole key to be unique."""
         short = {key: re.split(r"[/@]", key)[-1] for key in keys}
         counts = Counter(short.values())
         return {(name if counts[name] == 1 else key): key for key, name in short.items()}

@@ -1,4 +1,4 @@
-"""What to train a file with if its samples are segments or windows: what was recognized is tried, and measured."""
+"""Advice for samples that are segments or windows: guesses are tried on the files, and their cost is computed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MAX_STEPS = 1 << 20  # of a segment whose chunks are counted one by one, over al
 
 
 def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]) -> Advice:
-    """Return what to train files with: with segments or windows if they look like that, otherwise ``rows``.
+    """Return the advice for files: segments or windows if a guess fits, otherwise ``rows``.
 
-    A way to read them that a dataset refuses is no advice. Reads metadata, and small columns of the first file.
+    A guess that a dataset refuses is left out. Reads metadata, and small columns of the first file.
 
     Args:
         rows: the advice if rows are samples.
-        path: the files as their user names them.
-        looks: what is in each.
+        path: the files as the user named them.
+        looks: the arrays of each file.
     """
     files = [look.path for look in looks]
     reader = Reader(lambda key: read_column(files[:1], key), _attributes, lambda key: _cells(files[0], key))
@@ -57,7 +57,7 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
 
 
 def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return attributes with one number or text that all of the parts have, and so have the arrays of these names."""
+    """Return attributes with one number or text that all parts have, of the parts and of the named arrays."""
     attributes: dict[str, list[Any]] = {}
     for at, part in enumerate(parts[:MAX_PARTS]):
         part_attributes: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, l
 
 
 def _cells(path: str, key: str) -> list[Look]:
-    """Return how arrays look that an array of references leads to; none if it does not lead to arrays alone."""
+    """Return the looks of the arrays that an array of references points at; none if it points at other objects."""
     with suppress(H5Error, *FAULTS), open_h5(path) as file:
         names = referenced_arrays(file, path, key, FileOptions())
         arrays = [(file[name], is_matlab_text(file, name)) for name in names]
@@ -89,10 +89,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
-    """Return the advice that a guess leads to.
+    """Return the advice for a guess.
 
     Raises:
-        H5Error: the files are no such samples.
+        H5Error: the guess does not fit the files.
     """
     # Imports torch, which takes longer than inspecting most files.
     from ...datasets.lazy import LazyFileDataset
@@ -125,7 +125,7 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
 
 
 def _cost_of(table: Any) -> SampleCost:
-    """Return what samples cost, from chunks of some of them."""
+    """Return the cost of a sample, from the chunks of up to 256 of them."""
     from ...readers import BlockMap, RowGrid
 
     n = table.n_samples
@@ -164,7 +164,7 @@ def _cost_of(table: Any) -> SampleCost:
 
 
 def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
-    """Return ``sample``, if these files are refused without it, and why.
+    """Return ``sample``, if a dataset refuses the files without it, and the reason.
 
     Args:
         arrays: input and target of one file.

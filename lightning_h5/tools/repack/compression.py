@@ -30,11 +30,11 @@ class _Compression(NamedTuple):
     """A supported compression.
 
     Attributes:
-        id: number of its filter.
+        id: the number of its filter.
         levels: its levels, if it has any.
         level: the default.
         plugin: class of hdf5plugin; empty if HDF5 or h5py include the filter.
-        codec: the compressor that this class is made with.
+        codec: the compressor that the class gets.
     """
 
     id: int
@@ -137,7 +137,7 @@ def filter_steps(
 def stored_steps(plist: Any) -> tuple[FilterStep, ...]:
     """Return an array's filters in the form that asks for the same filters again.
 
-    Some filters write what they learn of the array before or over their options, and would do so twice.
+    Some filters prepend properties of the array to their options, or overwrite them, and would do so twice.
 
     Args:
         plist: the array's creation property list.

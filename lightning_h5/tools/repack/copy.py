@@ -1,4 +1,4 @@
-"""A file's groups, links, arrays and attributes in a copy of it, in which some arrays get other chunks."""
+"""Copies of groups, links, arrays and attributes, with other chunks for some arrays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileCopy:
         self.places: dict[int, bytes] = {address_of(source["/"].id): b"/"}
 
     def copy_structure(self) -> None:
-        """Make all but attributes and the rows of arrays that are written again.
+        """Create all objects and links, without attributes, and without the rows of rewritten arrays.
 
         Raises:
             H5ValueError: a link is of a kind that HDF5 does not know.
@@ -96,7 +96,7 @@ class FileCopy:
             h5py.h5d.create(into, link.name, stored, link.item.get_space(), plist, options)
 
     def copy_rows(self, report: Callable[[int], object]) -> None:
-        """Write the rows of arrays that are written again.
+        """Write the rows of rewritten arrays.
 
         Args:
             report: called with the decoded bytes of rows that were written.
@@ -129,10 +129,10 @@ class FileCopy:
         return shuffle_pieces(pieces, self.order, original.shape[0], row_bytes_of(original), self.folder)
 
     def objects_of(self, original: Any, plan: ArrayPlan) -> Iterator[tuple[Any, Any]]:
-        """Yield all values of an array of the source as Python objects, after what selects them in the copy.
+        """Yield selections in the copy, and the values of the source for them as Python objects.
 
         Raises:
-            H5FileError: h5py has no such type.
+            H5FileError: h5py does not support the type.
         """
         array = h5py.Dataset(original)
         parts: list[Any] = [()]
@@ -150,7 +150,7 @@ class FileCopy:
                 yield from zip(self.order(part.start, part.start + len(values)).tolist(), values, strict=True)
 
     def copy_attributes(self) -> None:
-        """Copy the attributes and comments of all objects; what they refer to must exist by now."""
+        """Copy the attributes and comments of all objects, once all objects that they refer to exist."""
         for place in self.places.values():
             original, copied = h5py.h5o.open(self.source.id, place), h5py.h5o.open(self.copy.id, place)
             for attribute in attributes_of(original):
@@ -190,7 +190,7 @@ class FileCopy:
         return type(value)() if place is None else h5py.h5r.create(self.copy.id, place, h5py.h5r.OBJECT)
 
     def place_of(self, reference: Any) -> bytes | None:
-        """Return the path of what a reference of the source points at; None if it points nowhere."""
+        """Return the path of the object that a reference of the source points at; None if it was deleted."""
         try:
             return self.places.get(address_of(h5py.h5r.dereference(reference, self.source.id))) if reference else None
         except (ValueError, KeyError, RuntimeError, OSError):  # its target was deleted

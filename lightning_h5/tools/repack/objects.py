@@ -21,7 +21,7 @@ class Link(NamedTuple):
         group: path of the group, which ends in a slash.
         name: in the group.
         info: h5py's record of the link.
-        value: what a soft or external link names.
+        value: the target of a soft or external link.
         item: h5py's low-level object, for hard links.
         address: of the object in its file, for hard links.
         is_first: whether the object has no other name before this one.
@@ -42,12 +42,12 @@ class Link(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The path for people."""
+        """The path for messages."""
         return self.path.decode(errors="surrogateescape").lstrip("/")
 
 
 def links_in(file: Any) -> Iterator[Link]:
-    """Yield all links of an open file, each group before what is in it. Soft and external links are not followed.
+    """Yield all links of an open file, each group before its members. Soft and external links are not followed.
 
     Raises:
         H5ValueError: groups are nested more than 1,000 deep.
@@ -97,7 +97,7 @@ def address_of(item: Any) -> int:
 
 
 def _creation_index(creation_order: int) -> int:
-    """Return the order in which to go through names: that of their creation if the file keeps it."""
+    """Return the index to iterate by: the order of creation if the file keeps it, otherwise names."""
     is_tracked = creation_order & h5py.h5p.CRT_ORDER_TRACKED
     return int(h5py.h5.INDEX_CRT_ORDER if is_tracked else h5py.h5.INDEX_NAME)
 
@@ -110,7 +110,7 @@ def attributes_of(owner: Any) -> Iterator[Any]:
 
 
 def has_class(stored: Any, *classes: int) -> bool:
-    """Return whether h5py's low-level type, or one inside it, is of a class of HDF5's, such as ``h5t.REFERENCE``."""
+    """Return whether a low-level type, or one inside it, has an HDF5 class, for example ``h5t.REFERENCE``."""
     return _contains(stored, lambda kind: kind.get_class() in classes)
 
 
@@ -123,14 +123,14 @@ def _is_text(stored: Any) -> bool:
     return stored.get_class() == h5py.h5t.STRING and bool(stored.is_variable_str())
 
 
-def _contains(stored: Any, is_wanted: Callable[[Any], bool]) -> bool:
-    """Return whether a low-level type, or one inside it, is wanted."""
+def _contains(stored: Any, condition: Callable[[Any], bool]) -> bool:
+    """Return whether a low-level type, or one inside it, meets a condition."""
     kind = stored.get_class()
-    if is_wanted(stored):
+    if condition(stored):
         return True
     if kind == h5py.h5t.COMPOUND:
-        return any(_contains(stored.get_member_type(at), is_wanted) for at in range(stored.get_nmembers()))
-    return kind in (h5py.h5t.ARRAY, h5py.h5t.VLEN) and _contains(stored.get_super(), is_wanted)
+        return any(_contains(stored.get_member_type(at), condition) for at in range(stored.get_nmembers()))
+    return kind in (h5py.h5t.ARRAY, h5py.h5t.VLEN) and _contains(stored.get_super(), condition)
 
 
 def was_written(array_id: Any) -> bool:
@@ -148,7 +148,7 @@ def read_attribute(attribute: Any, *, as_objects: bool) -> tuple[npt.NDArray[Any
             pointers to memory that the library takes back when they are written.
 
     Raises:
-        H5FileError: h5py has no such type.
+        H5FileError: h5py does not support the type.
     """
     stored = attribute.get_type()
     try:

@@ -22,17 +22,17 @@ from .objects import address_of, has_class, is_variable, links_in
 from .row_io import chunks_of, raw_layout
 
 CHUNK_BYTES = 512 << 10
-"""A chunk's decoded bytes are this, or down to half of it.
+"""The decoded bytes of a chunk, or down to half of it.
 
-A random row costs a chunk, so chunks should be small; but each costs some time to look up, and compressors find less in
-fewer bytes. The rows are a power of two, so that chunks of one field begin where those of another do.
+A random row costs a chunk, so chunks should be small; but each costs some time to look up, and compressors do
+worse on few bytes. The rows are a power of two, so that chunks of different fields begin at the same rows.
 """
 
 STORE_CHUNK_BYTES = 4 << 20
 """The same for files in object stores, where a request takes as long as a MiB."""
 
 MAX_CHUNK_BYTES = 32 << 20
-"""What a chunk may have decoded: each thread holds one, and each random row costs one."""
+"""The largest decoded chunk: each thread holds one, and each random row costs one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class RepackOptions:
     """The options; see ``repack_file``.
 
     Raises:
-        H5ValueError: it makes no sense, or a compression is not installed.
+        H5ValueError: options contradict each other, or a compression is not installed.
     """
 
     rows_per_chunk: int | Literal["auto"] | None = None
@@ -68,7 +68,7 @@ class RepackOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayPlan:
-    """What becomes of an array.
+    """How an array is copied.
 
     Attributes:
         name: one of its names in the file.
@@ -79,7 +79,7 @@ class ArrayPlan:
         steps: filters of the copy. For ``rows`` alone.
         is_shuffled: whether its rows are permuted.
         n_bytes: of all rows, decoded.
-        note: why it is not as asked, if so.
+        note: the reason if an option is not applied to it.
     """
 
     name: str
@@ -106,7 +106,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
 
     Raises:
         H5KeyError: an array that was named does not exist.
-        H5ValueError: what is asked cannot be done with these arrays, or one that would be read declares far more than
+        H5ValueError: an option cannot be applied to the arrays, or an array that would be read declares far more than
             is stored.
     """
     arrays = {}
@@ -133,7 +133,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
 
 
 def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> None:
-    """Refuse an array that cannot be read as planned."""
+    """Raise an error if an array cannot be read as planned."""
     dataset = h5py.Dataset(array)
     if (plan.way != "as it is" or options.verify) and array.shape:
         check_sizes(file, dataset, plan.name, options.files)
@@ -166,7 +166,7 @@ def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:
 
 
 def _permuted_arrays(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -> set[int]:
-    """Return arrays with rows to permute: never only some of those that belong together, unless they are named."""
+    """Return the addresses of arrays to permute: all with rows, or the named ones; their row counts must agree."""
     if options.shuffle_rows is None:
         return set()
     if options.shuffle_keys is None:
@@ -191,7 +191,7 @@ def _plan(
     """Return the plan for an array.
 
     Args:
-        array: which.
+        array: the array.
         layout_options: the options for its layout; None if ``keys`` leaves it out.
         options: the options of the copy.
         is_shuffled: whether its rows are permuted.

@@ -34,13 +34,13 @@ CACHE_BYTES = 64 << 20  # cache of the HDF5 library for the array being read
 
 @dataclass(frozen=True, kw_only=True)
 class StoredAs:
-    """How an array lies in a file.
+    """How an array is stored in a file.
 
     Attributes:
         chunks: shape of a chunk; None if it is not chunked.
         filters: names of its filters, in the order of writing.
-        n_bytes: that it takes in the file.
-        row_cost: bytes that are decoded for one row alone: all of the chunks that it takes part in.
+        n_bytes: bytes in the file.
+        row_cost: bytes that are decoded to read a single row.
     """
 
     chunks: tuple[int, ...] | None
@@ -51,16 +51,16 @@ class StoredAs:
 
 @dataclass(frozen=True, kw_only=True)
 class RepackedArray:
-    """What became of an array.
+    """How an array was copied.
 
     Attributes:
         name: one of its names in the file.
         n_bytes: of all rows, decoded.
         is_rewritten: whether its rows were written again; otherwise it is stored as before.
         is_shuffled: whether its rows were permuted.
-        before: how it lay in the source.
-        after: how it lies in the copy.
-        note: why it is not as asked, if so.
+        before: how the source stores it.
+        after: how the copy stores it.
+        note: the reason if an option was not applied to it.
     """
 
     name: str
@@ -74,7 +74,7 @@ class RepackedArray:
 
 @dataclass(frozen=True, kw_only=True)
 class RepackReport:
-    """What ``repack_file`` did.
+    """The result of ``repack_file``.
 
     Attributes:
         source: the file that was copied.
@@ -82,8 +82,8 @@ class RepackReport:
         arrays: all arrays, in the order of the file.
         n_bytes_before: size of the source.
         n_bytes_after: size of the copy.
-        seconds: that the copy took, without the verification.
-        verify_seconds: that the verification took; None if there was none.
+        seconds: duration of the copy, without the verification.
+        verify_seconds: duration of the verification; None without one.
     """
 
     source: str
@@ -116,10 +116,10 @@ def repack_file(
 
     Everything else stays as it is: attributes, groups, links of all kinds, dimension scales, references to objects,
     fill values, limits of growth, the user block. Arrays that were made with a named type have an equal one of their
-    own. What lies in other files (external links and storage, virtual arrays) stays a link; no other file is opened.
+    own. Data in other files (external links and storage, virtual arrays) stays a link; no other file is opened.
     References to regions of arrays are refused; HDF5's own ``h5repack`` copies them.
 
-    The copy has another name until it is complete and, if asked, verified. It never replaces a file. After an error,
+    The copy has another name until it is complete and, on request, verified. It never replaces a file. After an error,
     Ctrl-C or a full disk nothing is left of it.
 
     Chunks are decoded in threads, and encoded in threads for gzip and zstd. Holds less than 512 MiB, of any file,
@@ -132,9 +132,9 @@ def repack_file(
         rows_per_chunk: rows of a chunk, which holds them whole; "auto" takes a power of two that makes 256 to 512 KiB
             of them, decoded, or a single row. Arrays with rows above 32 MiB stay as they are. A number is for arrays
             with rows. Columns (one-dimensional arrays, but for tables) stay contiguous, or in their chunks, if the file
-            has other arrays. Their ``note`` in the report mentions it. If filters are asked for, those that were
-            contiguous get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks;
-            others stay without, if nothing that is asked needs chunks.
+            has other arrays. Their ``note`` in the report mentions it. If filters are requested, contiguous columns
+            get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks; others stay
+            without, if no option needs chunks.
         compression: ``gzip``, ``lzf``, ``none``, or with the extra ``filters`` ``zstd``, ``lz4``, ``blosc``,
             ``blosc-zstd``, ``blosc2``, ``bitshuffle``. None, or ``keep``, leaves each array the filters that it has.
         level: how hard to compress: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
@@ -153,7 +153,7 @@ def repack_file(
             makes chunks of 2 to 4 MiB, and the file's own tables lie together in pages of 1 MiB. From a local disk, a
             random row costs more then.
         trusted: accept chunks over 1 GiB, decoded, which are held whole, and arrays that declare over 4 GiB and over
-            1,000 times what is stored.
+            1,000 times their stored bytes.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
@@ -164,7 +164,7 @@ def repack_file(
             folder is missing or not writable.
         H5KeyError: an array that was named does not exist.
         H5ValueError: an argument makes no sense for this file, a compression is not installed, or an array declares far
-            more than is stored.
+            more than it stores.
         H5CorruptError: the source is damaged, or the copy differs from it.
         H5DataChangedError: the source was written to meanwhile.
     """
@@ -239,7 +239,7 @@ def _repack_file(file: Any, source: str, target: str, options: RepackOptions, sh
 
 @contextmanager
 def _translate_errors(source: str, target: str) -> Iterator[None]:
-    """Translate errors of the HDF5 library or the system into errors that say what to do."""
+    """Translate errors of the HDF5 library or the system into errors with a remedy."""
     try:
         yield
     except H5Error:

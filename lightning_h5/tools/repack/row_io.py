@@ -61,7 +61,7 @@ def _selection(array_id: Any, box: Box) -> tuple[Any, Any]:
 
 
 def read_box(array_id: Any, name: str, box: Box, out: Bytes | None = None) -> Bytes:
-    """Read a part of an array through the HDF5 library, as bytes, whatever its type.
+    """Read a part of an array of any type through the HDF5 library, as bytes.
 
     Args:
         array_id: h5py's low-level dataset.

@@ -21,8 +21,9 @@ from .row_io import PIECE_BYTES, make_buffer, read_box, rows_box
 class CopyVerifier:
     """Compares a copy with its source.
 
-    Neither our encoders nor what we make of a chunk index judge themselves: the HDF5 library reads both files, except
-    for Blosc2 in the source: the library finds its chunks and this package decodes them (see ``hdf5.checks``).
+    The HDF5 library reads both files, so that the encoders and chunk indexes of this package do not verify themselves.
+    The exception is Blosc2 in the source: the library finds its chunks, and this package decodes them (see
+    ``hdf5.checks``).
 
     Args:
         file_copy: wrote the copy.
@@ -100,7 +101,7 @@ class CopyVerifier:
             self._report(rows.nbytes)
 
     def _equal(self, original: Any, copied: Any) -> bool:
-        """Return whether values are the same, to the bit; references, if they point at copies of the same."""
+        """Return whether values are equal to the bit, and references point at copies of the same objects."""
         if isinstance(original, np.ndarray) and isinstance(copied, np.ndarray):
             if original.shape != copied.shape or original.dtype != copied.dtype:
                 return False
@@ -139,7 +140,7 @@ def _fill_of(array: Any) -> Any:
 
 
 def _sources_of(array: Any) -> Any:
-    """Return what an array declares of the places of its values: parts of other arrays or files, and the fill value."""
+    """Return the declared sources of an array: external files, the fill value, and virtual mappings."""
     plist = array.get_create_plist()
     external = [plist.get_external(at) for at in range(plist.get_external_count())]
     mappings = h5py.Dataset(array).virtual_sources() if plist.get_layout() == h5py.h5d.VIRTUAL else []
