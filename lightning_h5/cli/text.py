@@ -165,9 +165,7 @@ def _cost_text(cost: SampleCost) -> str:
         return f"{sample}, stored without chunks: nothing is decoded."
     chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
     plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_chunk_order)
-    return (
-        f"{sample} in {chunks}. Each takes {plain} of decoding in plain random order, {ordered} with shuffle='chunks'."
-    )
+    return f"{sample} in {chunks}. Reading one at random decodes {plain}, or {ordered} with shuffle='chunks'."
 
 
 def _store_text(cost: StoreCost) -> str:
