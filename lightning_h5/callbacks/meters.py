@@ -53,10 +53,10 @@ class Meter:
     """
 
     def __init__(self, loaders: Sequence[Loader], before: LoaderMetrics, *, has_collectives: bool) -> None:
-        own = [loader for loader in loaders if isinstance(loader, H5DataLoader)]
-        self.by_step = LoaderMetrics(*own, sync_on_compute=has_collectives)
-        self.by_epoch = LoaderMetrics(*own, sync_on_compute=has_collectives)
-        self.whole = StageTotals(*own, sync_on_compute=False)
+        own_loaders = [loader for loader in loaders if isinstance(loader, H5DataLoader)]
+        self.by_step = LoaderMetrics(*own_loaders, sync_on_compute=has_collectives)
+        self.by_epoch = LoaderMetrics(*own_loaders, sync_on_compute=has_collectives)
+        self.whole = StageTotals(*own_loaders, sync_on_compute=False)
         for metric in self._metrics:
             metric.count_since(before)
         self.n_slow = 0

@@ -158,14 +158,16 @@ class H5StatsMonitor(Callback):
         if "train" not in self._meters or not every or not is_logging_step(trainer, every):
             return
         step = logged_step(trainer)
-        named = self._named(self._figures(trainer, self._meters["train"].by_step))
-        shown = {self.prefix + name for name in IN_PROGRESS_BAR if self.progress_bar}
-        for name, value in named.items():  # the same on all ranks by now
-            pl_module.log(name, value, prog_bar=name in shown, logger=bool(trainer.loggers), on_step=True, batch_size=1)
-        self._logged = tuple(named)
+        named_figures = self._named(self._figures(trainer, self._meters["train"].by_step))
+        bar_names = {self.prefix + name for name in IN_PROGRESS_BAR if self.progress_bar}
+        for name, value in named_figures.items():  # the same on all ranks by now
+            pl_module.log(
+                name, value, prog_bar=name in bar_names, logger=bool(trainer.loggers), on_step=True, batch_size=1
+            )
+        self._logged = tuple(named_figures)
         if not is_logging_step(trainer):  # otherwise Lightning writes them itself after this hook
             for trainer_logger in trainer.loggers:
-                trainer_logger.log_metrics(named, step=step)
+                trainer_logger.log_metrics(named_figures, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the epoch's figures."""

@@ -40,8 +40,10 @@ def stage_table(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]],
     text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
     rule = "-" * max(len(title), *map(len, text))
     width = max(len(rule), min(WIDTH, get_terminal_size((WIDTH, 24)).columns))
-    below = [line for remark in remarks for line in wrap(remark, width, subsequent_indent="  ", break_long_words=False)]
-    return "\n".join(["", title, rule, text[0], rule, *text[1:], rule, *below, ""])
+    remark_lines = [
+        line for remark in remarks for line in wrap(remark, width, subsequent_indent="  ", break_long_words=False)
+    ]
+    return "\n".join(["", title, rule, text[0], rule, *text[1:], rule, *remark_lines, ""])
 
 
 def _stage_column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:

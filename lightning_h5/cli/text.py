@@ -70,11 +70,11 @@ def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
 def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
     """Yield a line for each name, indented by its depth; text that does not fit goes below the name."""
     arrays = {array.name: array for array in report.arrays}
-    shown = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
-    names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in shown]
+    entries = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
+    names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in entries]
     width = min(48, max(map(len, names), default=0))
     yield "/"
-    for entry, name in zip(shown, names, strict=True):
+    for entry, name in zip(entries, names, strict=True):
         text = _entry_text(entry, arrays.get(entry.name))
         line = f"{name:<{width}}  {text}".rstrip()
         if len(line) <= line_width() or not text:
@@ -85,8 +85,8 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
         room = max(line_width() - len(indent), MIN_ROOM)
         lines = [text] if "link" in entry.kind else wrap(text, room, break_long_words=False)
         yield from (indent + part for part in lines)
-    if left := len(report.entries) - len(shown):
-        yield faint(f"... and {left} below; --depth shows more")
+    if n_hidden := len(report.entries) - len(entries):
+        yield faint(f"... and {n_hidden} below; --depth shows more")
 
 
 def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
@@ -109,20 +109,20 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
 def _rows(report: FileReport) -> Iterator[str]:
     """Yield the cost of a random row of each array, the largest first, and the arrays that cannot be read."""
     # The cost of text is meaningless: the size of a row is that of a pointer.
-    costly = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
-    costly.sort(key=lambda pair: -pair[0].n_bytes)
+    row_costs = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
+    row_costs.sort(key=lambda pair: -pair[0].n_bytes)
     lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
-    for array, row in costly[:MAX_ARRAYS]:
+    for array, row in row_costs[:MAX_ARRAYS]:
         name = array.name if len(array.name) <= MAX_NAME else f"...{array.name[3 - MAX_NAME :]}"
         sizes = (array.n_bytes / max(1, (array.shape or (1,))[0]), row.bytes_read, row.bytes_decoded)
         lines.append([name, *map(bytes_text, sizes), str(row.n_chunks or "-")])
         if row.why_slow:
             notes.append(f"{array.name} is read through the HDF5 library, in one thread: {row.why_slow}")
-    if costly:
+    if row_costs:
         yield ""
         yield table(lines)
-    if len(costly) > MAX_ARRAYS:
-        yield faint(f"... and {len(costly) - MAX_ARRAYS} smaller arrays; --json has all")
+    if len(row_costs) > MAX_ARRAYS:
+        yield faint(f"... and {len(row_costs) - MAX_ARRAYS} smaller arrays; --json has all")
     notes += [f"{a.name}: {a.problem}" for a in report.arrays if a.problem is not None and a.row is None]
     yield from (line for note in notes for line in wrap(safe(note), line_width(), subsequent_indent="  "))
 
@@ -241,11 +241,11 @@ def repack_text(report: RepackReport) -> Iterator[str]:
         rows.append(["", *_stored_cells(array.after)] if array.is_rewritten else ["", "as before", "", "", ""])
     yield table(rows)
     yield from (faint(f"{array.name} {array.note}.") for array in report.arrays if array.note)
-    rewritten = [array for array in report.arrays if array.is_rewritten]
-    compressed = [array for array in rewritten if set(array.after.filters) - {"shuffle", "fletcher32"}]
-    if idle := [array.name for array in compressed if array.after.n_bytes > NO_GAIN * array.n_bytes]:
-        yield f"Compressed, {listing(idle, 3)} takes as much space as without: --compression none reads faster."
-    speed = sum(array.n_bytes for array in rewritten) / 2**20 / max(1e-9, report.seconds)
+    rewritten_arrays = [array for array in report.arrays if array.is_rewritten]
+    compressed_arrays = [array for array in rewritten_arrays if set(array.after.filters) - {"shuffle", "fletcher32"}]
+    if no_gain := [array.name for array in compressed_arrays if array.after.n_bytes > NO_GAIN * array.n_bytes]:
+        yield f"Compressed, {listing(no_gain, 3)} takes as much space as without: --compression none reads faster."
+    speed = sum(array.n_bytes for array in rewritten_arrays) / 2**20 / max(1e-9, report.seconds)
     verified = "" if report.verify_seconds is None else f"; verified in {report.verify_seconds:.1f} s"
     yield (
         f"{bytes_text(report.n_bytes_before)} became {bytes_text(report.n_bytes_after)} "
@@ -278,8 +278,8 @@ def stats_text(report: StatsReport) -> list[str]:
         shape = "of several shapes," if array.row_shape is None else "x".join(map(str, array.row_shape)) or "1"
         head = f"{bold(array.key)}: {array.n_rows:,} rows{of_rows}{of_files}, each {shape} of {array.dtype}"
         text += [*([""] if text else []), head, table(_channel_rows(array))]
-        if (hidden := array.mean.size - MAX_CHANNELS) > 0:
-            text.append(faint(f"and {hidden:,} more channels; --json and --output have all of them"))
+        if (n_hidden := array.mean.size - MAX_CHANNELS) > 0:
+            text.append(faint(f"and {n_hidden:,} more channels; --json and --output have all of them"))
     return text
 
 
@@ -305,8 +305,8 @@ def stats_doubts(report: StatsReport) -> Iterator[str]:
         n_nan, n_infinite = int(array.n_nan.sum()), int(array.n_infinite.sum())
         if n_nan or n_infinite:
             yield f"{array.key!r} has {n_nan:,} NaN and {n_infinite:,} infinite values, which the statistics exclude."
-        flat = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
-        if flat:
-            numbers = f"{', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''}"
+        constant_channels = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
+        if constant_channels:
+            numbers = f"{', '.join(map(str, constant_channels[:12]))}{' ...' if len(constant_channels) > 12 else ''}"
             channels = f"channels {numbers} of " if array.mean.ndim else ""
             yield f"{channels}{array.key!r}: all values are equal (std 0) and normalize to 0."

@@ -295,8 +295,8 @@ def _rows_of_segments(rows: RowsLike, table: RowTable, key: str) -> list[IntArra
     rows_of_segments = WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64)))[0].rows
     has_steps = table.has_steps[0]
     parts, local = table.locate(rows_of_segments) if has_steps else table.locate_values(0, rows_of_segments)
-    own = table.own_rows(0, parts, local) if has_steps else local
-    return [np.unique(own[parts == part]) for part in range(len(table.layouts))]
+    array_rows = table.own_rows(0, parts, local) if has_steps else local
+    return [np.unique(array_rows[parts == part]) for part in range(len(table.layouts))]
 
 
 def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
@@ -314,8 +314,8 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
             f"numbers of rows, or a mask of the shape ({n_rows},)."
         )
     ordered: IntArray = np.sort(numbers).astype(np.int64)
-    if len(outside := ordered[(ordered < 0) | (ordered >= n_rows)]):
-        row = outside[0] if outside[0] < 0 else outside[-1]
+    if len(invalid_rows := ordered[(ordered < 0) | (ordered >= n_rows)]):
+        row = invalid_rows[0] if invalid_rows[0] < 0 else invalid_rows[-1]
         raise H5ValueError(f"row {row} is out of range for {key}, which has {n_rows} rows. Pass rows of these files.")
     if (np.diff(ordered) == 0).any():
         raise H5ValueError(f"rows has {len(ordered)} rows of {key}, some of them twice. Pass each once.")
@@ -396,32 +396,32 @@ def _tasks_of(
     """Yield tasks for some rows at a time: all tasks of a terabyte would take much memory."""
     counters = Counters()
     first = 0
-    for own, (layout,) in zip(rows, table.layouts, strict=True):
+    for part_rows, (layout,) in zip(rows, table.layouts, strict=True):
         row_bytes = max(1, layout.row_bytes)
         if layout.value is not None or not layout.row_bytes:
             value = np.empty(0, layout.dtype) if layout.value is None else np.asarray(layout.value, layout.dtype)
-            if len(own):
-                target.put(first, value.reshape(len(own), *layout.row_shape))
+            if len(part_rows):
+                target.put(first, value.reshape(len(part_rows), *layout.row_shape))
         elif layout.view is not None:
             source = open_source(layout, options, 1, counters)
-            yield from _tasks_of_view(source, layout, own, target, first)
+            yield from _tasks_of_view(source, layout, part_rows, target, first)
         else:
             source = open_source(layout, options, max(1, RUN_BYTES // row_bytes), counters)
             step = max(1, MAX_BYTES // row_bytes)
             if step > source.rows_per_block:  # otherwise rows that share chunks do not fit, and are read repeatedly
                 step = step // source.rows_per_block * source.rows_per_block
-            places = first_places(own, np.arange(0, layout.n_rows + step, step)).tolist()
+            places = first_places(part_rows, np.arange(0, layout.n_rows + step, step)).tolist()
             for start, end in pairwise(places):
-                yield bulk_tasks(source, layout, own[start:end], target, first + start)
-        first += len(own)
+                yield bulk_tasks(source, layout, part_rows[start:end], target, first + start)
+        first += len(part_rows)
 
 
 def _tasks_of_view(
-    source: BlockSource, layout: ArrayLayout, own: Rows, target: _InOrder, first: int
+    source: BlockSource, layout: ArrayLayout, part_rows: Rows, target: _InOrder, first: int
 ) -> Iterator[list[BulkTask]]:
     """Yield a task for each block of an array with other axes of rows; rows of a block need not be consecutive."""
     grid = source.grid
-    blocks, within = BlockMap([grid._replace(period=grid.size)]).locate(np.asarray(own, dtype=np.int64))
+    blocks, within = BlockMap([grid._replace(period=grid.size)]).locate(np.asarray(part_rows, dtype=np.int64))
     order = np.argsort(blocks, kind="stable")
     blocks, within = blocks[order], within[order]
     cuts = np.flatnonzero(np.diff(blocks, prepend=-1, append=-1))
@@ -540,26 +540,26 @@ def stats_of(values: npt.NDArray[Any]) -> RunningStats:
     lines = np.ascontiguousarray(np.moveaxis(values, 1, 0)).reshape(n_channels, -1)
     lines = lines.astype(_computing_dtype(values.dtype), copy=False)
     n, n_nan = np.full(n_channels, lines.shape[1]), np.zeros(n_channels, dtype=np.int64)
-    where: Any = True
+    is_finite: Any = True
     with np.errstate(all="ignore"):  # stored values may be anything
         least, largest = lines.min(axis=1), lines.max(axis=1)
         if not (np.isfinite(least) & np.isfinite(largest)).all():  # NaN propagates to both
-            where = np.isfinite(lines)
-            n, n_nan = where.sum(axis=1), np.isnan(lines).sum(axis=1)
-            least = lines.min(axis=1, where=where, initial=np.inf)
-            largest = lines.max(axis=1, where=where, initial=-np.inf)
+            is_finite = np.isfinite(lines)
+            n, n_nan = is_finite.sum(axis=1), np.isnan(lines).sum(axis=1)
+            least = lines.min(axis=1, where=is_finite, initial=np.inf)
+            largest = lines.max(axis=1, where=is_finite, initial=-np.inf)
         if lines.dtype.kind in "iu" and lines.dtype.itemsize == 8:
             # float64 cannot represent all int64, but a multiple of 2048 exactly; unsigned distances from it never
             # overflow.
-            below = least >> 11 << 11
-            shift = below.astype(np.float64)
-            deviations = (lines.view(np.uint64) - below.view(np.uint64)[:, None]).astype(np.float64)
+            base = least >> 11 << 11
+            shift = base.astype(np.float64)
+            deviations = (lines.view(np.uint64) - base.view(np.uint64)[:, None]).astype(np.float64)
         else:
             shift = np.where(n > 0, least.astype(np.float64) / 2 + largest.astype(np.float64) / 2, 0.0)
             deviations = np.subtract(lines, shift[:, None], dtype=np.float64)
-        offset = deviations.sum(axis=1, where=where) / np.maximum(n, 1)
+        offset = deviations.sum(axis=1, where=is_finite) / np.maximum(n, 1)
         deviations -= offset[:, None]
-        squares = np.square(deviations, out=deviations).sum(axis=1, where=where)
+        squares = np.square(deviations, out=deviations).sum(axis=1, where=is_finite)
     return RunningStats(n, n_nan, lines.shape[1] - n - n_nan, least, largest, shift, offset, squares)
 
 
@@ -569,8 +569,8 @@ def merge_stats(a: RunningStats, b: RunningStats) -> RunningStats:
     with np.errstate(all="ignore"):
         n = a.n + b.n
         share = b.n / np.maximum(n, 1)
-        apart = (b.shift - a.shift) + (b.offset - a.offset)
-        between = np.where(is_first | is_last, 0.0, apart * apart * a.n * share)
+        mean_difference = (b.shift - a.shift) + (b.offset - a.offset)
+        between = np.where(is_first | is_last, 0.0, mean_difference * mean_difference * a.n * share)
         return RunningStats(
             n,
             a.n_nan + b.n_nan,
@@ -578,7 +578,7 @@ def merge_stats(a: RunningStats, b: RunningStats) -> RunningStats:
             np.minimum(a.least, b.least),
             np.maximum(a.largest, b.largest),
             np.where(is_first, b.shift, a.shift),
-            np.where(is_first, b.offset, a.offset + apart * share),
+            np.where(is_first, b.offset, a.offset + mean_difference * share),
             a.squares + b.squares + between,
         )
 

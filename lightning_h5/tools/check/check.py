@@ -137,15 +137,15 @@ def check_files(
                 bar.update(guards[path].n_bytes if path in guards else 0)
             else:
                 all_findings.append(check_file(path, options, usable_cores(), bar.update))
-    opened = [findings for findings in all_findings if findings.is_open]
+    open_files = [findings for findings in all_findings if findings.is_open]
     problems = [problem for findings in all_findings for problem in findings.problems]
     for check in SET_CHECKS:
         if names is None or check is not same_arrays:  # missing named arrays were already reported
-            problems += check(opened)
+            problems += check(open_files)
     if names is not None:
         _ensure_known(names, all_findings, problems)
-    broken = {problem.file for problem in problems if problem.severity == "error"}
-    digested = [path for path in guards if write_digests and path not in broken]
+    files_with_errors = {problem.file for problem in problems if problem.severity == "error"}
+    digested = [path for path in guards if write_digests and path not in files_with_errors]
     for path in digested:
         problems += _write_digests(path, options, guards[path])
     for path in guards if not sandbox and not write_digests else ():
@@ -156,7 +156,7 @@ def check_files(
     ordered = sorted(_reported_once(problems), key=lambda problem: place[problem.file])
     return CheckReport(
         files=files,
-        n_arrays=sum(len(findings.arrays) for findings in opened),
+        n_arrays=sum(len(findings.arrays) for findings in open_files),
         n_bytes=sum(findings.n_decoded for findings in all_findings),
         errors=tuple(problem for problem in ordered if problem.severity == "error"),
         warnings=tuple(problem for problem in ordered if problem.severity == "warning"),
@@ -192,9 +192,9 @@ def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find files that lack arrays of most files, or have others. Used if no arrays were asked for."""
     total = len(files)
     holders = Counter(name for findings in files for name in findings.arrays)
-    usual = [name for name, n in holders.items() if 2 * n >= total]
+    usual_names = [name for name, n in holders.items() if 2 * n >= total]
     for findings in files:
-        for name in usual:
+        for name in usual_names:
             if name not in findings.arrays:
                 yield error(
                     findings.path, name, "missing", f"{holders[name]} of {total} files have it, but this one does not"
@@ -211,10 +211,10 @@ def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
     for findings in files:
         for name, (look, _) in findings.arrays.items():
             of_name[name][look] += 1
-    usual = {name: (*looks.most_common(1)[0], looks.total()) for name, looks in of_name.items()}
+    usual_looks = {name: (*looks.most_common(1)[0], looks.total()) for name, looks in of_name.items()}
     for findings in files:
         for name, (look, _) in findings.arrays.items():
-            usual_look, n, total = usual[name]
+            usual_look, n, total = usual_looks[name]
             if look != usual_look:
                 yield error(
                     findings.path, name, "schema", f"{n} of {total} files have it as {usual_look}; here it is {look}"
@@ -223,9 +223,9 @@ def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
 
 def _same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find files in which arrays differ in length that have equal lengths in most files."""
-    usual, n = _usual_groups(files)
+    usual_groups, n = _usual_groups(files)
     for findings in files:
-        for group in usual:
+        for group in usual_groups:
             rows = {name: findings.arrays[name][1] for name in group if name in findings.arrays}
             if len(set(rows.values())) > 1:
                 counts = ", ".join(f"{name!r} {count:,}" for name, count in rows.items())
@@ -235,18 +235,20 @@ def _same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
 
 def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find lengths that differ by a little, in a single file or if all files are so."""
-    usual, _ = _usual_groups(files)
-    group_of = {name: number for number, group in enumerate(usual) for name in group}
+    usual_groups, _ = _usual_groups(files)
+    group_of = {name: number for number, group in enumerate(usual_groups) for name in group}
     for findings in files:
         rows = {name: count for name, (_, count) in findings.arrays.items() if not _is_of_a_layout(name)}
         names = sorted(rows, key=lambda name: -rows[name])
-        falling = [-rows[name] for name in names]  # for binary search: a file may have a hundred thousand arrays
+        # Negative numbers ascend, for binary search: a file may have a hundred thousand arrays.
+        negative_counts = [-rows[name] for name in names]
         for name in names:
             count = rows[name]
-            near = names[bisect_left(falling, -(count * (1 + NEARLY)))]  # the longest array that is not much longer
-            is_usual = name in group_of and group_of[name] == group_of.get(near)
-            if FEW < count < rows[near] and not is_usual:
-                text = f"it has {count:,} rows, {near!r} {rows[near]:,}: if they belong together, some are missing"
+            longest = names[bisect_left(negative_counts, -(count * (1 + NEARLY)))]  # of the arrays of similar length
+            is_usual = name in group_of and group_of[name] == group_of.get(longest)
+            if FEW < count < rows[longest] and not is_usual:
+                n_longest = rows[longest]
+                text = f"it has {count:,} rows, {longest!r} {n_longest:,}: if they belong together, some are missing"
                 yield warning(findings.path, name, "rows", text)
 
 

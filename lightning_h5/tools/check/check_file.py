@@ -219,8 +219,8 @@ def _refused(contents: FileMetadata) -> Iterator[Problem]:
     kinds = {H5CorruptError: "chunk index", H5KeyError: "missing", H5FileError: "filter"}
     for key, why in contents.refused.items():
         kind = next((kind for of, kind in kinds.items() if isinstance(why, of)), "damaged")
-        if (elsewhere := _in_other_files(contents, key)) is not None:
-            yield elsewhere
+        if (problem := _in_other_files(contents, key)) is not None:
+            yield problem
         elif is_of_memory(why):
             text = f"no memory is left to read its metadata: {f'{why}' or type(why).__name__}"
             yield error(contents.path, key, "memory", text)
@@ -249,8 +249,8 @@ def _in_other_files(contents: FileMetadata, key: str) -> Problem | None:
     if missing := [name for name in other_files if "%b" not in name and not contents.exists(name)]:
         text = f"its rows lie in {listing(missing)}, which is missing: HDF5 itself would read them as fill values"
         return warning(path, key, "link", text)
-    where = listing(other_files) if other_files else "the file that a link leads to"
-    text = f"its rows lie in {where}, and were not read. Check that by itself; to train from it through this file takes"
+    place = listing(other_files) if other_files else "the file that a link leads to"
+    text = f"its rows lie in {place}, and were not read. Check that by itself; to train from it through this file takes"
     return warning(path, key, "not read", f"{text} files=FileOptions(allow_external=True)")
 
 
@@ -269,9 +269,9 @@ def _find_broken_names(contents: FileMetadata) -> Iterator[Problem]:
             except Exception:  # the target is reported under its own name
                 pass
         elif entry.kind == "external link":
-            file, _, inside = target.rpartition(":")
+            file, _, name = target.rpartition(":")
             tail = "it was not followed; check that file itself" if contents.exists(file) else "which does not exist"
-            yield warning(path, entry.name, "link", f"this link leads to {inside!r} in the file {file!r}: {tail}")
+            yield warning(path, entry.name, "link", f"this link leads to {name!r} in the file {file!r}: {tail}")
 
 
 def _behind_the_end(contents: FileMetadata) -> Iterator[Problem]:
@@ -280,18 +280,18 @@ def _behind_the_end(contents: FileMetadata) -> Iterator[Problem]:
     for layout in contents.layouts.values():
         places = layout.pieces()
         # Not as a sum, which may overflow.
-        beyond = places[(places[:, 1] > end) | (places[:, 0] > end - places[:, 1])]
-        if not len(beyond):
+        invalid = places[(places[:, 1] > end) | (places[:, 0] > end - places[:, 1])]
+        if not len(invalid):
             continue
         rows = "the rows"
         if layout.table is not None:
-            chunk = int(np.flatnonzero(layout.table.offsets == beyond[0, 0])[0])
+            chunk = int(np.flatnonzero(layout.table.offsets == invalid[0, 0])[0])
             first = chunk // layout.table.per_row * layout.rows_per_chunk
             last = min(first + layout.rows_per_chunk, layout.n_rows) - 1
-            suffix = f" and {len(beyond) - 1:,} more" if len(beyond) > 1 else ""
+            suffix = f" and {len(invalid) - 1:,} more" if len(invalid) > 1 else ""
             rows = f"chunk {chunk} (rows {first} to {last}){suffix}"
         text = (
-            f"{rows} should begin at byte {int(beyond[0, 0]):,}, and end behind byte {end:,}, which is the end of the "
+            f"{rows} should begin at byte {int(invalid[0, 0]):,}, and end behind byte {end:,}, which is the end of the "
             "file. It was truncated or damaged; copy it again."
         )
         yield error(contents.path, layout.key, "place", text)
@@ -346,10 +346,10 @@ def _slow(contents: FileMetadata) -> Iterator[Problem]:
     for layout in contents.layouts.values():
         if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_contiguous:
             continue
-        across = layout.table.per_row if layout.table is not None else 1
+        n_chunks = layout.table.per_row if layout.table is not None else 1
         span = layout.chunk_span_bytes
-        if across > MANY_CHUNKS:
-            text = f"a row spans {across:,} chunks, {span / 2**20:,.1f} MiB decoded"
+        if n_chunks > MANY_CHUNKS:
+            text = f"a row spans {n_chunks:,} chunks, {span / 2**20:,.1f} MiB decoded"
         elif layout.rows_per_chunk > 1 and span > LARGE_BLOCK:
             text = f"{layout.rows_per_chunk:,} rows share chunks of {span / 2**20:,.1f} MiB decoded, in all"
         elif (why := fallback_reason(layout)) is not None:

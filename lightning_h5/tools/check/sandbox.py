@@ -172,8 +172,8 @@ def _parsed(text: bytes, code: int, limits: SandboxLimits) -> Any:
         cure = f"If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
         raise SandboxError("memory", f"its check exceeded its memory limit. {cure}")
     if failed is not None or code:
-        how = f"its check ended with {str(failed or code)[:500]!r}."
-        raise SandboxError("died", f"{how} Copy the file again; if that does not help, do not open it.")
+        ending = f"its check ended with {str(failed or code)[:500]!r}."
+        raise SandboxError("died", f"{ending} Copy the file again; if that does not help, do not open it.")
     return findings
 
 

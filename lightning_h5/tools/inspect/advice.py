@@ -244,13 +244,15 @@ def suggest_dtypes(
         if (targets := _to_cast(y, kinds, dtype)) and (dtype == "float32" or fits_int64):
             dtypes["y_dtype"] = dtype
             reasons.append(f"y_dtype: {dtype}, since the target is stored as {targets[0].dtype} and {use} in {dtype}.")
-    packed = [array for array in (*x, *y) if array.packing is not None and array.packing.policy != "keep"]
-    if refused := [array.key for array in packed if array.packing is not None and array.packing.policy == "refuse"]:
-        dtypes["decode"] = dict.fromkeys(refused, "cf")
+    packed_arrays = [array for array in (*x, *y) if array.packing is not None and array.packing.policy != "keep"]
+    if refused_keys := [
+        array.key for array in packed_arrays if array.packing is not None and array.packing.policy == "refuse"
+    ]:
+        dtypes["decode"] = dict.fromkeys(refused_keys, "cf")
     reasons += [
         f"{array.key!r} holds packed {'floats' if array.dtype.kind == 'f' else 'integers'}, which are decoded "
         f"({array.packing.formula})."
-        for array in packed
+        for array in packed_arrays
         if array.packing is not None
     ]
     return dtypes, reasons
@@ -326,16 +328,16 @@ def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool
     if classes is not None:
         names, codes = np.unique(classes, return_inverse=True)
         n_classes = len(names)
-    able = []
+    usable_fractions = []
     for fraction in FRACTIONS:
         parts = group_split(n_rows if groups is None else groups, [1 - fraction, fraction], labels=codes)
         if all(map(len, parts)):
-            able.append(fraction)
+            usable_fractions.append(fraction)
             if all(np.bincount(codes[rows], minlength=n_classes).all() for rows in parts):
                 return fraction, True
             if np.bincount(codes).min() == 1:
                 break  # a class with one row is on one side, whatever the fraction
-    return min(able, default=FRACTIONS[0]), False
+    return min(usable_fractions, default=FRACTIONS[0]), False
 
 
 def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[str]) -> str | None:
@@ -350,11 +352,11 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
     def size_as_input(array: ArrayLayout) -> tuple[bool, int]:
         return bool(array.row_shape), array.n_bytes
 
-    able = [array for array in layouts if not (array.members and names_rows(array.key))]
-    x = max(able, key=size_as_input)  # if no row has many values, take the largest array
+    candidates = [array for array in layouts if not (array.members and names_rows(array.key))]
+    x = max(candidates, key=size_as_input)  # if no row has many values, take the largest array
     if _is_called_target(x.key):
-        instead = [a for a in able if a.n_rows == x.n_rows and not _is_called_target(a.key)]
-        x = max((a for a in instead if not names_rows(a.key)), key=size_as_input, default=x)
+        alternatives = [a for a in candidates if a.n_rows == x.n_rows and not _is_called_target(a.key)]
+        x = max((a for a in alternatives if not names_rows(a.key)), key=size_as_input, default=x)
     other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
     named_targets = [array for array in columns if _names_target(array.key)]
@@ -399,10 +401,10 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
 def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:
     """Return the names of the input and of all columns in its group, if each looks like one channel."""
     group = x[0].key.rpartition("/")[0]
-    inside = [x[0], *(array for array in other_arrays if array.key.rpartition("/")[0] == group)]
-    are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in inside)
-    is_signal = group and len(x) == 1 and len(inside) > 1 and x[0].dtype.kind in "iuf"
-    return sorted((array.key for array in inside), key=natural_order) if is_signal and are_alike else []
+    group_arrays = [x[0], *(array for array in other_arrays if array.key.rpartition("/")[0] == group)]
+    are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in group_arrays)
+    is_signal = group and len(x) == 1 and len(group_arrays) > 1 and x[0].dtype.kind in "iuf"
+    return sorted((array.key for array in group_arrays), key=natural_order) if is_signal and are_alike else []
 
 
 def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: int) -> tuple[str, dict[str, Any], str]:
@@ -411,8 +413,8 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
     There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
     """
     lazy = "LazyH5DataModule"
-    costly = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
-    if not costly:
+    costly_fields = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
+    if not costly_fields:
         why = "all decoded rows fit shuffle.buffer"
         if all(array.is_contiguous for array in fields):
             n_bytes, memory = round(n_files * sum(array.n_bytes for array in fields)), page_cache_memory()
@@ -432,11 +434,11 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
     # These import torch, which takes longer than inspecting most files.
     from ...loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 
-    free = available_memory()
-    if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:
+    memory_left = available_memory()
+    if memory_left is not None and held_bytes <= memory_left.n_bytes // MEMORY_SHARE:
         why = f"All rows take {_size_text(held_bytes)} decoded and fit the memory of this machine: decode them once."
         return "RankCachedH5DataModule", {}, why
-    block = max(array.rows_per_chunk for array in costly) * sum(array.row_bytes for array in fields)
+    block = max(array.rows_per_chunk for array in costly_fields) * sum(array.row_bytes for array in fields)
     if blocks_mixed(SHUFFLE_BYTES, block, 1) >= FEW_BLOCKS:
         costs = f"A row costs a block of {_size_text(block)}"
         why = f"{costs}; several blocks are mixed at a time, each decoded once an epoch."
@@ -445,7 +447,7 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
     if n_mib << 20 <= MAX_SHUFFLE:
         why = f"A row costs a block of {_size_text(block)}: {n_mib} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
         return lazy, {"shuffle": {"buffer": f"{n_mib} MiB"}}, why
-    rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
+    rows = max(1, (1 << 20) // max(1, costly_fields[0].row_bytes))
     why = f"A row costs a block of {_size_text(block)}, of which {_size_text(SHUFFLE_BYTES)} mix few."
     return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"
 

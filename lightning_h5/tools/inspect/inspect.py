@@ -153,47 +153,47 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         H5FileError: no file matches, or none of the files can be read.
     """
     paths = expand_paths(path)
-    broken: dict[str, str] = {}
+    errors: dict[str, str] = {}
     all_findings: list[Findings] = []
     looks: dict[str, FileLooks] = {}
     for file in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
         try:
             arrays = contents_of(file).arrays
         except H5FileError as error:
-            broken[file] = f"{error}"
+            errors[file] = f"{error}"
             continue
         of_rows = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
         all_findings.append(Findings(path=file, arrays=of_rows))
         looks[file] = looks_of(file, arrays)
     if not all_findings:
-        raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(broken.values()))}")
+        raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(errors.values()))}")
     path_names = [os.fspath(name) for name in ([path] if isinstance(path, str | os.PathLike) else path)]
     train_path = path_names[0] if len(path_names) == 1 else path_names
-    lacking = _texts(same_arrays(all_findings))
-    different = _texts([*same_arrays(all_findings), *same_looks(all_findings)])
-    alike = [findings for findings in all_findings if findings.path not in different] or all_findings[:1]
-    rows, n_rows = _advice_on_rows(train_path, alike)
-    outliers = different
+    missing_arrays = _texts(same_arrays(all_findings))
+    differences = _texts([*same_arrays(all_findings), *same_looks(all_findings)])
+    example_files = [findings for findings in all_findings if findings.path not in differences] or all_findings[:1]
+    rows, n_rows = _advice_on_rows(train_path, example_files)
+    outliers = differences
     # Segments may have rows of any shape; groups that are segments may have other names in each file.
     for files, outliers_of_files in (
         (all_findings, {}),
-        ([findings for findings in all_findings if findings.path not in lacking], lacking),
+        ([findings for findings in all_findings if findings.path not in missing_arrays], missing_arrays),
     ):
         advice = with_samples(rows, train_path, [looks[findings.path] for findings in files]) if files else rows
         is_free = any("*" in f"{setting}" for setting in (advice.x_keys, advice.settings.get("segments")))
         is_free |= bool(files) and not set(advice.x_keys).isdisjoint(looks[files[0].path].references)
-        if advice.cost is not None and (outliers_of_files is lacking or is_free):
-            alike, outliers = files, outliers_of_files
+        if advice.cost is not None and (outliers_of_files is missing_arrays or is_free):
+            example_files, outliers = files, outliers_of_files
             break
     else:
         advice = rows
-    outliers = broken | outliers
+    outliers = errors | outliers
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(size_of(file) for file in paths if is_url(file) or os.path.exists(file)),
         n_rows=n_rows,
-        example=_report(alike[0].path, contents_of(alike[0].path), advice),
-        n_alike=len(alike),
+        example=_report(example_files[0].path, contents_of(example_files[0].path), advice),
+        n_alike=len(example_files),
         outliers={file: outliers[file] for file in paths if file in outliers},
     )
 
@@ -206,10 +206,10 @@ def _texts(problems: Iterable[Problem]) -> dict[str, str]:
     return texts
 
 
-def _advice_on_rows(train_path: str | list[str], alike: Sequence[Findings]) -> tuple[Advice, int]:
+def _advice_on_rows(train_path: str | list[str], files: Sequence[Findings]) -> tuple[Advice, int]:
     """Return the advice for files with the same arrays if rows are samples, and the number of rows."""
-    example, n_rows = contents_of(alike[0].path), 0
+    example, n_rows = contents_of(files[0].path), 0
     if x_keys := advise(train_path, example, files=[]).x_keys:
         name = example.layouts[x_keys[0]].name.strip("/")  # name of the table, if these are members
-        n_rows = sum(findings.arrays[name][1] for findings in alike if name in findings.arrays)
-    return advise(train_path, example, files=[findings.path for findings in alike], n_rows=n_rows), n_rows
+        n_rows = sum(findings.arrays[name][1] for findings in files if name in findings.arrays)
+    return advise(train_path, example, files=[findings.path for findings in files], n_rows=n_rows), n_rows

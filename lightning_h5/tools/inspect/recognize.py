@@ -116,29 +116,31 @@ def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     patterns: dict[str, list[str]] = {}
     for name in arrays:
         patterns.setdefault(re.sub(r"\d+", "*", name, count=1) if re.search(r"\d", name) else name, []).append(name)
-    numbered = all("*" in pattern and pattern.count("*") == 1 and len(names) > 1 for pattern, names in patterns.items())
+    is_numbered = all(
+        "*" in pattern and pattern.count("*") == 1 and len(names) > 1 for pattern, names in patterns.items()
+    )
     kinds = {(len(look.shape), look.dtype) for look in arrays.values()}
     group = next(iter(groups))
-    if len(kinds) == 1 and not (numbered and len(patterns) == 2):
+    if len(kinds) == 1 and not (is_numbered and len(patterns) == 2):
         of_sample = {"*" if not group else f"{group}/*": list(arrays)}
-    elif numbered and len(patterns) == 2 and len({len(names) for names in patterns.values()}) == 1:
+    elif is_numbered and len(patterns) == 2 and len({len(names) for names in patterns.values()}) == 1:
         of_sample = dict(sorted(patterns.items(), key=lambda item: -arrays[item[1][0]].n_values))
     else:
         return []
     looks = [arrays[name] for name in next(iter(of_sample.values()))]
     lengths, rows = {look.shape[0] for look in looks}, {look.shape[1:] for look in looks}
-    if len(looks) < 3 and not numbered:
+    if len(looks) < 3 and not is_numbered:
         return []
-    if len(lengths) == 1 and not (numbered or len(looks) > 8):
+    if len(lengths) == 1 and not (is_numbered or len(looks) > 8):
         return []
     keys = dict(zip(("x_key", "y_key"), of_sample, strict=False))
     kinds_text = f"{len(looks):,} arrays such as {listing(list(of_sample)[:0] or list(arrays)[:2])} are of one kind"
     why = f"{kinds_text} and have {'several lengths' if len(lengths) > 1 else 'one length'}: each is a sample."
     settings = {**keys, "collate_fn": "list" if len(rows) > 1 else "pad"}
-    sure = Guess(settings=settings | ({"split": 0.1} if len(looks) >= 10 else {}), why=why)
+    guess = Guess(settings=settings | ({"split": 0.1} if len(looks) >= 10 else {}), why=why)
     if len(lengths) > 1:
-        return [sure]
-    return [replace(sure, is_sure=False), Guess(settings={}, why="Index i of all arrays is a sample.")]
+        return [guess]
+    return [replace(guess, is_sure=False), Guess(settings={}, why="Index i of all arrays is a sample.")]
 
 
 def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
@@ -157,8 +159,8 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         segments = {"ends": ends if len(ends) > 1 else ends[0]}
         why = f"{listing(ends)}: {'flags' if len(ends) > 1 else 'a flag'} of each row, set at the last of an episode."
     else:
-        whole = [name for name in columns if arrays[name].dtype.startswith(("int", "uint")) and n > 1]
-        for name in whole:
+        integer_columns = [name for name in columns if arrays[name].dtype.startswith(("int", "uint")) and n > 1]
+        for name in integer_columns:
             values, words = reader.values(name), words_in(name)
             if values is None or not len(values):
                 continue
@@ -183,10 +185,10 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if not segments:
         return []
     cuts = [*ends, *(value for value in segments.values() if isinstance(value, str))]
-    inside = {name: look for name, look in arrays.items() if look.shape[0] == n and name not in cuts}
+    part_arrays = {name: look for name, look in arrays.items() if look.shape[0] == n and name not in cuts}
     if n_segments > 1:
-        inside |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
-    parts = AlikeParts([FileLooks(path=file.path, arrays=inside) for file in files], reader, segments)
+        part_arrays |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
+    parts = AlikeParts([FileLooks(path=file.path, arrays=part_arrays) for file in files], reader, segments)
     parts.attributes, parts.scalars = {}, []
     return [replace(guess, why=f"{why} {guess.why}") for guess in parts.guesses()[:1]]
 
@@ -213,23 +215,23 @@ def _one_recording(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 def _trajectories(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """Arrays of shape (trajectory, step, ...): by the names of The Well, or a coordinate of time along axis 1."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
-    deep = [name for name, look in arrays.items() if len(look.shape) > 2]
-    is_well = bool([name for name in deep if WELL.match(name)])
-    deep = [name for name in deep if WELL.match(name)] if is_well else deep
-    if not deep:
+    volumes = [name for name, look in arrays.items() if len(look.shape) > 2]
+    is_well = bool([name for name in volumes if WELL.match(name)])
+    volumes = [name for name in volumes if WELL.match(name)] if is_well else volumes
+    if not volumes:
         return []
     main = (
-        min(deep, key=lambda name: (-arrays[name].n_values // 4, name))
+        min(volumes, key=lambda name: (-arrays[name].n_values // 4, name))
         if not is_well
-        else min(deep, key=lambda name: (name[:2], -arrays[name].n_values))
+        else min(volumes, key=lambda name: (name[:2], -arrays[name].n_values))
     )
     shape = arrays[main].shape
     times = [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]
     lengths = [arrays[name].shape[0] for name in times]
-    fits = [name for name, n in zip(times, lengths, strict=True) if n - shape[1] in (0, 1)]
-    if not is_well and (not fits or shape[0] in lengths):
+    step_times = [name for name, n in zip(times, lengths, strict=True) if n - shape[1] in (0, 1)]
+    if not is_well and (not step_times or shape[0] in lengths):
         return []
-    fields = [name for name in deep if arrays[name].shape[:2] == shape[:2]]
+    fields = [name for name in volumes if arrays[name].shape[:2] == shape[:2]]
     space = shape[2:]
     constants = [name for name in arrays if is_well and WELL.match(name) and arrays[name].shape[: len(space)] == space]
     constants = [name for name in constants if name not in fields and len(space)]
@@ -239,7 +241,7 @@ def _trajectories(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if constants:
         segments["axis"] = {name_of[key]: 0 if key in fields else None for key in names.values()}
         segments["constants"] = [name_of[key] for key in constants]
-    evidence = "the names of The Well" if is_well else f"{fits[0]!r}, which has as many values as axis 1"
+    evidence = "the names of The Well" if is_well else f"{step_times[0]!r}, which has as many values as axis 1"
     why = (
         f"{main!r} has the shape {shape}: {shape[0]} trajectories of {shape[1]} steps, by {evidence}. A sample is a "
         "window of steps."
@@ -259,12 +261,12 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         if not fields or values is None or len(values) < 3 or values.dtype.kind not in "iuf":
             continue
         steps = np.diff(values.astype(np.float64))
-        usual = float(np.median(steps))
-        if not usual > 0 or np.mean(abs(steps - usual) <= usual / 1000) < 0.5:
+        stride = float(np.median(steps))
+        if not stride > 0 or np.mean(abs(steps - stride) <= stride / 1000) < 0.5:
             continue
         x_key: Any = {key.rpartition("/")[2]: key for key in fields} if len(fields) > 1 else fields[0]
         why = (
-            f"{name!r} advances by {usual:g} from row to row, so that rows are steps in time, also from file to file. "
+            f"{name!r} advances by {stride:g} from row to row, so that rows are steps in time, also from file to file. "
             "A sample is two steps that follow each other."
         )
         return [Guess(settings={"x_key": x_key, "segments": {"join": name}, "window": [0, 2]}, why=why)]
@@ -278,20 +280,20 @@ def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if main is None or len(arrays[main].shape) < 2:
         return []
     n = arrays[main].shape[-1]
-    same = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
+    fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
     firsts = [look.shape[0] for look in arrays.values() if len(look.shape) > 1]
     is_longest = all(n >= max(look.shape) for look in arrays.values())
-    groups = {name.rpartition("/")[0] for name in same}
-    if len(same) < 2 or len(set(firsts)) < len(firsts) or n in firsts or not is_longest or len(groups) > 1:
+    groups = {name.rpartition("/")[0] for name in fields}
+    if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or not is_longest or len(groups) > 1:
         return []
-    names = {name.rpartition("/")[2]: name for name in same}
-    target = [name for name in same if words_in(name) & TARGETS and name != main]
-    if len(target) == 1 and len(same) == 2:
+    names = {name.rpartition("/")[2]: name for name in fields}
+    target = [name for name in fields if words_in(name) & TARGETS and name != main]
+    if len(target) == 1 and len(fields) == 2:
         keys: Settings = {"x_key": main, "y_key": target[0]}
     else:
         keys = {"x_key": names}
     why = (
-        f"{listing(same)} have {n:,} along their last axis and different lengths along axis 0, as MATLAB stores "
+        f"{listing(fields)} have {n:,} along their last axis and different lengths along axis 0, as MATLAB stores "
         "samples: an index of the last axis is a sample."
     )
     return [Guess(settings={**keys, "segments": {"step_axis": -1}, "sample": "row"}, why=why)]
@@ -313,43 +315,46 @@ def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] |
             for depth in range(len(words) - 1):
                 groups = by_parent.setdefault("".join(f"{word}/" for word in words[:depth]), {})
                 groups.setdefault((at, words[depth]), {})["/".join(words[depth + 1 :])] = look
-    for above, groups in sorted(by_parent.items(), key=lambda item: (item[0].count("/"), item[0])):
+    for parent, groups in sorted(by_parent.items(), key=lambda item: (item[0].count("/"), item[0])):
         kinds = Counter(
             tuple(sorted((n, len(look.shape), look.dtype) for n, look in looks.items())) for looks in groups.values()
         )
-        kind, inside = kinds.most_common(1)[0]
-        if inside < 2:
+        kind, n_groups = kinds.most_common(1)[0]
+        if n_groups < 2:
             continue
-        same = {
+        alike_groups = {
             at: looks
             for at, looks in groups.items()
             if set(kind) <= {(n, len(look.shape), look.dtype) for n, look in looks.items()}
         }
-        children = {child for _, child in same}
+        children = {child for _, child in alike_groups}
         if len(children) < 2 or children <= set(SPLITS):
             continue
-        lengths = {at: frozenset(look.shape[0] for look in looks.values() if look.shape) for at, looks in same.items()}
-        outside = [_lengths_outside(file, above) for file in files]
-        if all(lengths[at] & outside[at[0]] for at in same):
+        lengths = {
+            at: frozenset(look.shape[0] for look in looks.values() if look.shape) for at, looks in alike_groups.items()
+        }
+        lengths_outside = [_lengths_outside(file, parent) for file in files]
+        if all(lengths[at] & lengths_outside[at[0]] for at in alike_groups):
             continue  # an array outside has a value for each row: all are fields of one row
         star = _star(children, {child for _, child in groups} - children)
         if star is None:
             continue
-        numbered = len({re.sub(r"\d+", "0", child) for child in children}) == 1
-        is_sure = numbered or len(children) > 4 or len(set(lengths.values())) > 1
+        is_numbered = len({re.sub(r"\d+", "0", child) for child in children}) == 1
+        is_sure = is_numbered or len(children) > 4 or len(set(lengths.values())) > 1
         parts = [
-            FileLooks(path=files[at].path, group=f"{above}{child}", arrays=looks) for (at, child), looks in same.items()
+            FileLooks(path=files[at].path, group=f"{parent}{child}", arrays=looks)
+            for (at, child), looks in alike_groups.items()
         ]
-        return above + star, parts, is_sure
+        return parent + star, parts, is_sure
     return None
 
 
-def _lengths_outside(file: FileLooks, above: str) -> set[int]:
+def _lengths_outside(file: FileLooks, parent: str) -> set[int]:
     """Return the lengths of the arrays of a file that are in no group directly below another."""
     return {
         look.shape[0]
         for name, look in file.arrays.items()
-        if look.shape and not (name.startswith(above) and "/" in name[len(above) :])
+        if look.shape and not (name.startswith(parent) and "/" in name[len(parent) :])
     }
 
 
@@ -369,14 +374,17 @@ def _common_prefix(names: set[str]) -> str:
 
 def _groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
     """Return the pattern of groups with one structure inside groups, and the groups; None if no pattern fits all."""
-    inside = [(part, _siblings([part])) for part in parts]
-    patterns = {nested[0] for _, nested in inside if nested is not None}
-    if len(patterns) != 1 or any(nested is None for _, nested in inside):
+    groups_of_parts = [(part, _siblings([part])) for part in parts]
+    patterns = {nested[0] for _, nested in groups_of_parts if nested is not None}
+    if len(patterns) != 1 or any(nested is None for _, nested in groups_of_parts):
         return None
     groups = [
-        replace(group, group=f"{part.group}/{group.group}") for part, nested in inside if nested for group in nested[1]
+        replace(group, group=f"{part.group}/{group.group}")
+        for part, nested in groups_of_parts
+        if nested
+        for group in nested[1]
     ]
-    return patterns.pop(), groups, all(nested[2] for _, nested in inside if nested)
+    return patterns.pop(), groups, all(nested[2] for _, nested in groups_of_parts if nested)
 
 
 def _why_two_levels(pattern: str, part: FileLooks) -> str:
@@ -406,11 +414,11 @@ def _images(files: Sequence[FileLooks]) -> list[Guess]:
     """Return a guess for the only array of images in files; none without images."""
     arrays = files[0].arrays
     looks = {**arrays, **files[0].of_bytes}
-    likely = [
+    candidates = [
         *(name for name, look in files[0].of_bytes.items() if look.shape),
         *(name for name, look in arrays.items() if _may_hold_bytes(look)),
     ]
-    rows_of_arrays = {name: rows for name in likely[:MAX_READ] if (rows := _first(files[0].path, name))}
+    rows_of_arrays = {name: rows for name in candidates[:MAX_READ] if (rows := _first(files[0].path, name))}
     if len(rows_of_arrays) != 1:
         return []
     ((name, rows),) = rows_of_arrays.items()
@@ -450,11 +458,11 @@ def _named_images(file: FileLooks) -> list[Guess]:
 def _lists(files: Sequence[FileLooks]) -> list[Guess]:
     """Return a guess for rows that are lists of numbers; none if another array has several numbers in a row."""
     arrays = files[0].arrays
-    ragged = {name: look for name, look in files[0].of_bytes.items() if len(look.shape) == 1 and "list" in look.dtype}
-    if not ragged:
+    lists = {name: look for name, look in files[0].of_bytes.items() if len(look.shape) == 1 and "list" in look.dtype}
+    if not lists:
         return []
-    n_rows = max(look.shape[0] for look in ragged.values())
-    inputs = [name for name, look in ragged.items() if look.shape[0] == n_rows]
+    n_rows = max(look.shape[0] for look in lists.values())
+    inputs = [name for name, look in lists.items() if look.shape[0] == n_rows]
     if not n_rows or any(len(look.shape) > 1 for look in arrays.values()):
         return []
     numbers = [name for name, look in arrays.items() if look.shape == (n_rows,) and look.dtype[:4] != "text"]
@@ -547,10 +555,11 @@ def _cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:
     values += [name for name, look in other_arrays.items() if look.n_values == n]
     target = [name for name in values if words_in(name) & TARGETS]
     guesses = parts.guesses()
-    whole = [guess for guess in guesses if (guess.settings or {}).get("sample") == "segment"]
-    if len(target) == 1 and whole:
+    segment_guesses = [guess for guess in guesses if (guess.settings or {}).get("sample") == "segment"]
+    if len(target) == 1 and segment_guesses:
         guesses = [
-            replace(guess, settings={**(guess.settings or {}), "y_key": target[0]}, is_sure=True) for guess in whole
+            replace(guess, settings={**(guess.settings or {}), "y_key": target[0]}, is_sure=True)
+            for guess in segment_guesses
         ]
     why = f"{main!r} refers to {n:,} arrays, each of which is a segment."
     return [replace(guess, why=f"{why} {guess.why}") for guess in guesses]

@@ -258,10 +258,10 @@ class AlikeParts:
         columns = [name for name, axis in steps.items() if len(self.shapes[name][0]) == 1 and axis == 0]
         if len(self.shapes[self.main][0]) == 1:
             return self.has_rate or (len(set(self.lengths)) > 1 and not self._target)
-        usual = Counter(shape[1:] for shape in self.shapes[self.main]).most_common(1)[0][1]
+        n_usual = Counter(shape[1:] for shape in self.shapes[self.main]).most_common(1)[0][1]
         has_one_length = len(set(self.lengths)) == 1
         are_rows = columns or has_one_length or (len(self.shapes) == 1 and len(self.shapes[self.main][0]) == 2)
-        if self.is_ragged and are_rows and 2 * usual + has_one_length > len(self.parts):
+        if self.is_ragged and are_rows and 2 * n_usual + has_one_length > len(self.parts):
             return False  # rows, and files that differ from most
         is_square = self.is_image and len(self.shapes) > 1 and len(self.shapes[self.main][0]) in (2, 3)
         if self.words & ACTIONS or self.is_ragged or self.step_axis or (is_square and self._looks_square):
@@ -291,8 +291,8 @@ class AlikeParts:
 
     @cached_property
     def _target(self) -> str | None:
-        named = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
-        return named[0] if len(named) == 1 else None
+        named_targets = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
+        return named_targets[0] if len(named_targets) == 1 else None
 
     def guesses(self) -> list[Guess]:
         """Return guesses of samples, the likeliest first."""
@@ -302,9 +302,11 @@ class AlikeParts:
 
     def _unused(self, guess: Guess) -> str:
         settings = guess.settings or {}
-        used = keys_in(settings.get("x_key"), settings.get("y_key"))
-        unused = [name for name, look in self.parts[0].arrays.items() if name not in used and look.dtype[:4] != "text"]
-        return f" Not used: {listing(unused, 4)}." if unused else ""
+        used_keys = keys_in(settings.get("x_key"), settings.get("y_key"))
+        unused_names = [
+            name for name, look in self.parts[0].arrays.items() if name not in used_keys and look.dtype[:4] != "text"
+        ]
+        return f" Not used: {listing(unused_names, 4)}." if unused_names else ""
 
     def _guesses(self) -> list[Guess]:
         row_settings = self._fields(sample="row")
@@ -313,50 +315,52 @@ class AlikeParts:
             n_axes = len(self.shapes[self.main][0])
             collate = "list" if n_axes > 3 else "pad"
             others = [name for name in self.steps if name != self.main]
-            shared = [name for name in others if len(self.shapes[name][0]) != n_axes or not self.is_image]
-            if shared and not self.is_image:
-                why = f"{self.main!r} has rows of several shapes, as many as {shared[0]!r}: each row is a sample."
+            columns = [name for name in others if len(self.shapes[name][0]) != n_axes or not self.is_image]
+            if columns and not self.is_image:
+                why = f"{self.main!r} has rows of several shapes, as many as {columns[0]!r}: each row is a sample."
                 return [Guess(settings=self._fields(sample="row", collate_fn=collate), why=why)]
             why = (
                 f"{self.main!r} has several shapes, along more than one axis: all of it is a sample; the argument patch"
                 " cuts pieces of one size out of it."
             )
-            whole = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
+            segment_guess = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
             if self.are_volumes:
-                return [self._patches(), whole]
+                return [self._patches(), segment_guess]
             if n_axes > 2 and not others:
                 by_row = replace(rows, settings=row_settings | {"collate_fn": collate})
-                return [replace(whole, is_sure=False), by_row]
-            return [whole]
+                return [replace(segment_guess, is_sure=False), by_row]
+            return [segment_guess]
         are_images = self.is_image and len(self.shapes) > 1 and self._looks_square
         if not self.segments and are_images and not (self.words & ACTIONS or self.has_rate):
             why = "All arrays of a file have one shape: each file may be one image or volume."
-            whole = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
-            return [self._patches(), whole] if self.are_volumes else [whole, rows]
+            segment_guess = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
+            return [self._patches(), segment_guess] if self.are_volumes else [segment_guess, rows]
         if self.segments and self._is_picture:
             why = f"{self.main!r} is a picture in each: all of it is a sample."
-            ragged = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
-            return [Guess(settings=self._fields(sample="segment", **ragged), why=why)]
-        whole = Guess(settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment.")
-        ragged = {"collate_fn": "pad"} if self.is_ragged else {}
-        windows = Guess(settings=self._fields(window=self._window(), **ragged), why=self._why_window())
+            ragged_settings = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
+            return [Guess(settings=self._fields(sample="segment", **ragged_settings), why=why)]
+        segment_guess = Guess(
+            settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment."
+        )
+        ragged_settings = {"collate_fn": "pad"} if self.is_ragged else {}
+        windows = Guess(settings=self._fields(window=self._window(), **ragged_settings), why=self._why_window())
         if self.words & ACTIONS and not self.step_axis:
             return [windows]
         label = self._target if self._target in self.steps and set(self.segments) <= {"groups"} else None
         has_values = label is not None and len(self.shapes[label][0]) == 1 < len(self.shapes[self.main][0])
         if has_values and self.step_axis == 0 and not self.words & BAGS:
-            labeled = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
+            labeled_rows = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
             is_sure = len(self.shapes[self.main][0]) > 2
-            return [replace(labeled, is_sure=is_sure), *([] if is_sure else [whole])]
+            return [replace(labeled_rows, is_sure=is_sure), *([] if is_sure else [segment_guess])]
         if self.words & BAGS and not self.step_axis:
             bag = next(name for name in (self.main, *self.shapes) if words_in(name) & BAGS)
             why = f"{bag!r} is a set of any number of rows: a sample is all of it."
-            return [replace(whole, why=why), *([] if self.segments else [rows])]
+            return [replace(segment_guess, why=why), *([] if self.segments else [rows])]
         is_series = self.has_rate or bool(words_in(self.main) & SERIES) or self.step_axis == 1
         is_simulation = len(self.shapes[self.main][0]) > 2 and any(min(s[1:3]) > 1 for s in self.shapes[self.main])
         if is_series or is_simulation:
-            return [replace(windows, is_sure=self.axis_is_sure), *([] if self.axis_is_sure else [whole])]
-        return [replace(whole, is_sure=False), windows if self.segments else rows]
+            return [replace(windows, is_sure=self.axis_is_sure), *([] if self.axis_is_sure else [segment_guess])]
+        return [replace(segment_guess, is_sure=False), windows if self.segments else rows]
 
     def _window(self) -> Any:
         if self.words & ACTIONS:
@@ -371,8 +375,8 @@ class AlikeParts:
         if self.step_axis:
             n = self.shapes[self.main][0][0]
             sizes = self._lengths(self.main, 1)
-            many = f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else f"{sizes[0]:,}"
-            parts.append(f"{self.main!r} has {n} along axis 0 in each and {many} along axis 1, the axis of time.")
+            sizes_text = f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else f"{sizes[0]:,}"
+            parts.append(f"{self.main!r} has {n} along axis 0 in each and {sizes_text} along axis 1, the axis of time.")
         elif len(self.parts) > 1 and self._are_dated:
             parts.append("Files are named by year: rows are steps in time.")
         elif len(set(self.lengths)) > 1:
@@ -391,9 +395,9 @@ class AlikeParts:
 
     def _names(self, keys: Any) -> dict[str, str]:
         """Return the array of each name in a sample: the last part of its key, or the whole key to be unique."""
-        short = {key: re.split(r"[/@]", key)[-1] for key in keys}
-        counts = Counter(short.values())
-        return {(name if counts[name] == 1 else key): key for key, name in short.items()}
+        short_names = {key: re.split(r"[/@]", key)[-1] for key in keys}
+        counts = Counter(short_names.values())
+        return {(name if counts[name] == 1 else key): key for key, name in short_names.items()}
 
     def _fields(self, **sample_settings: Any) -> Settings:
         is_whole_array = sample_settings.get("sample") == "segment" and self.is_ragged
@@ -405,20 +409,22 @@ class AlikeParts:
             keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
         keys = [name for name in self.shapes if name in keys]
         constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
-        named = [*self.attributes][:MAX_ATTRIBUTES]
-        named = [
-            name for name in named if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
+        column_names = [*self.attributes][:MAX_ATTRIBUTES]
+        column_names = [
+            name
+            for name in column_names
+            if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
         ]
-        named += self.scalars[:MAX_ATTRIBUTES]
-        target = self._target if self._target in keys and not constants and not named else None
-        names = self._names([*(key for key in keys if key != target), *constants, *named])
+        column_names += self.scalars[:MAX_ATTRIBUTES]
+        target = self._target if self._target in keys and not constants and not column_names else None
+        names = self._names([*(key for key in keys if key != target), *constants, *column_names])
         settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}
         if target is not None:
             settings["y_key"] = target
         segments = dict(self.segments)
         if self.step_axis:
             axes = {name: steps[key] for name, key in names.items() if key in steps}
-            segments["step_axis"] = 1 if set(axes.values()) == {1} and not named else axes
+            segments["step_axis"] = 1 if set(axes.values()) == {1} and not column_names else axes
         if constants:
             segments["constants"] = [name for name, key in names.items() if key in constants]
         if segments:

@@ -37,7 +37,7 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
     files = [look.path for look in looks]
     reader = Reader(lambda key: read_column(files[:1], key), _attributes, lambda key: _cells(files[0], key))
     advised: list[tuple[Guess, Advice]] = []
-    refused = []
+    refusals = []
     for guess in recognize(looks, reader):
         if guess.settings is None:
             advised.append((guess, Advice(datamodule=None, settings={}, reasons=(guess.why,))))
@@ -47,9 +47,9 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
             try:
                 advised.append((guess, _tried(guess, path, files)))
             except H5Error as error:
-                refused.append(f"{guess.why} But: {error}")
+                refusals.append(f"{guess.why} But: {error}")
     if not advised:
-        return replace(rows, reasons=(*rows.reasons, *refused))
+        return replace(rows, reasons=(*rows.reasons, *refusals))
     (guess, first), *alternatives = advised
     if guess.is_sure or not alternatives:
         return first
@@ -132,34 +132,34 @@ def _cost_of(table: Any) -> SampleCost:
     is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
     samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
     rows = [] if is_long else table.indexer.rows_of(samples).fields
-    n_chunks = plain = once = 0.0
+    n_chunks = bytes_at_random = bytes_in_chunk_order = 0.0
     for field in table.step_fields:
         layouts = [arrays[field] for arrays in table.layouts]
         per_sample = table.n_rows // n if is_long else len(rows[field].rows) // len(samples)
         if all(layout.chunks is None for layout in layouts):
-            plain += per_sample * layouts[0].row_bytes
-            once += per_sample * layouts[0].row_bytes
+            bytes_at_random += per_sample * layouts[0].row_bytes
+            bytes_in_chunk_order += per_sample * layouts[0].row_bytes
             continue
         grids = [RowGrid.of(layout, layout.rows_per_chunk) for layout in layouts]
         if is_long:
-            touched = sum(grid.n_blocks for grid in grids) / table.n_segments
+            blocks_per_sample = sum(grid.n_blocks for grid in grids) / table.n_segments
         else:
             blocks = BlockMap(grids, table.starts).locate(rows[field].rows)[0]
             lengths = rows[field].lengths
             counts = np.full(len(samples), per_sample) if lengths is None else lengths
             sample_of_row = np.repeat(np.arange(len(samples)), counts)
-            touched = len(np.unique(sample_of_row * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
-        across = layouts[0].chunk_span_bytes
-        n_chunks += touched * max(1, across // max(1, layouts[0].chunk_bytes))
-        plain += touched * across
-        once += sum(grid.n_blocks for grid in grids) * across / n
+            blocks_per_sample = len(np.unique(sample_of_row * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
+        block_bytes = layouts[0].chunk_span_bytes
+        n_chunks += blocks_per_sample * max(1, block_bytes // max(1, layouts[0].chunk_bytes))
+        bytes_at_random += blocks_per_sample * block_bytes
+        bytes_in_chunk_order += sum(grid.n_blocks for grid in grids) * block_bytes / n
     return SampleCost(
         n_samples=n,
         n_segments=table.n_segments if table.indexer.has_places else 0,
         n_bytes=table.indexer.mean_bytes([array.row_bytes for array in table.as_read]),
         n_chunks=round(n_chunks, 1),
-        bytes_decoded=round(plain),
-        bytes_decoded_in_chunk_order=round(min(plain, once)),
+        bytes_decoded=round(bytes_at_random),
+        bytes_decoded_in_chunk_order=round(min(bytes_at_random, bytes_in_chunk_order)),
     )
 
 

@@ -75,9 +75,9 @@ class FileCopy:
             group_options.set_attr_creation_order(source_options.get_attr_creation_order())
             h5py.h5g.create(into, link.name, options, group_options)
         elif plan is None or plan.way in ("as it is", "elsewhere"):
-            how = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
-            how.set_copy_object(h5py.h5o.COPY_WITHOUT_ATTR_FLAG)
-            h5py.h5o.copy(h5py.h5o.open(self.source.id, link.group), link.name, into, link.name, how, options)
+            copy_options = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
+            copy_options.set_copy_object(h5py.h5o.COPY_WITHOUT_ATTR_FLAG)
+            h5py.h5o.copy(h5py.h5o.open(self.source.id, link.group), link.name, into, link.name, copy_options, options)
         else:
             plist = link.item.get_create_plist().copy()
             steps = plan.steps if plan.way == "rows" else stored_steps(plist)

@@ -54,13 +54,13 @@ def links_in(file: Any) -> Iterator[Link]:
     """
     addresses, todo = {address_of(file["/"].id)}, [b"/"]
     while todo:
-        above, below = todo.pop(), []
-        if above.count(b"/") > MAX_DEPTH + 1:
+        parent, child_groups = todo.pop(), []
+        if parent.count(b"/") > MAX_DEPTH + 1:
             raise H5ValueError(
                 f"{file.filename!r} has groups nested more than {MAX_DEPTH:,} deep, which are not copied. Copy the "
                 "arrays you need to a file with fewer levels."
             )
-        group = h5py.h5o.open(file.id, above)
+        group = h5py.h5o.open(file.id, parent)
         names: list[bytes] = []
         group.links.iterate(
             names.append,
@@ -68,18 +68,18 @@ def links_in(file: Any) -> Iterator[Link]:
             order=h5py.h5.ITER_INC,
         )
         for name in names:
-            link = Link(above, name, group.links.get_info(name))
+            link = Link(parent, name, group.links.get_info(name))
             if link.info.type == h5py.h5l.TYPE_HARD:
                 item = h5py.h5o.open(group, name)
                 address = address_of(item)
                 link = link._replace(item=item, address=address, is_first=address not in addresses)
                 addresses.add(address)
                 if link.is_first and isinstance(item, h5py.h5g.GroupID):
-                    below.append(link.path + b"/")
+                    child_groups.append(link.path + b"/")
             elif link.info.type in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
                 link = link._replace(value=group.links.get_val(name))
             yield link
-        todo += reversed(below)
+        todo += reversed(child_groups)
 
 
 def address_of(item: Any) -> int:

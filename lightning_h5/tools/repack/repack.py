@@ -289,7 +289,7 @@ def _stored_as(array: Any) -> StoredAs:
     filters = filters_of(h5py.Dataset(array))
     row_cost = math.prod(shape[1:]) * itemsize if shape else 0
     if chunks is not None and (filters or chunks[1:] != shape[1:]):
-        across = (-(-size // step) for size, step in zip(shape[1:], chunks[1:], strict=True))
-        row_cost = math.prod(across) * math.prod(chunks) * itemsize
+        chunk_counts = (-(-size // step) for size, step in zip(shape[1:], chunks[1:], strict=True))
+        row_cost = math.prod(chunk_counts) * math.prod(chunks) * itemsize
     names = tuple("gzip" if step.id == 1 else step.label.split(";")[0] for step in filters)
     return StoredAs(chunks=chunks, filters=names, n_bytes=array.get_storage_size(), row_cost=row_cost)
