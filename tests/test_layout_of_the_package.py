@@ -45,9 +45,11 @@ MAY_IMPORT = {
     "readers": LEAVES | {"options", "hdf5"},
     "distributed": LEAVES,
     "order": LEAVES,  # pure: neither files nor anything that reads them
-    "datasets": LEAVES | {"options", "hdf5", "readers", "order", "distributed"},
-    "loading": LEAVES | {"options", "staging", "hdf5", "readers", "order", "distributed", "datasets"},
+    "catalog": LEAVES | {"options", "hdf5", "readers", "order", "distributed"},
 }
+MAY_IMPORT["samples"] = MAY_IMPORT["catalog"] | {"catalog"}
+MAY_IMPORT["datasets"] = MAY_IMPORT["samples"] | {"samples"}
+MAY_IMPORT["loading"] = MAY_IMPORT["datasets"] | {"datasets", "staging"}
 MAY_IMPORT["metrics"] = MAY_IMPORT["loading"] | {"loading"}
 MAY_IMPORT["callbacks"] = MAY_IMPORT["metrics"] | {"metrics", "_lightning"}
 MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks", "staging"}

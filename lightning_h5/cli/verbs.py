@@ -313,9 +313,9 @@ def _stats(options: argparse.Namespace) -> int:
 def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> Any:
     # The data modules import Lightning, which takes seconds.
     from ..datamodules.cut_splits import read_splits
-    from ..datasets import column_of, count_rows
     from ..hdf5 import expand_user
     from ..regular_files import read_json
+    from ..samples import column_of, count_rows
     from ..tools.stats import named_keys
 
     group_key = None

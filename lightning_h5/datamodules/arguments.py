@@ -8,13 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from ..errors import H5ValueError
-from ..options import (
-    DistributedOptions,
-    FileOptions,
-    ShuffleOptions,
-    StagingOptions,
-    WorkerOptions,
-)
+from ..options import DistributedOptions, FileOptions, ShuffleOptions, StagingOptions, WorkerOptions
 from ..options.base import Options, check_callable, check_choice, check_whole
 from ..types import DTypeLike, Keys, PathLike
 

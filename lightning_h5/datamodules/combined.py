@@ -6,15 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
-from ..datasets import (
-    CombinedHDF5Dataset,
-    MakesIndexer,
-    MixtureDataset,
-    NoRowPassesError,
-    RowDataset,
-    mixture_dataset,
-    weighted_dataset,
-)
+from ..datasets import CombinedHDF5Dataset, MixtureDataset, RowDataset, mixture_dataset, weighted_dataset
 from ..errors import H5ValueError
 from ..loading.choose_order import Order, choose_mixed_order
 from ..options import (
@@ -33,6 +25,7 @@ from ..options import (
     WorkerOptions,
 )
 from ..order import Mixture, check_mixture
+from ..samples import MakesIndexer, NoRowPassesError
 from ..types import DTypeLike, PathLike, Paths
 from .arguments import Split
 from .base import BaseH5DataModule, Chosen

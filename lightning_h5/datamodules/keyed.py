@@ -10,21 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info, rank_zero_warn
-from ..datasets import (
-    Fields,
-    FieldStats,
-    FileSamples,
-    RowDataset,
-    SegmentChoice,
-    SegmentSubset,
-    TableDataset,
-    column_of,
-    count_rows,
-    open_samples,
-    read_stats,
-    rows_without_line,
-    sample_kind,
-)
+from ..datasets import Fields, FieldStats, FileSamples, RowDataset, TableDataset, open_samples, read_stats
 from ..errors import H5ValueError, listing
 from ..hdf5 import (
     OpenOptions,
@@ -42,6 +28,7 @@ from ..hdf5 import (
 )
 from ..loading.choose_order import Order
 from ..order import RowWeights
+from ..samples import SegmentChoice, SegmentSubset, column_of, count_rows, rows_without_line, sample_kind
 from ..types import IntArray, Keys
 from .arguments import SPLITS, SampleArguments, Split, picked
 from .base import BaseH5DataModule, Chosen, arrays_of_fields

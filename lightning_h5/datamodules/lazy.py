@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..datasets import (
-    H5LazyDataset,
-    MakesIndexer,
-    MixtureDataset,
-    weighted_dataset,
-)
+from ..datasets import H5LazyDataset, MixtureDataset, weighted_dataset
 from ..options import (
     DistributedOptions,
     FileOptions,
@@ -24,6 +19,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
+from ..samples import MakesIndexer
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
 from .keyed import KeyedH5DataModule

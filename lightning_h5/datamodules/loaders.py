@@ -15,7 +15,7 @@ import torch
 
 from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
-from ..datasets import RowDataset, SampleOptions, TableDataset
+from ..datasets import RowDataset, TableDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
@@ -36,6 +36,7 @@ from ..order import (
     resolve_replica,
 )
 from ..readers import storage_rates
+from ..samples import SampleOptions
 from ..sizes import whole
 from ..types import IntArray
 from .arguments import SPLITS, LoaderArguments, Split, picked

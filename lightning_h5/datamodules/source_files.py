@@ -10,28 +10,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import (
+from ..catalog import (
+    TARGET,
     Catalog,
-    CombinedHDF5Dataset,
+    bad_files,
+    checked_names,
+    expand_those_there,
+    files_to_read,
+    keys_of,
+    paths_of,
+    refuse_images,
+)
+from ..datasets import CombinedHDF5Dataset
+from ..datasets.collate import Collate
+from ..datasets.named_fields import NamedFields
+from ..errors import H5ValueError, listing
+from ..hdf5 import OpenOptions, file_number
+from ..options import FileOptions, RowCacheOptions, SplitOptions
+from ..samples import (
+    KindOfSamples,
     NoRowPassesError,
     RowTable,
     SampleOptions,
     SegmentChoice,
     SegmentSubset,
     column_of,
-    expand_those_there,
-    refuse_images,
+    criteria_of,
     rows_without_line,
     sample_kind,
 )
-from ..datasets.collate import Collate
-from ..datasets.discovery import TARGET, bad_files, checked_names, files_to_read, keys_of, paths_of
-from ..datasets.file_samples import KindOfSamples
-from ..datasets.named_fields import NamedFields
-from ..datasets.row_filters import criteria_of
-from ..errors import H5ValueError, listing
-from ..hdf5 import OpenOptions, file_number
-from ..options import FileOptions, RowCacheOptions, SplitOptions
 from ..types import IntArray, Paths
 from .arguments import SPLITS, Split
 from .cut_splits import check_split_of_rows, cut_rows, cut_segments

@@ -9,29 +9,34 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import TARGET, Catalog, FieldMap, bad_files, files_to_read
 from ..distributed import exchange
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
+from ..samples import (
+    LabelCriterion,
+    MakesIndexer,
+    RowTable,
+    SampleKind,
+    SampleOptions,
+    SegmentChoice,
+    Select,
+    Selection,
+    Where,
+    chunk_cache,
+    criteria_of,
+    sample_kind,
+    with_label,
+)
 from ..types import DTypeLike, IntArray, PathLike, Paths
-from .catalog import Catalog
 from .collate import Collate
-from .discovery import TARGET, FieldMap, bad_files, files_to_read
 from .fields import Decode, checked_rows, without_lacking
 from .file_dataset import CACHE_BYTES
-from .file_samples import sample_kind
-from .indexer import MakesIndexer
-from .labels import LabelCriterion
 from .named_fields import NamedFields
 from .normalize import Normalize, normalized
-from .read_costs import chunk_cache
-from .row_filters import Where, criteria_of
-from .row_table import RowTable
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
-from .segment_choice import SegmentChoice, with_label
-from .segment_fields import SampleKind, SampleOptions, Select
-from .selection import Selection
 
 __all__ = ["CombinedHDF5Dataset"]
 

@@ -7,20 +7,24 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..catalog import (
+    SKIP_THEM,
+    TARGET,
+    Asked,
+    Catalog,
+    FieldMap,
+    checked_names,
+    keys_of,
+    names_to_load,
+    paths_of,
+    stacks_of,
+)
 from ..errors import H5ValueError, listing, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
+from ..samples import KindOfSamples, RowTable, SampleOptions, SegmentChoice, SparseField, open_table, with_matrices
 from ..types import DTypeLike, cached_property
-from .catalog import Catalog
-from .compatibility import Asked
-from .discovery import SKIP_THEM, TARGET, FieldMap, checked_names, keys_of, names_to_load, paths_of, stacks_of
 from .fields import Decode, Fields, codecs_of
-from .file_samples import KindOfSamples, open_table
-from .row_table import RowTable
 from .sample_layout import Transform
-from .segment_choice import SegmentChoice
-from .segment_fields import SampleOptions
-from .sparse_rows import SparseField
-from .sparse_tables import with_matrices
 
 __all__ = ["FieldsOfFiles", "NamedFields"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from ..catalog import FieldMap
 from ..cores import cores_of_a_rank
-from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, h5_worker_init_fn
-from ..datasets.row_filters import Where
+from ..datasets import CombinedHDF5Dataset, RankMemCachedH5Dataset, RowDataset, h5_worker_init_fn
 from ..errors import H5ValueError, listing
 from ..memory import page_cache_memory
 from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
@@ -30,6 +30,7 @@ from ..order import (
     present_replica,
     resolve_replica,
 )
+from ..samples import Where
 from ..sizes import whole
 from ..types import DTypeLike, Paths
 from .choose_order import choose_order

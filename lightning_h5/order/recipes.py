@@ -19,15 +19,7 @@ from .batches import BatchSequence
 from .mixture import EpochSchedule, Mixture
 from .nodes import epoch_order
 from .permutation import GAMMA, mix, stream
-from .plan import (
-    EpochRecipe,
-    EpochSequence,
-    OrderParameters,
-    RowOrder,
-    RowSequence,
-    SourceOrder,
-    order_rows,
-)
+from .plan import EpochRecipe, EpochSequence, OrderParameters, RowOrder, RowSequence, SourceOrder, order_rows
 from .shards import EvaluationBatches
 from .window import BlockTable
 

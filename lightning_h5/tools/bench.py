@@ -19,12 +19,12 @@ import torch
 from torch.utils.data import default_collate
 
 from ..datasets import LazyFileDataset
-from ..datasets.row_table import RowTable
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, find_array, guess_keys, keys_in, open_h5, process_pool
 from ..memory import available_memory
 from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
+from ..samples import RowTable
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
 from .inspect import inspect_file

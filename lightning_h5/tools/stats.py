@@ -16,17 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import Asked, Catalog
 from ..counters import Counters
-from ..datasets import FieldStats, SampleOptions, WholeSegments, sample_kind, write_stats
-from ..datasets.catalog import Catalog
-from ..datasets.compatibility import Asked
+from ..datasets import FieldStats, write_stats
 from ..datasets.fields import Decode, codecs_of
-from ..datasets.indexer import Places
-from ..datasets.row_table import RowTable
-from ..datasets.row_tables import table_of_rows
-from ..datasets.segment_choice import SegmentChoice
-from ..datasets.segment_fields import SampleKind, Select, selected
-from ..datasets.segment_tables import segment_table
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
@@ -42,15 +35,19 @@ from ..hdf5 import (
 from ..options import FileOptions, SegmentOptions
 from ..order.shards import Rows
 from ..progress_bar import progress_bar
-from ..readers import (
-    BlockMap,
-    BlockSource,
-    BulkTask,
-    bulk_tasks,
-    do_tasks,
-    first_places,
-    open_source,
-    usable_cores,
+from ..readers import BlockMap, BlockSource, BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
+from ..samples import (
+    Places,
+    RowTable,
+    SampleKind,
+    SampleOptions,
+    SegmentChoice,
+    Select,
+    WholeSegments,
+    open_table,
+    sample_kind,
+    selected,
+    table_of_rows,
 )
 from ..types import IntArray, Keys, PathLike, Paths
 from .output_files import check_output
@@ -213,7 +210,7 @@ def compute_stats(
     catalog = Catalog(names)
     kind = sample_kind(catalog, paths, names, options, sample_options)
     if kind.needs_segments or kind.are_cells:
-        all_fields = segment_table(catalog, paths, requests, of_sample, options, sample_options, SegmentChoice())
+        all_fields, _, _ = open_table(catalog, paths, requests, of_sample, options, kind, SegmentChoice())
         tables = [all_fields.with_fields([at]) for at in range(len(names))]
         rows_of_tables = [
             None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables

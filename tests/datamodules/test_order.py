@@ -22,10 +22,10 @@ from lightning_h5 import (
     ShuffleOptions,
     create_optimized_dataloader,
 )
-from lightning_h5.datasets.base import ReadCost
 from lightning_h5.loading.choose_order import FEW_BLOCKS, LARGE_ROW, choose_order
 from lightning_h5.memory import FREE_SHARE
 from lightning_h5.order.position import _digest_of_state
+from lightning_h5.samples.read_costs import ReadCost
 
 ROWS, WIDTH, PER_CHUNK = 400, 25, 8
 BLOCK = PER_CHUNK * WIDTH * 8

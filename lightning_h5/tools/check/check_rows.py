@@ -13,11 +13,7 @@ import numpy.typing as npt
 
 from ...counters import Counters
 from ...errors import H5CorruptError
-from ...hdf5 import (
-    ArrayLayout,
-    OpenOptions,
-    kind_of,
-)
+from ...hdf5 import ArrayLayout, OpenOptions, kind_of
 from ...readers import BlockSource, BulkTask, bulk_tasks, open_reader, open_source
 
 __all__ = ["ArrayDecoder", "Problem", "error", "is_of_memory", "warning"]

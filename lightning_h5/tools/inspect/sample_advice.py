@@ -170,7 +170,7 @@ def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) 
         arrays: input and target of one file.
         rows_of_files: rows of each file.
     """
-    from ...datasets import shape_of_images  # imports torch, see below
+    from ...catalog import shape_of_images  # imports torch, see below
 
     shape = shape_of_images(arrays, rows_of_files, len(rows_of_files))
     if shape is None:

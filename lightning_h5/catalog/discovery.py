@@ -28,7 +28,6 @@ from ..options import StagingOptions
 from ..types import Paths
 from .catalog import Catalog
 from .compatibility import Skip, each_readable
-from .fields import hashable
 
 __all__ = [
     "SKIP_THEM",
@@ -38,6 +37,7 @@ __all__ = [
     "checked_names",
     "expand_those_there",
     "files_to_read",
+    "hashable",
     "keys_of",
     "names_to_load",
     "paths_of",
@@ -349,3 +349,8 @@ def checked_names(names: Any) -> list[str]:
     if len(set(given)) < len(given):
         raise H5ValueError(f"load_fields={names!r} names a field twice. A sample has each once.")
     return given
+
+
+def hashable(paths: Any) -> Any:
+    """Return paths, one or several, as they can be compared."""
+    return tuple(map(str, paths)) if isinstance(paths, list | tuple) else paths

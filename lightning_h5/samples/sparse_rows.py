@@ -13,9 +13,9 @@ import torch
 
 from ..errors import H5CorruptError, H5ValueError
 from ..hdf5 import Codec, MatrixRows, SparseGroup
+from ..readers.buffers import BufferPool
 from ..types import IntArray, cached_property
 from .assemblers import Assembler
-from .buffers import BufferPool
 from .indexer import rows_of_all
 from .windows import WholeSegments
 

@@ -9,25 +9,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import (
+    Asked,
+    Catalog,
+    Compatibility,
+    ListedParts,
+    boundaries_in,
+    joined_arrays,
+    values_of,
+)
 from ..counters import Counters
 from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, Widen, sparse_group
 from ..options import value_of_field
 from ..readers import open_reader
 from ..types import IntArray
-from .catalog import Catalog
-from .column_values import values_of
-from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable
-from .file_counts import boundaries_in
-from .indexer import Indexer
-from .part_layouts import ListedParts
 from .row_table import RowTable, starts_of
-from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions, selected
 from .segments import Segments, Steps
 from .sparse_rows import SparseField, SparseRows, sparse_field
+from .table_builder import TableBuilder
 
-__all__ = ["matrices_in", "sparse_table", "with_matrices"]
+__all__ = ["MatrixTableBuilder", "matrices_in", "with_matrices"]
 
 
 def matrices_in(
@@ -92,62 +95,36 @@ def with_matrices(
     return arrays, found
 
 
-def sparse_table(
-    catalog: Catalog,
-    paths: Sequence[str],
-    asked: Sequence[Asked],
-    matrices: Mapping[int, SparseField],
-    options: OpenOptions,
-    choice: SegmentChoice,
-    *,
-    skip: Skip | None = None,
-    advice: str = WITHOUT_THEM,
-) -> RowTable:
-    """Return files with rows of sparse matrices as samples, and what other arrays have in these rows.
+class MatrixTableBuilder(TableBuilder):
+    """Collects files with sparse matrices, of which each row is a sample, and what other arrays have in these rows.
 
     Args:
         catalog: opens the files.
-        paths: the files.
+        options: how files are opened.
         asked: the arrays: of a matrix the stored values, followed by their columns.
         matrices: by the number of the array with their values.
-        options: how files are opened.
-        choice: which of the rows are kept, and what else is asked of them.
-        skip: called with files that are missing or broken, which are left out; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
+        columns: further arrays with a value for each row.
 
     Raises:
-        H5FileError: a file is missing or broken.
-        H5KeyError: an array is missing.
-        H5ValueError: arrays do not belong together, or files have other columns.
+        H5ValueError: files are still written.
     """
-    if options.swmr:
-        raise H5ValueError(
-            "files.swmr was given with a sparse matrix, whose rows are not known while a file is written. Wait until "
-            "it is closed."
-        )
-    reading = _MatrixReading(catalog, asked, matrices, options, choice.all_columns)
-    for path, found in each_readable(paths, reading.look, skip, advice):
-        reading.add(path, *found)
-    table = reading.table(choice)
-    if any(map(catalog.joins.is_column, [*(one.key for one in asked), *choice.all_columns])):
-        catalog.joins.check_place(reading.n_rows, table.paths)
-    return table
-
-
-class _MatrixReading:
-    """Collects what files have of each row."""
 
     def __init__(
         self,
         catalog: Catalog,
+        options: OpenOptions,
         asked: Sequence[Asked],
         matrices: Mapping[int, SparseField],
-        options: OpenOptions,
         columns: Sequence[str],
     ) -> None:
+        if options.swmr:
+            raise H5ValueError(
+                "files.swmr was given with a sparse matrix, whose rows are not known while a file is written. Wait "
+                "until it is closed."
+            )
         self._catalog, self._asked, self._matrices, self._options = catalog, asked, matrices, options
-        self._columns, self._keys = list(columns), [one.key for one in asked]
-        self._steps = [at in matrices or at - 1 in matrices for at in range(len(asked))]
+        self._columns = list(columns)
+        self._has_steps = [at in matrices or at - 1 in matrices for at in range(len(asked))]
         self._compatibility = Compatibility(asked, of_one_row=False)
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
@@ -157,25 +134,25 @@ class _MatrixReading:
         self._values: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in self._columns}
 
     def look(self, path: str) -> tuple[ChangeGuard, tuple[ArrayLayout, ...], Mapping[str, SparseGroup]]:
-        """Return the arrays of a file, those that say where rows begin, and columns."""
+        """See ``TableBuilder.look``: the arrays, those that say where rows begin, and columns."""
         names = [one.group.key for one in self._matrices.values()]
         groups = _matrices_of(self._catalog, path, names, self._options)
         offsets = [one.group.keys[2] for one in self._matrices.values()]
         every = [*self._asked, *(Asked(key=key) for key in (*offsets, *self._columns))]
-        if not any(self._catalog.joins.is_column(one.key) for one in every):
-            guard, found = self._catalog.describe(path, [one.key for one in every], self._options)
-            return guard, found, groups
-        own = [one.key for one in every if not self._catalog.joins.is_column(one.key)]
+        of_file = [one for one in every if not self._catalog.joins.is_column(one.key)]
+        own = [key for one in of_file for key in one.keys]
+        if len(of_file) == len(every):
+            guard, found = self._catalog.describe(path, own, self._options)
+            return guard, tuple(joined_arrays(every, found)), groups
         n_rows = next(iter(groups.values())).n_rows
         guard, found = self._catalog.joins.describe_with_columns(
             self._catalog, path, every, own, n_rows, sum(self._n_rows), self._options
         )
         return guard, found, groups
 
-    def add(
-        self, path: str, guard: ChangeGuard, found: tuple[ArrayLayout, ...], groups: Mapping[str, SparseGroup]
-    ) -> None:
-        """Add a file."""
+    def add(self, path: str, contents: tuple[ChangeGuard, tuple[ArrayLayout, ...], Mapping[str, SparseGroup]]) -> None:
+        """See ``TableBuilder.add``."""
+        guard, found, groups = contents
         n = len(self._asked)
         arrays = tuple(one.decoded(array) for one, array in zip(self._asked, found[:n], strict=True))
         # Files may store the columns of values in integers of several sizes.
@@ -195,7 +172,7 @@ class _MatrixReading:
             self._firsts[at].append(_firsts(offsets, arrays[at], arrays[at + 1], self._options))
             n_rows.append(group.n_rows)
         for at, array in enumerate(arrays):
-            if not self._steps[at] and array.n_rows != n_rows[0]:
+            if not self._has_steps[at] and array.n_rows != n_rows[0]:
                 raise H5ValueError(
                     f"{array.key!r} has {array.n_rows} rows in {path!r}, and the sparse matrix has {n_rows[0]}. Load "
                     "arrays with as many rows."
@@ -232,10 +209,9 @@ class _MatrixReading:
 
         return self._catalog.once(("names", path, key), read)
 
-    @property
-    def n_rows(self) -> int:
-        """Rows of the matrices of all files."""
-        return sum(self._n_rows)
+    def values_of(self, key: str) -> list[npt.NDArray[Any]]:
+        """See ``TableBuilder.values_of``."""
+        return self._values[key]
 
     def _widened(self) -> list[tuple[ArrayLayout, ...]]:
         """Return the arrays of all files, with columns of values as int64 if files store them differently."""
@@ -245,12 +221,12 @@ class _MatrixReading:
                 by_field[at + 1] = [array.decoded(Widen()) for array in by_field[at + 1]]
         return list(zip(*by_field, strict=True))
 
-    def table(self, choice: SegmentChoice) -> RowTable:
-        """Return the table."""
+    def table(self) -> RowTable:
+        """See ``TableBuilder.table``."""
         firsts = next(iter(self._firsts.values()))
         counts = np.array([len(each) for each in firsts])
         layouts = ListedParts(self._catalog.recoded(self._widened(), self._options))
-        starts = starts_of(layouts, self._steps)
+        starts = starts_of(layouts, self._has_steps)
         steps, kinds = list[Steps](), list[int | None]()
         for at in range(len(self._asked)):
             if at in self._matrices:
@@ -258,21 +234,19 @@ class _MatrixReading:
                 n_values = [arrays[at].n_rows for arrays in self._layouts]
                 lengths = [np.diff(first, append=n) for first, n in zip(self._firsts[at], n_values, strict=True)]
                 steps.append(Steps(np.concatenate(begins), np.concatenate(lengths)))
-            kinds.append(len(steps) - 1 if self._steps[at] else None)
-        indexer: Indexer = SparseRows(Segments(tuple(steps), tuple(kinds)), n_all=self.n_rows)
-        made = RowTable(
+            kinds.append(len(steps) - 1 if self._has_steps[at] else None)
+        n_rows = sum(self._n_rows)
+        if any(map(self._catalog.joins.is_column, [*(array.key for array in self._asked), *self._columns])):
+            self._catalog.joins.check_place(n_rows, self._paths)
+        return RowTable(
             tuple(self._paths),
             layouts,
             tuple(self._guards),
             starts,
-            indexer if choice.subset is None else choice.subset.of(indexer),
-            has_steps=tuple(self._steps),
+            SparseRows(Segments(tuple(steps), tuple(kinds)), n_all=n_rows),
+            has_steps=tuple(self._has_steps),
             first_segments=np.concatenate([[0], np.cumsum(counts)]),
         )
-        if choice.criteria:
-            made = replace(made, indexer=samples_that_pass(made, choice.criteria, choice.keys, self._values)[0])
-        columns = {key: values_of_segments(made, key, self._values[key]) for key in choice.columns}
-        return replace(made, columns=columns)
 
 
 def _firsts(offsets: ArrayLayout, data: ArrayLayout, columns: ArrayLayout, options: OpenOptions) -> IntArray:

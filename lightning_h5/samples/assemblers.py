@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .buffers import BufferPool, Column
-from .collate import stacked
+from ..readers.buffers import BufferPool, Column, stacked
 
 if TYPE_CHECKING:
     from .indexer import FieldRows

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ..catalog import Asked, Span
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
-from .compatibility import Asked, Span
 from .indexer import MakesIndexer
 
 __all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "selected"]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import PREFIX, Asked, Catalog, classes_of, decoded
 from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
@@ -26,12 +27,8 @@ from ..readers import (
     run_with_progress,
 )
 from ..types import IntArray, Paths, RowReader
-from .catalog import Catalog
-from .column_values import classes_of, decoded
-from .compatibility import Asked
 from .row_table import RUN_BYTES, RowTable
 from .row_tables import table_of_rows
-from .side_table import PREFIX
 
 __all__ = [
     "Run",

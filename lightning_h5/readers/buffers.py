@@ -29,6 +29,7 @@ __all__ = [
     "batch_bytes",
     "copy_rows",
     "put_rows",
+    "stacked",
     "tensor_of",
     "use_shared_buffers",
 ]
@@ -218,3 +219,12 @@ def batch_bytes(column: torch.Tensor) -> npt.NDArray[np.uint8]:
         return np.empty((len(column), 0), dtype=np.uint8)
     flat: npt.NDArray[np.uint8] = column.view(len(column), -1).view(torch.uint8).numpy()
     return flat
+
+
+def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one shape as one; images with their channels last in memory as a batch of such."""
+    if values[0].ndim == 3 and not values[0].is_contiguous():
+        moved = [value.movedim(0, -1) for value in values]
+        if all(value.is_contiguous() for value in moved):
+            return torch.stack(moved).movedim(-1, 1)
+    return torch.stack(list(values))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import PREFIX, is_of_table
 from ..counters import Counters
 from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions, is_attribute_key
@@ -24,11 +25,10 @@ from ..options import SplitOptions
 from ..readers import run_with_progress
 from ..types import IntArray
 from .indexer import Indexer
-from .joins import SegmentLines
 from .labels import LabelCriterion, search_label
 from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable
-from .side_table import PREFIX, is_of_table
+from .segment_lines import SegmentLines
 
 __all__ = [
     "SegmentChoice",

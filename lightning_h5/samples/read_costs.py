@@ -6,6 +6,7 @@ Also how much memory HDF5's own cache may take.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,13 +15,48 @@ from ..options import FileOptions
 from ..order import BlockTable
 from ..readers import is_pooled
 from ..types import IntArray, cached_property
-from .base import ReadCost
 from .row_table import RUN_BYTES, RowTable
 
-__all__ = ["RowUnits", "blocks_of", "chunk_cache", "cost_of_files"]
+__all__ = ["ReadCost", "RowUnits", "blocks_of", "chunk_cache", "cost_of_files"]
 
 UNIT_CHUNKS = 20
 """Chunks of a unit for each chunk that samples of two units share: a twentieth is decoded twice, at most."""
+
+
+@dataclass(frozen=True)
+class ReadCost:
+    """What reading rows of a dataset costs. Orders, reading ahead and advice depend on it.
+
+    Attributes:
+        row_bytes: bytes of a row of all fields, as a batch is copied from them.
+        has_cheap_random_access: random access is as cheap as sequential access; it is not if rows are decoded.
+        block_bytes: decoded bytes of a block, the largest of all files; 1 if nothing is decoded.
+        decoded_bytes: bytes of all rows of the files, decoded, except of arrays that are held whole; 0 if nothing is.
+        stored_bytes: bytes of these arrays in their files.
+        rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
+        is_in_memory: all rows are in memory now, so that reading is copying.
+    """
+
+    row_bytes: int
+    has_cheap_random_access: bool = True
+    block_bytes: int = 1
+    decoded_bytes: int = 0
+    stored_bytes: int = 0
+    rows_per_chunk: int = 0
+    is_in_memory: bool = False
+
+    @classmethod
+    def of_several(cls, costs: Sequence[ReadCost]) -> ReadCost:
+        """Return the cost of reading several datasets as one: the largest of each, and the sum of decoded bytes."""
+        return cls(
+            row_bytes=max(cost.row_bytes for cost in costs),
+            has_cheap_random_access=all(cost.has_cheap_random_access for cost in costs),
+            block_bytes=max(cost.block_bytes for cost in costs),
+            decoded_bytes=sum(cost.decoded_bytes for cost in costs),
+            stored_bytes=sum(cost.stored_bytes for cost in costs),
+            rows_per_chunk=max(cost.rows_per_chunk for cost in costs),
+            is_in_memory=all(cost.is_in_memory for cost in costs),
+        )
 
 
 class RowUnits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,6 +45,7 @@ __all__ = [
     "each_readable",
     "has_lists",
     "is_encoded",
+    "joined_arrays",
     "refuse_images",
     "refuse_other_files",
     "shape_of_images",
@@ -161,6 +163,17 @@ class Asked:
         if self.dtype == torch_dtype(array.dtype, "dtype"):
             return True
         return array.packing.only_misses and _holds(self.dtype, array.dtype)
+
+
+def joined_arrays(asked: Sequence[Asked], arrays: Iterable[ArrayLayout]) -> list[ArrayLayout]:
+    """Return the arrays that are made of those of a file.
+
+    Args:
+        asked: what is looked for.
+        arrays: of the file, those of ``keys`` of each, one after the other.
+    """
+    of_keys = iter(arrays)
+    return [one.joined(list(islice(of_keys, len(one.keys)))) for one in asked]
 
 
 def with_stacks(asked: Sequence[Asked], error: GroupError) -> list[Asked] | None:

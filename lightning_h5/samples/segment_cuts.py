@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import boundaries_in, ends_of
 from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, process_pool
 from ..options import SegmentOptions
 from ..types import IntArray
-from .file_counts import boundaries_in, ends_of
 from .row_filters import Mask
 from .segments import Steps
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import Catalog, decoded
 from ..counters import Counters
 from ..distributed import OncePerNode, own_store
 from ..errors import H5ValueError, listing
@@ -22,8 +23,6 @@ from ..hdf5 import ArrayLayout, OpenOptions
 from ..order import resolve_replica
 from ..readers import do_tasks, run_with_progress, usable_cores
 from ..types import IntArray
-from .catalog import Catalog
-from .column_values import decoded
 from .columns import column_tasks, read_columns
 from .labels import LabelCriterion, search_label
 from .row_filters import Criterion, Mask, NoRowPassesError

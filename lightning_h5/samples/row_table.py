@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..catalog import PartLayouts
 from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
 from ..types import IntArray, cached_property
 from .assemblers import Assembler
 from .indexer import BatchRows, Indexer
-from .part_layouts import PartLayouts
 
 __all__ = ["HELD_BYTES", "RUN_BYTES", "Parts", "RowTable", "starts_of"]
 

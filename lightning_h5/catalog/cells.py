@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5Error, H5FileError, H5ValueError
+from ..errors import H5ValueError
 from ..hdf5 import (
     MAX_TEXT,
     AlikeArrays,
@@ -17,95 +17,13 @@ from ..hdf5 import (
     OpenOptions,
     column_layout,
     is_matlab_text,
-    is_references,
     referenced_arrays,
-    value_of_cell,
 )
 from .column_values import flat_values_of
 
-if TYPE_CHECKING:
-    from .catalog import Catalog
-
-__all__ = ["SEPARATOR", "CellValues", "are_cells", "names_of_cells", "values_of_cells"]
+__all__ = ["SEPARATOR", "CellValues", "names_of_cells"]
 
 SEPARATOR = "\0"  # no name in a file has it
-
-
-def are_cells(catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions) -> bool:
-    """Return whether some names are of arrays of references, with cells as samples, in the first readable file.
-
-    They are not if each has a text or a number for each row of another array, which is then what a sample is made of.
-
-    Args:
-        catalog: opens the files.
-        paths: the files.
-        keys: the names.
-        options: how files are opened.
-    """
-    own = [key for key in keys if not catalog.joins.is_column(key)]
-    for path in paths if own and not options.swmr else ():
-        try:
-            cells = [key for key in own if _is_cells(catalog, path, key, options)]
-            others = [key for key in own if key not in cells]
-            return bool(cells) and not _are_columns(catalog, path, cells, others, options)
-        except H5FileError:  # raised again, or skipped, when the arrays are looked at
-            continue
-    return False
-
-
-def _is_cells(catalog: Catalog, path: str, key: str, options: OpenOptions) -> bool:
-    try:
-        return is_references(catalog.describe(path, [key], options)[1][0])
-    except H5FileError:
-        raise
-    except H5Error:  # as above
-        return False
-
-
-def _are_columns(
-    catalog: Catalog, path: str, cells: Sequence[str], others: Sequence[str], options: OpenOptions
-) -> bool:
-    """Return whether arrays of references have a value for each row of the others, which are no values of cells."""
-    try:
-        rows = [array.n_rows for array in catalog.describe(path, others, options)[1] if array.n_values != array.n_rows]
-        if len(set(rows)) != 1:
-            return False
-        lengths = {len(values_of_cells(catalog, path, key, options)) for key in cells}
-    except H5FileError:
-        raise
-    except H5Error:  # raised again when cells are looked at
-        return False
-    return lengths == set(rows)
-
-
-def values_of_cells(catalog: Catalog, path: str, key: str, options: OpenOptions) -> npt.NDArray[Any]:
-    """Return the texts, or the numbers, that an array of references leads to.
-
-    Args:
-        catalog: opens the file.
-        path: the file.
-        key: the array of references.
-        options: how the file is opened.
-
-    Raises:
-        H5ValueError: a cell has something else, or some have numbers and some text.
-        H5Error: see ``referenced_arrays``.
-    """
-
-    def search(file: Any) -> tuple[npt.NDArray[Any], list[str]]:
-        names = referenced_arrays(file, path, key, options.files, takes_empty=True)
-        values = [value_of_cell(file, name, options.files) for name in names]
-        are_texts = [isinstance(value, str) for value in values]
-        wrong = next((at for at, value in enumerate(values) if value is None or are_texts[at] != are_texts[0]), None)
-        if wrong is not None:
-            raise H5ValueError(
-                f"{key!r} in {path!r} refers at index {wrong} to {names[wrong]!r}, which is not one "
-                f"{'line of text' if are_texts[0] else 'number'}, and rows of other arrays were named. Write one value "
-                "for each row, or name arrays of references alone, whose arrays are segments."
-            )
-        return np.array(values, dtype=object if are_texts[0] else None), []
-
-    return catalog.search(path, options, f"values of the cells {key!r}", search)
 
 
 def names_of_cells(file: Any, path: str, keys: Sequence[str], options: OpenOptions) -> list[str]:

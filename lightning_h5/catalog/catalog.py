@@ -11,13 +11,7 @@ import numpy.typing as npt
 
 from ..distributed import first_value
 from ..errors import H5Error, H5FileError, H5KeyError
-from ..hdf5 import (
-    AlikeArrays,
-    ArrayLayout,
-    ChangeGuard,
-    OpenOptions,
-    expand_paths,
-)
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, expand_paths
 from ..options import FileOptions, StagingOptions
 from ..types import Paths
 from .column_values import Categories, check_same, column_of_codes
