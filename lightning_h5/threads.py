@@ -23,7 +23,7 @@ from .errors import H5Error
 __all__ = ["EndingThread", "HelperThreads", "Task", "naming_task_limits", "start_helpers", "task_limits"]
 
 Task: TypeAlias = Callable[[], None]
-"""Raises nothing: errors are passed to what waits for the result."""
+"""Raises nothing: errors are passed to the thread that waits for the result."""
 
 END_SECONDS = 5.0
 """How long Python's exit waits for all threads: one may wait for a server or a file system that does not answer."""
@@ -33,7 +33,7 @@ class EndingThread(threading.Thread):
     """A daemon thread that is ended when Python exits, however it comes to that.
 
     Args:
-        target: what it runs.
+        target: the function that it runs.
         args: arguments of the target.
         name: for stacks and debuggers.
         end: makes the target return soon; called in another thread, also if the target has returned. It waits for
@@ -79,12 +79,12 @@ def naming_task_limits(name: str) -> Iterator[None]:
 
 def start_helpers(threads: Iterable[EndingThread]) -> list[EndingThread]:
     """Start threads that others can do without; return those that the system allows."""
-    started = []
+    helpers = []
     with suppress(H5Error):
         for thread in threads:
             thread.start()
-            started.append(thread)
-    return started
+            helpers.append(thread)
+    return helpers
 
 
 class HelperThreads:
@@ -121,7 +121,7 @@ class HelperThreads:
         """Have a thread run a task.
 
         Args:
-            task: what to run.
+            task: the function to run.
 
         Returns:
             False if the system allows no thread at all: the task will not be run.
@@ -186,22 +186,22 @@ def task_limits(root: str = "/") -> str:
     Args:
         root: root of the system's files, for tests.
     """
-    of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    limits = [f"`ulimit -u` is {of_user:,}" if of_user >= 0 else "`ulimit -u` is unlimited"]
+    user_limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limits = [f"`ulimit -u` is {user_limit:,}" if user_limit >= 0 else "`ulimit -u` is unlimited"]
     return " and ".join([*limits, *(f"pids.max of the container is {limit:,}" for limit in _container_limits(root))])
 
 
 def _container_limits(root: str) -> Iterator[int]:
     """Yield the lowest limit of the control groups of this process."""
-    groups, found = ["sys/fs/cgroup/pids", "sys/fs/cgroup"], []
+    groups, limits = ["sys/fs/cgroup/pids", "sys/fs/cgroup"], []
     with suppress(OSError, ValueError):
-        own = Path(root, "proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
-        groups += [f"sys/fs/cgroup/{group}" for group in (own, *map(str, Path(own).parents))]
+        own_group = Path(root, "proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
+        groups += [f"sys/fs/cgroup/{group}" for group in (own_group, *map(str, Path(own_group).parents))]
     for group in groups:
         with suppress(OSError, ValueError):
-            found.append(int(Path(root, group, "pids.max").read_text()))  # "max" is no limit
-    if found:
-        yield min(found)
+            limits.append(int(Path(root, group, "pids.max").read_text()))  # "max" is no limit
+    if limits:
+        yield min(limits)
 
 
 _exits: list[Any] = []

@@ -105,7 +105,7 @@ def signal_handlers_are_restored():
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Arrays of a few rows are read from the file each time, as large ones are."""
-    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", -1)
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", -1)
 
 
 @pytest.fixture

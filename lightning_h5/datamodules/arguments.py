@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
-from ..datasets import TARGET, checked_names
+from ..catalog import TARGET, checked_names
 from ..errors import H5ValueError
 from ..hdf5 import field_names
 from ..options import (

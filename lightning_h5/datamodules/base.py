@@ -16,17 +16,8 @@ from .._lightning import (
     rank_zero_warn,
     set_batch_size_of_strategy,
 )
-from ..datasets import (
-    Catalog,
-    Categories,
-    RowDataset,
-    SegmentSubset,
-    TableDataset,
-    are_packed_alike,
-    check_shapes,
-    different_packing,
-    read_stats,
-)
+from ..catalog import Catalog, Categories, are_packed_alike, different_packing
+from ..datasets import RowDataset, TableDataset, check_shapes, read_stats
 from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout, ChangeGuard
@@ -35,6 +26,7 @@ from ..memory import page_cache_memory
 from ..options import SplitOptions, StagingOptions, TableOptions, WeightOptions
 from ..options.base import check_callable
 from ..readers import fallback_reason
+from ..samples import SegmentSubset
 from ..sizes import bytes_text
 from ..staging import check_urls, ensure_folder, why_not_staged
 from ..types import IntArray

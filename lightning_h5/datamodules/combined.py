@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..datasets import CombinedHDF5Dataset, FileSamples, MakesIndexer
+from ..datasets import CombinedHDF5Dataset, FileSamples
 from ..errors import H5ValueError
 from ..hdf5 import keys_in
 from ..options import (
@@ -24,6 +24,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
+from ..samples import MakesIndexer
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
 from .from_files import FilesH5DataModule

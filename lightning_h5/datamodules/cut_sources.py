@@ -9,10 +9,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import FileSamples, RowTable, SegmentChoice, SegmentSubset, refuse_images, rows_without_line
+from ..catalog import refuse_images
+from ..datasets import FileSamples
 from ..errors import H5ValueError, listing
 from ..hdf5 import file_number
 from ..options import SplitOptions
+from ..samples import RowTable, SegmentChoice, SegmentSubset, rows_without_line
 from ..types import IntArray, Paths
 from .arguments import SPLITS, Split
 from .cut_splits import check_split_of_rows, cut_rows, cut_segments

@@ -16,13 +16,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import Catalog, RowTable, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
+from ..catalog import Catalog
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..hdf5 import OpenOptions, expand_user, file_number, list_data
 from ..options import SplitOptions
 from ..order import group_split, k_fold
 from ..readers import open_reader
 from ..regular_files import read_json
+from ..samples import RowTable, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from ..types import IntArray, PathLike, Paths
 from .arguments import SPLITS, Split
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from .._lightning import rank_zero_info
+from ..catalog import has_lists
 from ..datasets import Fields
-from ..datasets.compatibility import has_lists
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, dtype_of_numbers, torch_dtype
 from ..types import DTypeLike

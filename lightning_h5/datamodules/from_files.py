@@ -8,16 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from .._lightning import rank_zero_info, rank_zero_warn
-from ..datasets import (
-    FileSamples,
-    MixtureDataset,
-    NoRowPassesError,
-    RowDataset,
-    TableDataset,
-    bad_files,
-    mixture_dataset,
-    weighted_dataset,
-)
+from ..catalog import bad_files
+from ..datasets import FileSamples, MixtureDataset, RowDataset, TableDataset, mixture_dataset, weighted_dataset
 from ..errors import H5ValueError, listing
 from ..hdf5 import (
     OpenOptions,
@@ -34,6 +26,7 @@ from ..hdf5 import (
 from ..loading.choose_order import Order, choose_mixed_order
 from ..options import MixtureOptions
 from ..order import Mixture, RowWeights, check_mixture
+from ..samples import NoRowPassesError
 from ..types import Keys
 from .arguments import SPLITS, SampleArguments, Split, parsed_fields, picked
 from .base import BaseH5DataModule, arrays_of_fields
@@ -443,7 +436,7 @@ class FilesH5DataModule(BaseH5DataModule):
             world_size=self.world_size or 1,
             num_workers=self._options.num_workers,
             memory=self._free_memory,
-            kept=self.kept_modes(),
+            saved_modes=self.kept_modes(),
         )
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:

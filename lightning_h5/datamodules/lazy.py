@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..datasets import FileSamples, H5LazyDataset, MakesIndexer
+from ..datasets import FileSamples, H5LazyDataset
 from ..options import (
     DistributedOptions,
     FileOptions,
@@ -20,6 +20,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
+from ..samples import MakesIndexer
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
 from .from_files import FilesH5DataModule

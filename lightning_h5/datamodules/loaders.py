@@ -15,7 +15,7 @@ import torch
 
 from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
-from ..datasets import RowDataset, SampleOptions, TableDataset
+from ..datasets import RowDataset, TableDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
@@ -36,6 +36,7 @@ from ..order import (
     resolve_replica,
 )
 from ..readers import storage_rates
+from ..samples import SampleOptions
 from ..sizes import whole
 from ..types import IntArray
 from .arguments import SPLITS, LoaderArguments, Split, picked
@@ -197,7 +198,7 @@ class MakesLoaders(RecordsSettings):
             num_workers=self._options.num_workers,
             nodes=self._nodes,
             memory=self._free_memory,
-            kept=next(iter(self.kept_modes()), None),
+            saved_mode=next(iter(self.kept_modes()), None),
         )
         weights = weights_of(dataset)
         return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))

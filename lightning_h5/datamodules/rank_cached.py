@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 
 from .._lightning import rank_zero_info
-from ..datasets import FileSamples, MakesIndexer, RankMemCachedH5Dataset, RowDataset, load_shards
+from ..datasets import FileSamples, RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
 from ..hdf5 import name_objects
 from ..loading.choose_order import Order
@@ -31,6 +31,7 @@ from ..options import (
     WorkerOptions,
 )
 from ..order import PlanSampler, RowWeights, ShardRows, ShardSampler, resolve_replica
+from ..samples import MakesIndexer
 from ..types import DTypeLike, Identity, Keys, PathLike, Paths
 from .arguments import Split
 from .from_files import FilesH5DataModule

@@ -10,30 +10,9 @@ from typing import Any
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..datasets import (
-    TARGET,
-    Catalog,
-    Fields,
-    FieldStats,
-    FileSamples,
-    Filters,
-    NoRowPassesError,
-    RowTable,
-    SampleOptions,
-    SegmentChoice,
-    SegmentSubset,
-    column_of,
-    criteria_of,
-    expand_those_there,
-    names_to_load,
-    open_samples,
-    read_stats,
-    sample_kind,
-    skip_into,
-)
+from ..catalog import SKIP_THEM, TARGET, Catalog, expand_those_there, names_to_load, skip_into
+from ..datasets import Fields, FieldStats, FileSamples, open_samples, read_stats
 from ..datasets.collate import Collate
-from ..datasets.discovery import SKIP_THEM
-from ..datasets.file_samples import KindOfSamples, open_table
 from ..errors import H5FileError, H5ValueError
 from ..hdf5 import (
     FieldNames,
@@ -47,6 +26,19 @@ from ..hdf5 import (
     with_constants,
 )
 from ..options import FileOptions
+from ..samples import (
+    Filters,
+    KindOfSamples,
+    NoRowPassesError,
+    RowTable,
+    SampleOptions,
+    SegmentChoice,
+    SegmentSubset,
+    column_of,
+    criteria_of,
+    open_table,
+    sample_kind,
+)
 from ..types import IntArray, Keys, cached_property
 from .arguments import SampleArguments, parsed_fields
 from .dtypes_of_fields import is_settled_late, settled

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import MixtureDataset, RowDataset, RowTable, TableDataset
+from ..datasets import MixtureDataset, RowDataset, TableDataset
 from ..errors import H5ValueError, listing
 from ..loading.choose_order import Order
 from ..options import MixtureOptions, SegmentOptions, WeightOptions
 from ..order import LengthRecipe, Mixture, RowWeights
+from ..samples import RowTable
 from ..types import IntArray
 
 __all__ = [

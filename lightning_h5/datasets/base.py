@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from time import perf_counter
@@ -21,14 +20,15 @@ from ..errors import without_frames
 from ..hdf5 import ArrayLayout, ChangeGuard
 from ..order import BlockTable
 from ..readers import TaskQueue
+from ..readers.buffers import Column
+from ..samples import ReadCost
 from ..types import BatchToken, Draws, Identity, IntArray
-from .buffers import Column
 from .fields import row_numbers
 from .sample_layout import SampleLayout, Transform
 from .transforms import HasTransforms
 from .user_functions import Samples, asked_for, fresh_draws, generators, note_rows, own_streams, rows_text, seed_streams
 
-__all__ = ["MAX_ROWS", "RawBatch", "ReadCost", "RowDataset"]
+__all__ = ["MAX_ROWS", "RawBatch", "RowDataset"]
 
 MAX_ROWS = 8
 """Rows of a batch that a message names."""
@@ -59,42 +59,6 @@ class RawBatch(NamedTuple):
             for column in self.columns
         ]
         return zip(*columns, strict=True)
-
-
-@dataclass(frozen=True)
-class ReadCost:
-    """What reading rows of a dataset costs. Orders, reading ahead and advice depend on it.
-
-    Attributes:
-        row_bytes: bytes of a row of all fields, as a batch is copied from them.
-        has_cheap_random_access: random access is as cheap as sequential access; it is not if rows are decoded.
-        block_bytes: decoded bytes of a block, the largest of all files; 1 if nothing is decoded.
-        decoded_bytes: bytes of all rows of the files, decoded, except of arrays that are held whole; 0 if nothing is.
-        stored_bytes: bytes of these arrays in their files.
-        rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
-        is_in_memory: all rows are in memory now, so that reading is copying.
-    """
-
-    row_bytes: int
-    has_cheap_random_access: bool = True
-    block_bytes: int = 1
-    decoded_bytes: int = 0
-    stored_bytes: int = 0
-    rows_per_chunk: int = 0
-    is_in_memory: bool = False
-
-    @classmethod
-    def of_several(cls, costs: Sequence[ReadCost]) -> ReadCost:
-        """Return the cost of reading several datasets as one: the largest of each, and the sum of decoded bytes."""
-        return cls(
-            row_bytes=max(cost.row_bytes for cost in costs),
-            has_cheap_random_access=all(cost.has_cheap_random_access for cost in costs),
-            block_bytes=max(cost.block_bytes for cost in costs),
-            decoded_bytes=sum(cost.decoded_bytes for cost in costs),
-            stored_bytes=sum(cost.stored_bytes for cost in costs),
-            rows_per_chunk=max(cost.rows_per_chunk for cost in costs),
-            is_in_memory=all(cost.is_in_memory for cost in costs),
-        )
 
 
 class RowDataset(HasTransforms, Dataset[Any]):

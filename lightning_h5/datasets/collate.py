@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import default_collate
 
 from ..errors import H5ValueError
-from .buffers import BufferPool
+from ..readers.buffers import BufferPool, stacked
 
-__all__ = ["Collate", "axis_length", "collated", "collated_samples", "of_one", "stacked"]
+__all__ = ["Collate", "axis_length", "collated", "collated_samples", "of_one"]
 
 Collate: TypeAlias = Literal["stack", "pad", "list"]
 """How tensors of the samples of a batch become one: of one shape, padded with zeros to the longest, or as a list."""
@@ -65,15 +65,6 @@ def of_one(column: Any, how: Collate | None) -> Any:
     if how != "list" and isinstance(column, list) and len(column) == 1 and isinstance(column[0], torch.Tensor):
         return column[0].unsqueeze(0)
     return column
-
-
-def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape as one; images with their channels last in memory as a batch of such."""
-    if values[0].ndim == 3 and not values[0].is_contiguous():
-        moved = [value.movedim(0, -1) for value in values]
-        if all(value.is_contiguous() for value in moved):
-            return torch.stack(moved).movedim(-1, 1)
-    return torch.stack(list(values))
 
 
 def collated_samples(samples: Sequence[Any], how: Collate | None, buffers: BufferPool | None = None) -> Any:

@@ -9,25 +9,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..catalog import SKIP_THEM, Catalog, FieldMap, bad_files, files_to_read
 from ..distributed import exchange
 from ..hdf5 import OpenOptions
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
+from ..samples import (
+    Filters,
+    MakesIndexer,
+    SampleKind,
+    SampleOptions,
+    SegmentChoice,
+    Select,
+    Where,
+    chunk_cache,
+    criteria_of,
+)
 from ..types import DTypeLike, IntArray, PathLike, Paths
-from .catalog import Catalog
 from .collate import Collate
-from .discovery import SKIP_THEM, FieldMap, bad_files, files_to_read
 from .fields import Decode, checked_rows
 from .file_dataset import CACHE_BYTES
 from .file_samples import FileSamples, open_samples
-from .indexer import MakesIndexer
 from .named_fields import NamedFields
 from .normalize import Normalize
-from .read_costs import chunk_cache
-from .row_filters import Filters, Where, criteria_of
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
-from .segment_choice import SegmentChoice
-from .segment_fields import SampleKind, SampleOptions, Select
 
 __all__ = ["CombinedHDF5Dataset"]
 

@@ -14,11 +14,9 @@ import torch
 from ..counters import Counters
 from ..hdf5 import OpenOptions
 from ..readers import ChunkedReader, EncodedReader, TaskQueue, images_alike, is_pooled, open_chunked
+from ..readers.buffers import BufferPool, tensor_of
+from ..samples import FieldRows, RowTable, RowUnits
 from ..types import IntArray, RowReader
-from .buffers import BufferPool, tensor_of
-from .indexer import FieldRows
-from .read_costs import RowUnits
-from .row_table import RowTable
 from .sample_layout import FieldPlan
 
 __all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each"]

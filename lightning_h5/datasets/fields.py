@@ -13,35 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..catalog import Asked, has_lists, hashable, is_encoded
 from ..errors import H5ValueError, listing
-from ..hdf5 import (
-    ArrayLayout,
-    Codec,
-    FieldNames,
-    Stack,
-    StackedKeys,
-    codec_of,
-    field_names,
-    kind_of,
-    torch_dtype,
-)
+from ..hdf5 import ArrayLayout, Codec, FieldNames, Stack, StackedKeys, codec_of, field_names, kind_of, torch_dtype
 from ..options import value_of_field
+from ..samples import SparseField
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
-from .compatibility import Asked, has_lists, is_encoded
 from .multiply_add import Affine
 from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
-from .sparse_rows import SparseField
 
 if TYPE_CHECKING:
-    from .row_table import RowTable
+    from ..samples import RowTable
 
 __all__ = [
     "Decode",
     "Fields",
     "checked_rows",
     "codecs_of",
-    "hashable",
     "row_numbers",
     "torch_dtype_of",
     "without_lacking",
@@ -296,11 +285,6 @@ def _asked(
             strict=False,
         )
     ]
-
-
-def hashable(paths: Any) -> Any:
-    """Return paths, one or several, as they can be compared."""
-    return tuple(map(str, paths)) if isinstance(paths, list | tuple) else paths
 
 
 def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:

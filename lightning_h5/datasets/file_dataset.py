@@ -29,14 +29,12 @@ from ..readers import (
     compile_reads,
     open_reader,
 )
+from ..readers.buffers import Column
+from ..samples import HELD_BYTES, BatchRows, ReadCost, RowTable, blocks_of, cost_of_files
 from ..types import IntArray, RowReader, cached_property
-from .base import RawBatch, ReadCost
-from .buffers import Column
+from .base import RawBatch
 from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each
 from .fields import Fields
-from .indexer import BatchRows
-from .read_costs import blocks_of, cost_of_files
-from .row_table import HELD_BYTES, RowTable
 from .sample_layout import Transform
 from .table_dataset import TableDataset
 

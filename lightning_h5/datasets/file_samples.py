@@ -2,137 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy.typing as npt
 
+from ..catalog import WITHOUT_THEM, Asked, Catalog
 from ..counters import Counters
 from ..errors import H5ValueError, without_frames
-from ..hdf5 import ArrayLayout, OpenOptions, SparseGroup
+from ..hdf5 import ArrayLayout, OpenOptions
 from ..options import FileOptions
+from ..samples import (
+    Filters,
+    LabelCriterion,
+    RowTable,
+    SampleOptions,
+    SegmentChoice,
+    Selection,
+    SparseField,
+    open_table,
+    sample_kind,
+    with_label,
+    with_matrices,
+)
 from ..types import Paths
-from .catalog import Catalog
-from .cells import are_cells
 from .collate import Collate
-from .compatibility import WITHOUT_THEM, Asked, refuse_other_files
-from .discovery import skip_into
 from .fields import Fields, checked_rows, without_lacking
-from .labels import LabelCriterion
 from .normalize import Normalize, normalized
-from .row_filters import Filters
-from .row_table import RowTable
-from .row_tables import table_of_rows
 from .sample_layout import Transform
-from .segment_choice import SegmentChoice, with_label
-from .segment_fields import SampleOptions, selected
-from .segment_tables import segment_table
-from .selection import Selection
-from .sparse_rows import SparseField
-from .sparse_tables import matrices_in, sparse_table, with_matrices
 
-__all__ = ["FileSamples", "KindOfSamples", "Settle", "open_samples", "open_table", "sample_kind"]
-
-
-@dataclass(frozen=True, eq=False)
-class KindOfSamples:
-    """What samples of some files are.
-
-    Attributes:
-        options: what the user says of that.
-        needs_segments: by what the user says, samples are anything but rows along axis 0.
-        matrices: the sparse matrices among the arrays, by the names of their groups; a row of them is a sample.
-        are_cells: arrays of references are among the arrays; what a reference leads to is a segment.
-    """
-
-    options: SampleOptions
-    needs_segments: bool = False
-    matrices: Mapping[str, SparseGroup] = field(default_factory=dict)
-    are_cells: bool = False
-
-    @property
-    def has_segments(self) -> bool:
-        """Whether samples are segments, or made of them; otherwise they are rows along axis 0."""
-        return self.needs_segments or bool(self.matrices) or self.are_cells
-
-
-def sample_kind(
-    catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions, samples: SampleOptions
-) -> KindOfSamples:
-    """Return what samples of some arrays are; files are asked once, for all splits and datasets of a catalog.
-
-    Args:
-        catalog: opens the files.
-        paths: the files.
-        keys: the arrays.
-        options: how files are opened.
-        samples: what the user says.
-
-    Raises:
-        H5ValueError: rows of a sparse matrix cannot be read one by one.
-    """
-
-    def ask() -> KindOfSamples:
-        needs_segments = samples.needs_segments(keys)
-        matrices = matrices_in(catalog, paths, keys, options) if samples.are_rows(keys) else {}
-        has_cells = not (needs_segments or matrices) and are_cells(catalog, paths, keys, options)
-        return KindOfSamples(samples, needs_segments, matrices, has_cells)
-
-    return catalog.once(("kind", tuple(paths), tuple(keys), options, repr(samples)), ask)
-
-
-def open_table(
-    catalog: Catalog,
-    paths: Sequence[str],
-    asked: Sequence[Asked],
-    names: Sequence[str],
-    options: OpenOptions,
-    kind: KindOfSamples,
-    choice: SegmentChoice,
-    *,
-    singles: Collection[str] = (),
-    bad: dict[str, str] | None = None,
-    advice: str = WITHOUT_THEM,
-) -> tuple[RowTable, Sequence[Asked], dict[int, SparseField]]:
-    """Return the table of the samples of files. Reads metadata, and what cuts rows.
-
-    Args:
-        catalog: opens the files.
-        paths: the files.
-        asked: the arrays, relative to their group if segments are groups.
-        names: what a sample calls them.
-        options: how files are opened.
-        kind: what samples are.
-        choice: which of the segments are kept, and what else is asked of them; not used if samples are rows.
-        singles: names of fields of which a sample has one step.
-        bad: files that are left out, with what is wrong with them, to which others are added; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
-
-    Returns:
-        The table; its arrays; and those that are sparse matrices, by their numbers (see ``with_matrices``).
-
-    Raises:
-        H5FileError: a file is missing or broken.
-        H5KeyError: an array is missing, or no group or array matches the pattern.
-        H5ValueError: arrays do not belong together, or there is no sample.
-    """
-    samples, skip = kind.options, skip_into(bad)
-    left = [path for path in paths if path not in (bad or ())]
-    if not kind.has_segments:
-        asked = selected(asked, names, samples)
-        n_files = len({*paths, *(bad or ())})
-        sample = "row" if samples.sample == "row" else None
-        rows = table_of_rows(catalog, left, asked, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
-        return rows, asked, {}
-    refuse_other_files(asked)
-    if kind.matrices:
-        asked, matrices = with_matrices(asked, names, kind.matrices, samples)
-        return sparse_table(catalog, left, asked, matrices, options, choice, skip=skip, advice=advice), asked, matrices
-    table = segment_table(
-        catalog, left, asked, names, options, samples, choice, singles=singles, skip=skip, advice=advice
-    )
-    return table, asked, {}
+__all__ = ["FileSamples", "Settle", "open_samples"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,14 +34,12 @@ from ..order import (
     resolve_replica,
 )
 from ..readers import TaskQueue, check_bounds
+from ..samples import ReadCost, RowTable, blocks_of, rows_of_all
 from ..types import Identity, IntArray
-from .base import RawBatch, ReadCost
+from .base import RawBatch
 from .fields import Fields, torch_dtype_of
 from .held_rows import HeldRows
 from .held_samples import HeldSamples
-from .indexer import rows_of_all
-from .read_costs import blocks_of
-from .row_table import RowTable
 from .sample_layout import Transform
 from .second_sharding import refuse_second_sharding
 from .shard_loading import load_shards

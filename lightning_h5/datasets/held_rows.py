@@ -18,12 +18,10 @@ from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..order import Rows, as_array, places_in
 from ..readers import BulkTask, do_tasks, first_places, take_rows, usable_cores
+from ..readers.buffers import BufferPool, Column, tensor_of
+from ..samples import FieldRows, RowTable, row_tasks, text_tasks
 from ..types import IntArray
-from .buffers import BufferPool, Column, tensor_of
-from .columns import row_tasks, text_tasks
 from .fields import torch_dtype_of
-from .indexer import FieldRows
-from .row_table import RowTable
 from .sample_layout import FieldPlan, as_tensor, numpy_dtype_like
 from .shard_memory import ShardMemory
 

@@ -9,13 +9,12 @@ import numpy as np
 from ..counters import Counters
 from ..hdf5 import OpenOptions
 from ..readers import TaskQueue
+from ..readers.buffers import BufferPool, Column
+from ..samples import SAMPLES_AT_A_TIME, BatchRows, RowTable
 from ..types import IntArray
-from .buffers import BufferPool, Column
 from .fields import Fields
 from .file_dataset import FileDataset
 from .held_rows import HeldRows
-from .indexer import SAMPLES_AT_A_TIME, BatchRows
-from .row_table import RowTable
 
 __all__ = ["HeldSamples"]
 

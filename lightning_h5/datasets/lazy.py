@@ -8,21 +8,18 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from ..catalog import Catalog
 from ..hdf5 import OpenOptions, with_constants
 from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
+from ..samples import MakesIndexer, SampleKind, SampleOptions, SegmentChoice, Select, chunk_cache
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
-from .catalog import Catalog
 from .collate import Collate
 from .fields import Decode, Fields
 from .file_dataset import CACHE_BYTES, FileDataset
 from .file_samples import FileSamples, open_samples
-from .indexer import MakesIndexer
 from .normalize import Normalize
-from .read_costs import chunk_cache
 from .sample_layout import Transform
-from .segment_choice import SegmentChoice
-from .segment_fields import SampleKind, SampleOptions, Select
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
 

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..catalog import are_packed_alike, different_packing
 from ..counters import FORKED_WORKERS, Counters
 from ..errors import H5ValueError, listing
 from ..hdf5 import FieldNames
 from ..order import BlockTable, RowWeights
 from ..readers import TaskQueue
+from ..readers.buffers import BufferPool, Column, put_rows
+from ..samples import CsrRows
 from ..types import Identity, IntArray
 from .base import RawBatch, RowDataset
-from .buffers import BufferPool, Column, put_rows
-from .compatibility import are_packed_alike, different_packing
 from .sample_layout import SampleLayout, SamplePart, Transform
-from .sparse_rows import CsrRows
 from .table_dataset import TableDataset
 
 __all__ = ["SOURCE", "MixtureDataset", "mixture_dataset", "rows_of", "weighted_dataset"]

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
+from ..catalog import TARGET, Catalog, FieldMap, keys_of, names_to_load, paths_of
 from ..errors import H5ValueError, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions, stacked_keys, torch_dtype
+from ..samples import Filters, SampleOptions
 from ..types import DTypeLike
-from .catalog import Catalog
-from .discovery import FieldMap, keys_of, names_to_load, paths_of
 from .fields import Decode, Fields
-from .row_filters import TARGET, Filters
 from .sample_layout import Transform
-from .segment_fields import SampleOptions
 
 __all__ = ["NamedFields"]
 

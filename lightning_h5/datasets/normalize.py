@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..catalog import Catalog
 from ..errors import H5FileError, H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, OpenOptions, expand_user, is_attribute_key, kind_of
 from ..regular_files import read_json
+from ..samples import RowTable
 from ..types import PathLike
-from .catalog import Catalog
 from .fields import Fields, torch_dtype_of
 from .multiply_add import Affine
-from .row_table import RowTable
 
 __all__ = ["FORMAT", "FieldStats", "Normalize", "normalized", "read_stats", "write_stats"]
 

@@ -10,23 +10,21 @@ import numpy.typing as npt
 import torch
 import torch.distributed
 
+from ..catalog import Catalog
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, with_constants
 from ..options import FileOptions, MemoryOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
 from ..order import Replica, ShardMode, resolve_replica
+from ..samples import MakesIndexer, SampleKind, SampleOptions, SegmentChoice, Select
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
-from .catalog import Catalog
 from .collate import Collate
 from .fields import Decode, Fields
 from .file_samples import FileSamples, open_samples
 from .held_dataset import HeldDataset
 from .held_rows import checked_device
-from .indexer import MakesIndexer
 from .normalize import Normalize
 from .sample_layout import Transform
-from .segment_choice import SegmentChoice
-from .segment_fields import SampleKind, SampleOptions, Select
 
 __all__ = ["RankMemCachedH5Dataset"]
 

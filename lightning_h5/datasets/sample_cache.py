@@ -17,12 +17,12 @@ from ..cores import is_forked
 from ..counters import Counters
 from ..hdf5 import OpenOptions
 from ..readers import TaskQueue, take_rows
+from ..readers.buffers import BufferPool, Column, batch_bytes, copy_rows, put_rows
+from ..samples import ReadCost, RowTable
 from ..types import IntArray
-from .base import RawBatch, ReadCost
-from .buffers import BufferPool, Column, batch_bytes, copy_rows, put_rows
+from .base import RawBatch
 from .fields import Fields
 from .file_dataset import FileDataset
-from .row_table import RowTable
 from .sample_layout import FieldPlan, Transform
 
 __all__ = ["CachingDataset", "SampleCache"]

@@ -13,11 +13,11 @@ import torch
 
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
+from ..readers.buffers import BufferPool, Column, tensor_of
+from ..samples import CsrRows
 from ..types import Draws, IntArray, cached_property
-from .buffers import BufferPool, Column, tensor_of
 from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .multiply_add import Affine
-from .sparse_rows import CsrRows
 from .user_functions import AskedFor, add_note, asked_for, generators, note_rows
 
 __all__ = [

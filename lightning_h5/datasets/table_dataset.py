@@ -13,19 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..catalog import whole_digest
 from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, close_when_collected
 from ..readers import TaskQueue
+from ..readers.buffers import BufferPool, Column
+from ..samples import BatchRows, RowTable
 from ..types import Identity, IntArray
 from .base import RowDataset
-from .buffers import BufferPool, Column
 from .collate import Collate
 from .fields import Fields, checked_rows
-from .indexer import BatchRows
-from .row_table import RowTable
 from .sample_layout import SampleLayout, Transform
-from .whole_digest import whole_digest
 
 __all__ = ["TableDataset", "check_shapes", "places_columns"]
 

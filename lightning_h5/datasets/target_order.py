@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ..order import RankShard, permutation
+from ..readers.buffers import Column
 from ..types import IntArray
-from .buffers import Column
 
 if TYPE_CHECKING:
     from .held_dataset import HeldDataset

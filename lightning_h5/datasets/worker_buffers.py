@@ -30,7 +30,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import H5Error
 from ..hdf5 import drop_inherited
-from .buffers import use_shared_buffers
+from ..readers.buffers import use_shared_buffers
 from .shard_memory import PAGE, ShardMemory
 
 __all__ = [

@@ -10,15 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import (
-    ArrayLayout,
-    OpenOptions,
-    RowCodec,
-    Unpack,
-    check_decoding_memory,
-    is_out_of_proportion,
-    kind_of,
-)
+from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, Unpack, check_decoding_memory, is_out_of_proportion, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap, RowGrid

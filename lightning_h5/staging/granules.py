@@ -97,8 +97,8 @@ def widened(granules: IntArray, width: int, within: tuple[int, int]) -> IntArray
     """
     low, high = within[0] // GRANULE, -(-within[1] // GRANULE)
     blocks = np.unique(granules // width)
-    found = (blocks[:, np.newaxis] * width + np.arange(width)).reshape(-1)
-    return np.union1d(granules, found[(found >= low) & (found < high)])
+    neighbors = (blocks[:, np.newaxis] * width + np.arange(width)).reshape(-1)
+    return np.union1d(granules, neighbors[(neighbors >= low) & (neighbors < high)])
 
 
 def marks_at(n_bytes: int) -> int:

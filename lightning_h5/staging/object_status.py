@@ -58,15 +58,15 @@ def check_urls(values: Any) -> None:
 
 
 def _scheme(url: str) -> str:
-    found = URL.match(url)
-    return found[1] if found is not None else "?"
+    match = URL.match(url)
+    return match[1] if match is not None else "?"
 
 
 def _refused_url(url: str) -> str | None:
     """Return what a URL has that it must not have, and what to do; None if there is nothing."""
-    if (found := URL.match(url)) is None:
+    if (match := URL.match(url)) is None:
         return None
-    scheme, rest = found[1].lower(), url[found.end() :]
+    scheme, rest = match[1].lower(), url[match.end() :]
     authority, _, path = rest.partition("/")
     host, _, port = authority.rpartition(":")
     # In the names of objects, "@" after a port, "#", and "?" and ";" before "=" are written %40, %23, %3F and %3B.
@@ -79,7 +79,7 @@ def _refused_url(url: str) -> str | None:
             "Pass the URL without it, and credentials by the environment or staging={'storage_options': ...}. In the "
             "name of an object, write '@' as %40, '#' as %23, '?' as %3F and ';' as %3B."
         )
-    if "::" in found[1]:
+    if "::" in match[1]:
         return (
             "a chain of schemes. Pass the URL of the object alone: what is read of it is kept in a mirror on the local "
             "disk (staging)."

@@ -16,13 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning_models import Recorder, quiet_trainer
 
-from lightning_h5 import (
-    CombinedHDF5DataModule,
-    H5StatsMonitor,
-    H5ValueError,
-    LazyH5DataModule,
-    RankCachedH5DataModule,
-)
+from lightning_h5 import CombinedHDF5DataModule, H5StatsMonitor, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.callbacks.meters import REQUESTS, WAITS, TransferTimer
 from lightning_h5.callbacks.summary_table import stage_table
 from lightning_h5.counters import COUNTED, RequestTimes, WaitTimes

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_h5.datasets.assemblers import SegmentAssembler
-from lightning_h5.datasets.indexer import FieldRows, Indexer, Places
+from lightning_h5.samples.assemblers import SegmentAssembler
+from lightning_h5.samples.indexer import FieldRows, Indexer, Places
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from lightning_h5 import (
     ShuffleOptions,
     create_optimized_dataloader,
 )
-from lightning_h5.datasets.base import ReadCost
 from lightning_h5.loading.choose_order import FEW_BLOCKS, LARGE_ROW, choose_order
 from lightning_h5.memory import FREE_SHARE
 from lightning_h5.order.position import _digest_of_state
+from lightning_h5.samples.read_costs import ReadCost
 
 ROWS, WIDTH, PER_CHUNK = 400, 25, 8
 BLOCK = PER_CHUNK * WIDTH * 8
@@ -339,7 +339,7 @@ def test_a_mode_that_was_asked_for_is_kept_whatever_memory_there_is():
 def test_the_mode_of_an_interrupted_run_is_kept(kept):
     for memory in (None, 1, 1 << 40):
         order = choose_order(
-            rows_in_place(1 << 35), ShuffleOptions(), world_size=2, num_workers=0, memory=memory, kept=kept
+            rows_in_place(1 << 35), ShuffleOptions(), world_size=2, num_workers=0, memory=memory, saved_mode=kept
         )
         assert order.mode == kept
         assert "resumed" in order.why

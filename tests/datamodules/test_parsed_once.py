@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
-from lightning_h5.datasets import file_samples, table_dataset
+from lightning_h5.datasets import table_dataset
 from lightning_h5.options import FileOptions, PatchOptions, SegmentOptions, ShuffleOptions, SplitOptions, WindowOptions
+from lightning_h5.samples import kinds
 
 OPTIONS = (FileOptions, PatchOptions, SegmentOptions, ShuffleOptions, SplitOptions, WindowOptions)
 
@@ -29,8 +30,8 @@ def counts(monkeypatch):
 
     for option in OPTIONS:
         counted(option, "__post_init__", option.__name__)
-    counted(file_samples, "matrices_in", "asked for matrices")
-    counted(file_samples, "are_cells", "asked for references")
+    counted(kinds, "matrices_in", "asked for matrices")
+    counted(kinds, "are_cells", "asked for references")
     counted(table_dataset.TableDataset, "__init__", "datasets")
     return counts
 

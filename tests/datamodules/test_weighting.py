@@ -9,13 +9,7 @@ from factories import Stored
 from lightning.pytorch.cli import LightningCLI
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
-from lightning_h5 import (
-    CombinedHDF5DataModule,
-    H5ResumeError,
-    H5ValueError,
-    LazyH5DataModule,
-    RankCachedH5DataModule,
-)
+from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 
 ROWS, BATCH = 1200, 32
 KINDS = {"lazy": LazyH5DataModule, "combined": CombinedHDF5DataModule, "rank_cached": RankCachedH5DataModule}

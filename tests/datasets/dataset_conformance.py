@@ -182,7 +182,7 @@ class Case:
         """Return the dataset of the files in a folder."""
         with pytest.MonkeyPatch.context() as patch:
             if not self.holds_small:
-                patch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", -1)
+                patch.setattr("lightning_h5.samples.row_table.HELD_BYTES", -1)
             return self.open(folder)
 
     def samples(self, columns, indices):
@@ -422,7 +422,7 @@ class DatasetConformance:
     ):
         """Also if memory of batches is used again, as that of large ones is."""
         if smallest is not None:
-            monkeypatch.setattr("lightning_h5.datasets.buffers.SMALLEST", smallest)
+            monkeypatch.setattr("lightning_h5.readers.buffers.SMALLEST", smallest)
         folder = copy_of(files, tmp_path)
         dataset = make(folder)
         before = contents(folder)
@@ -447,7 +447,7 @@ class DatasetConformance:
 
     def test_batches_that_are_kept_keep_their_values(self, some_case, dataset, columns, monkeypatch):
         """Also if memory of batches is used again, as that of large ones is."""
-        monkeypatch.setattr("lightning_h5.datasets.buffers.SMALLEST", 1)
+        monkeypatch.setattr("lightning_h5.readers.buffers.SMALLEST", 1)
         random, kept = np.random.default_rng(1), []
         for _ in range(30):
             rows = random.integers(0, some_case.n, random.integers(1, 9)).tolist()

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tiers import examples
 
 from lightning_h5.datasets import H5LazyDataset
-from lightning_h5.datasets.buffers import FREE_BYTES, MIN_FREE, SMALLEST, BufferPool
+from lightning_h5.readers.buffers import FREE_BYTES, MIN_FREE, SMALLEST, BufferPool
 
 N, WIDTH = 64, 4096  # rows of 32 KiB: batches from four rows on come from recycled memory
 VALUES = np.arange(N * WIDTH, dtype="f8").reshape(N, WIDTH)

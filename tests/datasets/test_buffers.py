@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lightning_h5 import H5Error, LazyH5DataModule
-from lightning_h5.datasets.buffers import BufferPool, tensor_of
 from lightning_h5.datasets.sample_layout import collated
+from lightning_h5.readers.buffers import BufferPool, tensor_of
 
 FLOATS = np.dtype("f4")
 ASKED = r"a batch of 3 rows needs an array of 13,510,798,882,111,488 bytes \(12,288\.0 TiB\).* smaller batch_size"
@@ -94,7 +94,7 @@ def test_page_locked_memory_stays_a_view_of_what_torch_allocated(dtype, monkeypa
         assert pin_memory
         return made[-1]
 
-    monkeypatch.setattr("lightning_h5.datasets.buffers.torch.empty", locked)
+    monkeypatch.setattr("lightning_h5.readers.buffers.torch.empty", locked)
     pool = BufferPool()
     pool.pins = True
     rows = pool.array((1 << 10, 1 << 8), np.dtype(dtype))
@@ -111,7 +111,7 @@ def test_where_no_more_pages_can_be_locked_memory_is_ordinary(monkeypatch):
     def refuses(*sizes, **options):
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr("lightning_h5.datasets.buffers.torch.empty", refuses)
+    monkeypatch.setattr("lightning_h5.readers.buffers.torch.empty", refuses)
     pool = BufferPool()
     pool.pins = True
     assert pool.array((1 << 10, 1 << 8), FLOATS).shape == (1 << 10, 1 << 8)

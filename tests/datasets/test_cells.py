@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_h5 import CombinedHDF5DataModule, H5LazyDataset, LazyH5DataModule, RankCachedH5DataModule
-from lightning_h5.datasets import kept_parts
+from lightning_h5.catalog import kept_parts
 from lightning_h5.errors import H5CorruptError, H5ValueError
 from lightning_h5.tools.inspect import inspect_folder
 from lightning_h5.tools.stats import compute_stats
@@ -248,7 +248,7 @@ def test_what_was_kept_of_cells_on_disk_is_used_and_forgotten_when_the_file_chan
     assert_those_of_the_file()
     assert len(os.listdir(folder)) == 1
     with monkeypatch.context() as patched:
-        patched.setattr("lightning_h5.datasets.segment_parts.names_of_cells", None)  # is not asked again
+        patched.setattr("lightning_h5.catalog.segment_parts.names_of_cells", None)  # is not asked again
         assert_those_of_the_file()
     with h5py.File(path, "r+") as file:
         for key in ("cells", "masks"):

@@ -48,7 +48,7 @@ def read_all(loader):
 @pytest.mark.parametrize("held", [True, False], ids=["held", "read"])
 def test_more_files_than_a_process_may_open(folder, num_workers, held, monkeypatch):
     if not held:
-        monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", -1)
+        monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", -1)
 
     def with_few_descriptors():
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

@@ -34,11 +34,11 @@ from lightning_h5.datasets import (
     weighted_dataset,
 )
 from lightning_h5.datasets.file_dataset import FileDataset
-from lightning_h5.datasets.segments import Segments, Steps
-from lightning_h5.datasets.windows import Windows
 from lightning_h5.hdf5 import OpenOptions
 from lightning_h5.options import StepRange
 from lightning_h5.order import RowWeights
+from lightning_h5.samples.segments import Segments, Steps
+from lightning_h5.samples.windows import Windows
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule
-from lightning_h5.datasets import file_dataset, kept_parts, segment_parts
+from lightning_h5.catalog import kept_parts, segment_parts
+from lightning_h5.datasets import file_dataset
 from lightning_h5.errors import H5CorruptError, H5ValueError
 from lightning_h5.hdf5 import (
     ArrayColumns,
@@ -150,7 +151,7 @@ def test_rows_of_another_shape_are_read_as_they_are(tmp_path):
 def test_readers_that_were_dropped_are_opened_again(tmp_path, monkeypatch, stored):
     monkeypatch.setattr(file_dataset, "MAX_READERS", 3)
     monkeypatch.setattr(block_sources, "MAX_OPEN", 2)
-    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 0)
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", 0)
     path = tmp_path / "parts.h5"
     write(path, [(3 + number % 4, stored, "plain") for number in range(12)])
     dataset = H5LazyDataset(str(path), ["x", "y"], segments="data/*", window=[0, 2])

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-import lightning_h5.datasets.row_table
 import lightning_h5.readers.select
+import lightning_h5.samples.row_table
 from lightning_h5 import (
     CombinedHDF5DataModule,
     CombinedHDF5Dataset,
@@ -219,7 +219,7 @@ def compare_ways(
     for least in (0, 1 << 60):
         with (
             mock.patch.object(lightning_h5.readers.select, "MIN_COMPILED", least),
-            mock.patch.object(lightning_h5.datasets.row_table, "HELD_BYTES", 0),
+            mock.patch.object(lightning_h5.samples.row_table, "HELD_BYTES", 0),
         ):
             dataset = H5LazyDataset(paths, "x", decode={"x": "cf"}, **more)
             dataset.read_with(cache_bytes=cache_bytes, retain=False)

@@ -574,7 +574,7 @@ def test_writing_leaves_the_file_whole_and_nothing_beside_it(tmp_path):
 @pytest.fixture(params=[1, 128 << 10], ids=["by the chunk", "as they are copied"])
 def decodes_in_company(monkeypatch, request):
     """Arrays as small as a test's are not held whole; their chunks are changed one by one, or not."""
-    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 0)
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", 0)
     monkeypatch.setattr("lightning_h5.datasets.file_dataset.HELD_BYTES", 0)
     monkeypatch.setattr("lightning_h5.readers.select.MIN_PREPARED", request.param)
 

@@ -19,7 +19,7 @@ from lightning_h5 import (
     PatchOptions,
     RankMemCachedH5Dataset,
 )
-from lightning_h5.datasets.read_costs import blocks_of
+from lightning_h5.samples.read_costs import blocks_of
 
 DTYPES = ["u1", "i2", "<f4", ">f4", "f8", "i8", "?", "c8"]
 GZIP = {"compression": "gzip", "shuffle": True}
@@ -248,7 +248,7 @@ def test_each_chunk_is_decoded_once_an_epoch_however_many_patches_have_it(tmp_pa
 
 
 def test_blocks_of_a_large_volume_share_few_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.patches.BLOCK_BYTES", 8 * 8**3 * 8)
+    monkeypatch.setattr("lightning_h5.samples.patches.BLOCK_BYTES", 8 * 8**3 * 8)
     write_volumes(tmp_path / "a.h5", [(64, 64, 64)], (8, 8, 8))
     patch = {"shape": [8, 8, 8], "stride": 4}
     module = LazyH5DataModule(
@@ -424,7 +424,7 @@ def test_blocks_of_a_few_chunks_give_the_same_patches_in_another_order(tmp_path,
     """Volumes of several kinds, cut into blocks of many sizes: each place once, blocks one after the other."""
     volumes = write_volumes(tmp_path / "a.h5", [(20, 17, 9), (9, 30, 9), (20, 17, 9)], (4, 5, 3))
     for n_bytes in (60, 400, 1500, 4000, 1 << 20):
-        monkeypatch.setattr("lightning_h5.datasets.patches.BLOCK_BYTES", n_bytes)
+        monkeypatch.setattr("lightning_h5.samples.patches.BLOCK_BYTES", n_bytes)
         dataset = H5LazyDataset(
             tmp_path / "a.h5", "x", segments="v*", patch={"shape": [5, 6, 4], "stride": [2, 3, 1]}, with_index=True
         )

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lightning_h5 import (
-    CombinedHDF5DataModule,
-    H5ValueError,
-    LazyH5DataModule,
-    RankCachedH5DataModule,
-    inspect_file,
-)
+from lightning_h5 import CombinedHDF5DataModule, H5ValueError, LazyH5DataModule, RankCachedH5DataModule, inspect_file
 
 MODULES = [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule]
 

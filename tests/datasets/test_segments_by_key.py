@@ -15,8 +15,8 @@ from tiers import examples
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, H5ValueError
 from lightning_h5.datasets import CombinedHDF5Dataset
-from lightning_h5.datasets.segment_cuts import by_value
 from lightning_h5.options import SegmentOptions
+from lightning_h5.samples.segment_cuts import by_value
 
 FIELDS = ("x", "wide", "count", "note")
 

@@ -164,6 +164,19 @@ def test_files_with_other_genes_are_an_error_in_all_splits(tmp_path: Path, dense
         LazyH5DataModule(a, b, x_key="X").setup("fit")
 
 
+def test_columns_of_a_group_are_stacked_beside_a_matrix(tmp_path: Path, dense: Any) -> None:
+    write_matrix(tmp_path / "a.h5", dense)
+    ages = np.arange(len(dense), dtype=np.float32)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["obs/age"], file["obs/dose"] = ages, ages + 1
+    keys = {"x": "X", "obs": ["obs/age", "obs/dose"]}
+    datamodule = LazyH5DataModule(tmp_path / "a.h5", x_key=keys, batch_size=len(dense), shuffle=False)
+    datamodule.setup("fit")
+    (batch,) = datamodule.train_dataloader()
+    assert np.array_equal(batch["x"], dense)
+    assert np.array_equal(batch["obs"], np.stack([ages, ages + 1], axis=1))
+
+
 def test_each_chunk_is_decoded_once_an_epoch(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     dense = (rng.random((4000, 50)) < 0.1).astype("f4")

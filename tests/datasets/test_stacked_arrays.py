@@ -59,7 +59,7 @@ KEYS = [f"eeg/{name}" for name in CHANNELS]
 @pytest.mark.parametrize("storage", STORAGES)
 def test_rows_and_windows_match_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, held: bool) -> None:
     if not held:
-        monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 0)
+        monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", 0)
     expected = write(tmp_path / "a.h5", STORAGES[storage])
     for dataset in datasets_of(tmp_path / "a.h5", KEYS):
         assert (dataset.read_batch(ROWS)["x"].numpy() == expected[ROWS]).all()
@@ -201,7 +201,7 @@ def test_arrays_of_several_shapes_are_an_error_that_names_them(tmp_path: Path, s
 
 
 def test_each_chunk_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 0)
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", 0)
     write(tmp_path / "a.h5", STORAGES["chunks"])
     dataset = H5LazyDataset(tmp_path / "a.h5", {"x": KEYS})
     dataset.read_batch(range(N_ROWS))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.datasets.file_dataset import FileDataset
-from lightning_h5.datasets.row_table import RUN_BYTES
-from lightning_h5.datasets.segments import Segments, Steps
-from lightning_h5.datasets.windows import Windows
 from lightning_h5.hdf5 import OpenOptions
 from lightning_h5.options import StepRange
+from lightning_h5.samples.row_table import RUN_BYTES
+from lightning_h5.samples.segments import Segments, Steps
+from lightning_h5.samples.windows import Windows
 
 
 def sizes(dataset):
@@ -103,7 +103,7 @@ def test_samples_are_found_through_segments(make_h5, storage, indices):
 
 
 def test_arrays_held_in_memory_do_not_decide(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 25 * 8)
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", 25 * 8)
     path = make_h5(x=chunked(25, 10), label=Stored(np.zeros(25), "chunked", (25,)), wide=chunked(25, 5))
     dataset = H5LazyDataset(path, ["x", "label"])
     assert dataset.table.held == [False, True]
@@ -111,7 +111,7 @@ def test_arrays_held_in_memory_do_not_decide(make_h5, monkeypatch):
 
 
 def test_what_is_held_counts_over_all_files(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 100 * 8)
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", 100 * 8)
     parts = [make_h5(x=np.zeros(n)) for n in (60, 41)]
     assert H5LazyDataset(parts, "x").table.held == [False]
     assert H5LazyDataset(parts[:1], "x").table.held == [True]

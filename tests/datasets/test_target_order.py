@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import RankMemCachedH5Dataset
-from lightning_h5.datasets.target_order import (
-    MIN_SAMPLES,
-    are_in_order,
-    differ_clearly,
-    sampled_places,
-    sampled_values,
-)
+from lightning_h5.datasets.target_order import MIN_SAMPLES, are_in_order, differ_clearly, sampled_places, sampled_values
 
 ROWS = 4_000
 

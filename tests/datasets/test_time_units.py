@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import H5LazyDataset, H5ValueError
-from lightning_h5.datasets.segment_cuts import TimeUnit
+from lightning_h5.samples.segment_cuts import TimeUnit
 
 NUMBERS = itertools.count()
 NAMES = ["seconds", "second", "s", "minutes", "min", "hours", "h", "hr", "days", "day", "d", "ms", "microseconds"]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5.datasets import H5LazyDataset, RankMemCachedH5Dataset
-from lightning_h5.datasets.segments import Segments, Steps
-from lightning_h5.datasets.windows import WholeSegments, Windows
 from lightning_h5.errors import H5DataChangedError
 from lightning_h5.options import StepRange
+from lightning_h5.samples.segments import Segments, Steps
+from lightning_h5.samples.windows import WholeSegments, Windows
 
 
 @st.composite

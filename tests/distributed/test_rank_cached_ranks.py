@@ -28,9 +28,10 @@ from test_kills import Start, run, saved_steps, stopped_as_asked
 from torchmetrics.classification import BinaryAccuracy
 
 from lightning_h5 import RankCachedH5DataModule
-from lightning_h5.datasets import RankMemCachedH5Dataset, row_table, shard_loading
+from lightning_h5.datasets import RankMemCachedH5Dataset, shard_loading
 from lightning_h5.datasets.shard_loading import AvailableMemory
 from lightning_h5.readers import bulk
+from lightning_h5.samples import row_table
 
 MODES = ["contiguous", "interleave"]
 

@@ -9,9 +9,9 @@ import torch.distributed
 from processes import run_ranks, values
 
 from lightning_h5 import CombinedHDF5DataModule, CombinedHDF5Dataset, H5ValueError
-from lightning_h5.datasets import selection
-from lightning_h5.datasets.selection import Selection
 from lightning_h5.distributed import OncePerNode, processes
+from lightning_h5.samples import selection
+from lightning_h5.samples.selection import Selection
 
 ROWS = 50
 

@@ -16,7 +16,7 @@ from processes import run_ranks, values
 
 from lightning_h5 import LazyH5DataModule
 from lightning_h5.datamodules import base
-from lightning_h5.datasets import row_table
+from lightning_h5.samples import row_table
 
 ROWS = 101
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from limited import assert_whole, loader_of
 
 from lightning_h5 import H5Error, check_files, compute_stats, repack_file
-from lightning_h5.datasets import row_table
 from lightning_h5.hdf5 import process_pool
+from lightning_h5.samples import row_table
 
 N_ROWS = 1000  # 4 MiB: more than any cache here
 MARKER = Path(os.environ["FAILING_READS"])

@@ -20,8 +20,8 @@ from lightning_h5 import (
     compute_stats,
     repack_file,
 )
-from lightning_h5.datasets import row_table
 from lightning_h5.hdf5 import process_pool
+from lightning_h5.samples import row_table
 
 WIDTH = 1024  # numbers per row of 4 KiB
 

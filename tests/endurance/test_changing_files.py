@@ -22,8 +22,9 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.datasets import file_contents, row_table
+from lightning_h5.catalog import file_contents
 from lightning_h5.hdf5 import open_h5, process_pool
+from lightning_h5.samples import row_table
 
 ROWS, WIDTH, CHUNK, BATCH = 320, 1024, 16, 8  # of each of two files
 STORAGE = {

@@ -10,7 +10,7 @@ from arguments import nested as nested_arguments
 from factories import make_older
 
 from lightning_h5 import H5DataChangedError, H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset
-from lightning_h5.datasets import row_table
+from lightning_h5.samples import row_table
 
 ROWS, BATCH = 320, 8
 VALUES = np.random.default_rng(0).integers(1, 256, (ROWS, 1024), "u1")

@@ -16,8 +16,8 @@ from arguments import nested
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule
-from lightning_h5.datasets import row_table
 from lightning_h5.hdf5 import handles, process_pool
+from lightning_h5.samples import row_table
 
 FILES, WIDTH, BATCH, LOOKS = 50, 32, 250, 5  # looks in an epoch
 MAX_OPEN = 8  # files in each process

@@ -24,7 +24,7 @@ from matrix_case import REFUSED, RIGHT, Case
 from tqdm import tqdm
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, LazyH5DataModule, RankCachedH5DataModule
-from lightning_h5.datasets import row_table
+from lightning_h5.samples import row_table
 
 LIMIT = 10.0  # seconds that a cell may take once started
 START = 60.0  # seconds in which a process must start, even on a busy machine

@@ -28,9 +28,9 @@ from arguments import nested, nested_files
 from factories import Stored, known_filters, write_array
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset, inspect_file
-from lightning_h5.datasets import row_table
 from lightning_h5.errors import H5Error
 from lightning_h5.hdf5 import process_pool
+from lightning_h5.samples import row_table
 
 ROWS = 160
 SEED = 20

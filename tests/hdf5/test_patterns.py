@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from lightning_h5 import CombinedHDF5DataModule, H5CorruptError, H5KeyError, H5ValueError, LazyH5DataModule
-from lightning_h5.datasets import kept_parts
+from lightning_h5.catalog import kept_parts
 
 N_GROUPS = 4
 

@@ -18,7 +18,7 @@ from lightning_h5.cli import main
 from lightning_h5.hdf5 import keys_in
 from lightning_h5.tools.bench import bench_file
 from lightning_h5.tools.inspect import inspect_file, inspect_folder
-from lightning_h5.tools.recognize_parts import PERSON
+from lightning_h5.tools.inspect.recognize_parts import PERSON
 
 # What a sample is in the printed call: a number of steps around one, by field for episodes, or what ``sample`` says.
 KINDS = {

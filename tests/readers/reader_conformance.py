@@ -34,15 +34,7 @@ from tiers import examples
 
 from lightning_h5 import StagingOptions
 from lightning_h5.counters import Counters
-from lightning_h5.hdf5 import (
-    Conventions,
-    find_array,
-    is_out_of_proportion,
-    kind_of,
-    layout_of,
-    open_h5,
-    process_pool,
-)
+from lightning_h5.hdf5 import Conventions, find_array, is_out_of_proportion, kind_of, layout_of, open_h5, process_pool
 from lightning_h5.readers import (
     ChunkedReader,
     ContiguousReader,

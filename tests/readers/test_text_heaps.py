@@ -8,8 +8,8 @@ import pytest
 from factories import Stored
 
 from lightning_h5 import H5CorruptError, H5LazyDataset
-from lightning_h5.datasets import row_table
 from lightning_h5.hdf5.describe import REFERENCE
+from lightning_h5.samples import row_table
 
 TEXT = np.array([f"{i} " + "long " * (i % 50) for i in range(300)], dtype=object)
 WAYS = {

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lightning_h5.datasets import file_dataset, row_table
+from lightning_h5.datasets import file_dataset
+from lightning_h5.samples import row_table
 from lightning_h5.staging import policy
 
 

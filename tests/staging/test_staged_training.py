@@ -29,8 +29,9 @@ from lightning_h5 import (
     StagingOptions,
     check_files,
 )
-from lightning_h5.datasets import file_dataset, row_table
+from lightning_h5.datasets import file_dataset
 from lightning_h5.readers import select
+from lightning_h5.samples import row_table
 from lightning_h5.staging import Mirror, PosixOrigin, policy
 from lightning_h5.staging.granules import sums_at, sums_of
 

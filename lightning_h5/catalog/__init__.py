@@ -1,0 +1,99 @@
+"""What is in files: arrays, layouts, identity, side tables. It knows no samples."""
+
+from .catalog import Catalog
+from .column_values import Categories, classes_of, decoded, pairs_of, values_of
+from .compatibility import (
+    WITHOUT_THEM,
+    Asked,
+    Compatibility,
+    Skip,
+    Span,
+    are_packed_alike,
+    different_packing,
+    each_readable,
+    has_lists,
+    is_encoded,
+    joined_arrays,
+    refuse_images,
+    refuse_other_files,
+    shape_of_images,
+    with_stacks,
+)
+from .content_digest import whole_digest
+from .discovery import (
+    SKIP_THEM,
+    TARGET,
+    FieldMap,
+    bad_files,
+    checked_names,
+    expand_those_there,
+    files_to_read,
+    hashable,
+    keys_of,
+    names_to_load,
+    paths_of,
+    skip_into,
+)
+from .file_contents import collector_paused
+from .file_counts import boundaries_in, ends_of
+from .joins import with_others
+from .kept_parts import PackedText
+from .part_layouts import ListedParts, PartLayouts, StoredParts
+from .reference_values import values_of_cells
+from .segment_parts import FoundParts, NamedParts, PartNames, filled, parts_in
+from .side_table import OR_DROP, PREFIX, SideTable, is_of_table
+
+__all__ = [
+    "OR_DROP",
+    "PREFIX",
+    "SKIP_THEM",
+    "TARGET",
+    "WITHOUT_THEM",
+    "Asked",
+    "Catalog",
+    "Categories",
+    "Compatibility",
+    "FieldMap",
+    "FoundParts",
+    "ListedParts",
+    "NamedParts",
+    "PackedText",
+    "PartLayouts",
+    "PartNames",
+    "SideTable",
+    "Skip",
+    "Span",
+    "StoredParts",
+    "are_packed_alike",
+    "bad_files",
+    "boundaries_in",
+    "checked_names",
+    "classes_of",
+    "collector_paused",
+    "decoded",
+    "different_packing",
+    "each_readable",
+    "ends_of",
+    "expand_those_there",
+    "files_to_read",
+    "filled",
+    "has_lists",
+    "hashable",
+    "is_encoded",
+    "is_of_table",
+    "joined_arrays",
+    "keys_of",
+    "names_to_load",
+    "pairs_of",
+    "parts_in",
+    "paths_of",
+    "refuse_images",
+    "refuse_other_files",
+    "shape_of_images",
+    "skip_into",
+    "values_of",
+    "values_of_cells",
+    "whole_digest",
+    "with_others",
+    "with_stacks",
+]

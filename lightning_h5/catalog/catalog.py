@@ -1,0 +1,286 @@
+"""The catalog of file contents. Each file is opened once, and everything needed is read then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from ..distributed import first_value
+from ..errors import H5Error, H5FileError, H5KeyError
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, expand_paths
+from ..options import FileOptions, StagingOptions
+from ..types import Paths
+from .column_values import Categories, check_same, column_of_codes
+from .file_contents import FileContents, opened
+from .joins import Joins
+
+__all__ = ["Catalog"]
+
+PATIENCE = 10.0  # seconds for rows to appear that another rank, or an earlier read, has seen
+PAUSE = 0.05
+
+_T = TypeVar("_T")
+
+
+class Catalog:
+    """The requested contents of files. Splits, columns, filters and datasets are views of it.
+
+    A file is opened when it is first asked for, and again only for arrays that were not announced. What was found is
+    kept as long as the catalog: ``setup`` makes one and drops it.
+
+    Args:
+        fields: arrays that will be asked for, if a file has them.
+        columns: arrays with values that will be asked for, too.
+        of_all_ranks: all ranks make this catalog, and find the same number of rows if a file grows.
+        categories: of arrays, by what is known of them.
+        first_files: returns the files with the first categories, such as those of training; none for those of the
+            first table.
+        matched: see ``Joins``.
+        staging: how objects of stores are read.
+    """
+
+    def __init__(
+        self,
+        fields: Iterable[str] = (),
+        columns: Iterable[str] = (),
+        *,
+        of_all_ranks: bool = False,
+        categories: Categories | None = None,
+        first_files: Callable[[], Sequence[str]] = tuple,
+        matched: dict[Any, Any] | None = None,
+        staging: StagingOptions | None = None,
+    ) -> None:
+        self.staging = staging
+        self.categories, self._first_files = categories or Categories(), first_files
+        self.joins = Joins(matched)
+        self._columns = tuple(dict.fromkeys(columns))
+        self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
+        self._of_all_ranks = of_all_ranks
+        self._alike = AlikeArrays()
+        self._files: dict[tuple[str, FileOptions], FileContents | H5FileError] = {}
+        self._n_rows: dict[tuple[str, str], int] = {}
+        self._made: dict[Any, Any] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}
+
+    def files(self, paths: Paths, name: str = "path") -> tuple[str, ...]:
+        """Return the files that a path argument names: see ``expand_paths``. Looks for the same ones once."""
+        given = repr(paths)
+        if given not in self._paths:
+            found = expand_paths(paths, name, self.staging)
+            self._paths[given] = self._paths[repr(found)] = found
+        return self._paths[given]
+
+    def recoded(
+        self, layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
+    ) -> list[tuple[ArrayLayout, ...]]:
+        """Return the arrays of files, with codes of categories that mean the same in all."""
+
+        def first(key: str) -> list[ArrayLayout]:
+            return [self.describe(path, [key], options)[1][0] for path in self._first_files()]
+
+        return self.categories.recoded(layouts, options, first)
+
+    def check_categories(self, paths: Sequence[str], keys: Iterable[str], options: OpenOptions) -> None:
+        """Check that codes mean the same in all files, as far as their categories are known.
+
+        Args:
+            paths: the files.
+            keys: their arrays, some of them codes of categories.
+            options: how files are opened.
+
+        Raises:
+            H5ValueError: files have other categories.
+        """
+        for key in keys:
+            if (column := column_of_codes(key)) is not None:
+                files = [self._files[_which(path, options)] for path in paths]
+                names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, FileContents)]
+                check_same(column, names, options)
+
+    def once(self, which: Any, make: Callable[[], _T]) -> _T:
+        """Return what is made once: all splits of the same files share it.
+
+        Args:
+            which: all that it follows from.
+            make: makes it.
+        """
+        if which not in self._made:
+            self._made[which] = make()
+        found: _T = self._made[which]
+        return found
+
+    def search(
+        self, path: str, options: OpenOptions, name: str, search: Callable[[Any], tuple[_T, Iterable[str]]]
+    ) -> _T:
+        """Return what a search in an open file finds.
+
+        Args:
+            path: the file.
+            options: how it is opened.
+            name: of the search.
+            search: looks at the open file; also returns arrays that will be asked for because of what it found.
+
+        Raises:
+            H5Error: the search failed, or the file cannot be opened.
+        """
+        file = self._files.get(_which(path, options))
+        if not isinstance(file, FileContents) or name not in file.found:
+            file = self._open(path, (), options, {name: search})
+        found: _T = file.found[name]
+        return found
+
+    def look(
+        self, path: str, options: OpenOptions, name: Any, search: Callable[[Any, ChangeGuard, AlikeArrays], _T]
+    ) -> tuple[ChangeGuard, _T]:
+        """Return the guard of a file, and what a search in the open file finds.
+
+        Args:
+            path: the file.
+            options: how it is opened.
+            name: of the search.
+            search: gets the open file, its guard, and what describes arrays.
+
+        Raises:
+            H5Error: the search failed, or the file cannot be opened.
+        """
+        file = self._files.get(_which(path, options))
+        if not isinstance(file, FileContents) or name not in file.found:
+            file = self._open(path, (), options, {name: search}, own=True)
+        found: _T = file.found[name]
+        return file.guard, found
+
+    @property
+    def templates(self) -> list[ArrayLayout]:
+        """The arrays that others are described like (see ``AlikeArrays``)."""
+        return self._alike.templates
+
+    def has_described(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
+        """Return whether these are known to be arrays of a file, without opening it."""
+        file = self._files.get(_which(path, options))
+        return isinstance(file, FileContents) and all(isinstance(file.arrays.get(key), ArrayLayout) for key in keys)
+
+    def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
+        """Return whether a file has all of these arrays."""
+        own = [key for key in keys if not self.joins.is_column(key)]
+        try:
+            self._describe(path, own, options)
+        except H5KeyError:
+            return False
+        return True
+
+    def values(self, path: str, key: str, options: OpenOptions) -> npt.NDArray[Any] | None:
+        """Return the values of a column as they are stored; None if they were not read when the file was opened."""
+        file = self._files.get(_which(path, options))
+        values = file.values.get(key) if isinstance(file, FileContents) else None
+        return None if values is None else values.copy()
+
+    def describe(
+        self, path: str, keys: Sequence[str], options: OpenOptions
+    ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+        """Return the guard of a file and its arrays.
+
+        Arrays of a file that grows have one number of rows, on all ranks: that of the shortest, as it was seen first,
+        since the writer appends to one after the other.
+
+        Args:
+            path: the file.
+            keys: of the arrays.
+            options: how the file is opened.
+
+        Raises:
+            H5Error: the file cannot be opened, or an array is missing or refused.
+        """
+        guard, found = self._describe(path, keys, options)
+        if not options.swmr:
+            return guard, found
+        shortest = min(layout.n_rows for layout in found)
+        names = [(path, layout.key) for layout in found]
+        if not (seen := [self._n_rows[name] for name in names if name in self._n_rows]):
+            seen = [first_value(f"rows of {names}", shortest) if self._of_all_ranks else shortest]
+        n_rows = min(seen)
+        self._n_rows.update(dict.fromkeys(names, n_rows))
+        end = time.monotonic() + PATIENCE
+        while min(layout.n_rows for layout in found) < n_rows:
+            if time.monotonic() >= end:
+                return guard, found
+            time.sleep(PAUSE)
+            found = self._describe(path, keys, options, is_new=True)[1]
+        return guard, tuple(replace(layout, n_rows=n_rows) for layout in found)
+
+    # One file ---------------------------------------------------------------------------------------------------
+
+    def _describe(
+        self, path: str, keys: Sequence[str], options: OpenOptions, *, is_new: bool = False
+    ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+        file = self._files.get(_which(path, options))
+        if isinstance(file, H5FileError):
+            raise file
+        if is_new or file is None or any(key not in file.arrays for key in keys):
+            file = self._open(path, keys, options, {})
+        arrays = []
+        for key in keys:
+            array = file.arrays[key]
+            if isinstance(array, H5Error):
+                raise array
+            arrays.append(array)
+        if not any(file.others.values()):
+            return file.guard, tuple(arrays)
+        others = {other.path: other for key in keys for other in file.others.get(key, ())}
+        guard = replace(file.guard, others=tuple(others.values()))
+        return guard, tuple(array.guarded(guard) for array in arrays)
+
+    def _open(
+        self,
+        path: str,
+        keys: Sequence[str],
+        options: OpenOptions,
+        searches: dict[Any, Callable[..., Any]],
+        *,
+        own: bool = False,
+    ) -> FileContents:
+        which = _which(path, options)
+        old = self._files.get(which)
+        try:
+            file = self._look(path, keys, options, searches, own=own)
+        except H5FileError as error:
+            self._files[which] = error
+            raise
+        if isinstance(old, FileContents):
+            file.found = old.found | file.found
+            if old.guard == file.guard:
+                file.arrays, file.others = old.arrays | file.arrays, old.others | file.others
+        self._files[which] = file
+        return file
+
+    def _look(
+        self,
+        path: str,
+        keys: Sequence[str],
+        options: OpenOptions,
+        searches: dict[Any, Callable[..., Any]],
+        *,
+        own: bool,
+    ) -> FileContents:
+        with opened(path, options) as (h5, guard):
+            file = FileContents(guard)
+            for name, search in searches.items():
+                if own:
+                    file.found[name] = search(h5, guard, self._alike)
+                    continue
+                file.found[name], more = search(h5)
+                self._expected = tuple(dict.fromkeys([*self._expected, *more]))
+            wanted = [*keys, *self._expected]
+            wanted += [f"{name}/categories" for name in map(column_of_codes, wanted) if name is not None]
+            for key in dict.fromkeys(wanted):
+                file.describe(h5, path, key, options, self._alike, is_asked=key in keys)
+            for key in self._columns if not options.swmr else ():
+                file.read_if_short(h5, key)
+        return file
+
+
+def _which(path: str, options: OpenOptions) -> tuple[str, FileOptions]:
+    return path, options.files

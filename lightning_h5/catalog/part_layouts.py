@@ -1,0 +1,207 @@
+"""The arrays of parts of files. Parts with alike arrays are of one kind, of which one is described."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, file_identity, stack_arrays
+from ..readers import FieldLayouts
+from ..types import IntArray, cached_property
+from .segment_parts import PartNames
+
+__all__ = ["ListedParts", "PartLayouts", "StoredParts"]
+
+
+class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
+    """For each part of files its arrays, in the order of the dataset's fields.
+
+    Attributes:
+        kinds: kind of each part. Arrays of parts of one kind differ in their names, the place of their bytes, and their
+            rows, if these are rows as stored; shape ``(n_parts,)``.
+        firsts: first part of each kind.
+        whole_digest: what ``whole_digest`` returned of them; None before.
+    """
+
+    kinds: npt.NDArray[np.int32]
+    firsts: IntArray
+    whole_digest: tuple[str | None] | None = None
+    _identity: str | None = None
+
+    @property
+    def n_fields(self) -> int:
+        """Arrays of a part."""
+        raise NotImplementedError
+
+    def one(self, part: int, field: int) -> ArrayLayout:
+        """Return an array of a part."""
+        raise NotImplementedError
+
+    def n_rows(self, field: int) -> IntArray:
+        """Return the number of rows of an array of each part."""
+        return self.of_kinds(lambda arrays: arrays[field].n_rows)
+
+    def first_bytes(self, parts: IntArray, field: int) -> list[int | str]:
+        """Return where the bytes of a field's arrays begin in their files; the names of those without bytes."""
+        arrays = (self.one(part, field) for part in parts.tolist())
+        return [array.name if (place := array.first_byte) is None else place for array in arrays]
+
+    def name_pattern(self, field: int) -> str:
+        """Return the name that a field's arrays have in all parts, with a ``*`` for what differs."""
+        return self.one(0, field).key
+
+    def with_fields(self, fields: Sequence[int]) -> PartLayouts:
+        """Return the parts with some of their arrays."""
+        raise NotImplementedError
+
+    def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
+        """Return the identity of a file (see ``file_identity``), from its parts."""
+        raise NotImplementedError
+
+    def identity(self, paths: Sequence[str], guards: Sequence[ChangeGuard], files: IntArray) -> str:
+        """Return a digest of what files hold (see ``file_identity``), in their order; it is computed once.
+
+        Args:
+            paths: the files.
+            guards: of the files.
+            files: number of each part's file.
+        """
+        if self._identity is None:
+            n_parts = np.bincount(files, minlength=len(paths))
+            parts = np.split(np.argsort(files, kind="stable"), np.cumsum(n_parts)[:-1])
+            each = [self.identity_of(*one) for one in zip(paths, guards, parts, strict=True)]
+            self._identity = each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+        return self._identity
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __getitem__(self, part: Any) -> Any:
+        if isinstance(part, slice):
+            return [self[at] for at in range(len(self))[part]]
+        part = range(len(self))[part]
+        return tuple(self.one(part, field) for field in range(self.n_fields))
+
+    @cached_property
+    def examples(self) -> list[tuple[ArrayLayout, ...]]:
+        """The arrays of the first part of each kind."""
+        return [self[part] for part in self.firsts.tolist()]
+
+    def of_field(self, field: int) -> FieldLayouts:
+        """Return the arrays of a field."""
+        return FieldLayouts(self.kinds, self.firsts, self.n_rows(field), partial(self.one, field=field))
+
+    def of_kinds(self, value: Callable[[tuple[ArrayLayout, ...]], Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
+        """Return a value of each part that follows from its kind."""
+        return np.array([value(arrays) for arrays in self.examples], dtype=dtype)[self.kinds]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "examples"}
+
+
+class ListedParts(PartLayouts):
+    """Parts that are described one by one.
+
+    Args:
+        listed: the arrays of each.
+    """
+
+    def __init__(self, listed: Sequence[tuple[ArrayLayout, ...]]) -> None:
+        self._listed = tuple(listed)
+        self.examples = list(self._listed)
+        self.firsts = np.arange(len(self._listed))
+        self.kinds = self.firsts.astype(np.int32)
+
+    @property
+    def n_fields(self) -> int:
+        """See ``PartLayouts.n_fields``."""
+        return len(self._listed[0]) if self._listed else 0
+
+    def one(self, part: int, field: int) -> ArrayLayout:
+        """See ``PartLayouts.one``."""
+        return self._listed[part][field]
+
+    def with_fields(self, fields: Sequence[int]) -> ListedParts:
+        """See ``PartLayouts.with_fields``."""
+        return ListedParts([tuple(arrays[at] for at in fields) for arrays in self._listed])
+
+    def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
+        """See ``PartLayouts.identity_of``."""
+        layouts = [array for part in parts.tolist() for array in self._listed[part]]
+        return file_identity(path, layouts, grows=guard.grows, others=[other.path for other in guard.others])
+
+
+@dataclass(frozen=True, eq=False)
+class StoredParts:
+    """The arrays of parts as they are stored, which are described when they are asked for.
+
+    Attributes:
+        table: what is known of the arrays.
+        names: how they are called.
+        stars: what the ``*`` in a name stands for, for each part.
+        files: number of each part's file.
+        paths: the files.
+        guards: of the files.
+        stacks: for a column of several arrays that are stacked, the columns of all of them.
+        stacked_as: what such a column is called.
+    """
+
+    table: LayoutTable
+    names: PartNames
+    stars: Sequence[str]
+    files: npt.NDArray[np.int32]
+    paths: tuple[str, ...]
+    guards: tuple[ChangeGuard, ...]
+    stacks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    stacked_as: Mapping[int, str] = field(default_factory=dict)
+
+    def one(self, part: int, column: int) -> ArrayLayout:
+        """Return an array of a part."""
+        if column in self.stacks:
+            arrays = [self._single(part, at) for at in self.stacks[column]]
+            return stack_arrays(arrays, self.stacked_as[column])
+        return self._single(part, column)
+
+    def columns_of(self, column: int) -> tuple[int, ...]:
+        """Return the columns that a column is made of."""
+        return self.stacks.get(column, (column,))
+
+    def check_stacks(self) -> None:
+        """Raise an ``H5ValueError`` if arrays that are stacked have different numbers of rows."""
+        for column, columns in self.stacks.items():
+            n_rows = self.table.n_rows[:, columns]
+            if (differs := (n_rows != n_rows[:, :1]).any(axis=1)).any():
+                self.one(int(differs.argmax()), column)  # raises
+
+    def _single(self, part: int, column: int) -> ArrayLayout:
+        file = int(self.files[part])
+        key = self.names.key(column, self.stars[part])
+        return self.table.layout(part, column, self.paths[file], key, self.guards[file])
+
+    def kinds(
+        self, n_arrays: int, fixed: Sequence[int], further: Sequence[int] | None
+    ) -> tuple[npt.NDArray[np.int32], IntArray]:
+        """Return the kind of each part, and the first part of each kind, in the order of the parts.
+
+        Args:
+            n_arrays: arrays that are alike in parts of a kind: so many of each part.
+            fixed: those that also have as many rows.
+            further: a number of each part that is also equal; None for none.
+        """
+        table = self.table
+        alone = np.zeros(len(self.files), dtype=np.int64)  # parts with arrays that are like no other
+        alike = [at for column in range(n_arrays) for at in self.columns_of(column)]
+        for number, part in enumerate(sorted({part for part, at in table.others if at in alike})):
+            alone[part] = number + 1
+        columns = [alone, *table.numbers[:, alike].T, *table.n_rows[:, fixed].T]
+        columns += [] if further is None else [np.asarray(further)]
+        each = np.stack(columns, axis=1)
+        _, firsts, kinds = np.unique(each, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(firsts)
+        return np.argsort(order).astype(np.int32)[kinds.reshape(-1)], firsts[order]

@@ -1,0 +1,154 @@
+"""What makes a column of a batch of the rows that were read of a field: an entry for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..readers.buffers import BufferPool, Column, stacked
+
+if TYPE_CHECKING:
+    from .indexer import FieldRows
+
+__all__ = ["Assembler", "PatchAssembler", "SegmentAssembler", "WindowAssembler"]
+
+
+class Assembler:
+    """Leaves a column as it was read: each sample has one row of the field, or one value."""
+
+    def column(self, rows: FieldRows, column: Column, buffers: BufferPool) -> Column:
+        """Return a column with an entry for each sample.
+
+        Args:
+            rows: the rows that the samples have.
+            column: these rows, one after the other; of a field with rows of several shapes those of each sample.
+            buffers: gives memory.
+
+        Returns:
+            A tensor if all samples have one shape; else a list with an entry for each.
+        """
+        return column
+
+    def mask(self, rows: FieldRows, n_samples: int) -> torch.Tensor:
+        """Return which steps of samples are no padding, with an entry for each sample."""
+        return _step_mask(rows, (n_samples,))
+
+
+@dataclass(frozen=True)
+class WindowAssembler(Assembler):
+    """Makes windows of steps.
+
+    Attributes:
+        n_steps: steps of a window; None for one step, without an axis of its own.
+        clears: steps beyond the ends of a segment are set to zero.
+        is_ragged: rows have several shapes.
+        place: axis of a sample that its steps are along.
+    """
+
+    n_steps: int | None
+    clears: bool
+    is_ragged: bool
+    place: int
+
+    def column(self, rows: FieldRows, column: Column, buffers: BufferPool) -> Column:
+        """See ``Assembler.column``."""
+        is_valid = rows.is_valid if self.clears else None
+        if self.is_ragged:
+            samples = zip(column, [None] * len(column) if is_valid is None else list(is_valid), strict=True)
+            return [self._ragged(steps, valid, buffers) for steps, valid in samples]
+        if not isinstance(column, torch.Tensor):  # text
+            if is_valid is not None:
+                column = [
+                    value if valid else torch.zeros_like(value) if isinstance(value, torch.Tensor) else ""
+                    for value, valid in zip(column, is_valid.ravel().tolist(), strict=True)
+                ]
+            if self.n_steps is None:
+                return column
+            return [_stacked(column[at : at + self.n_steps]) for at in range(0, len(column), self.n_steps)]
+        if is_valid is not None and not is_valid.all():
+            _clear(column, ~is_valid.reshape(-1))
+        if self.n_steps is None:
+            return column
+        return _moved(column.view(-1, self.n_steps, *column.shape[1:]), 1, 1 + self.place, buffers)
+
+    def _ragged(self, steps: torch.Tensor, valid: npt.NDArray[np.bool_] | None, buffers: BufferPool) -> Any:
+        """Return a sample with rows of a shape of its own."""
+        if valid is not None and not valid.all():
+            _clear(steps, ~valid)
+        return steps[0] if self.n_steps is None else _moved(steps, 0, self.place, buffers)
+
+    def mask(self, rows: FieldRows, n_samples: int) -> torch.Tensor:
+        """See ``Assembler.mask``."""
+        return _step_mask(rows, (n_samples,) if self.n_steps is None else (n_samples, self.n_steps))
+
+
+@dataclass(frozen=True)
+class SegmentAssembler(Assembler):
+    """Makes whole segments of steps; these may differ in length.
+
+    Attributes:
+        is_ragged: rows have several shapes.
+        place: axis of a sample that its steps are along.
+    """
+
+    is_ragged: bool
+    place: int
+
+    def column(self, rows: FieldRows, column: Column, buffers: BufferPool) -> Column:
+        """See ``Assembler.column``."""
+        assert rows.lengths is not None, "segments have a length each"
+        lengths = np.unique(rows.lengths).tolist()
+        if isinstance(column, torch.Tensor) and not lengths:
+            return _moved(column[None][:0], 1, 1 + self.place, buffers)
+        if isinstance(column, torch.Tensor) and len(lengths) == 1 and lengths[0]:  # not to be stacked again
+            return _moved(column.view(-1, lengths[0], *column.shape[1:]), 1, 1 + self.place, buffers)
+        ends = np.concatenate([[0], np.cumsum(rows.lengths)]).tolist()
+        samples = column if self.is_ragged else [_stacked(column[low:high]) for low, high in pairwise(ends)]
+        return [_moved(sample, 0, self.place, buffers) for sample in samples]
+
+
+@dataclass(frozen=True)
+class PatchAssembler(Assembler):
+    """Sets what patches have beyond the edges of their volumes to zero."""
+
+    def column(self, rows: FieldRows, column: Column, buffers: BufferPool) -> Column:
+        """See ``Assembler.column``."""
+        assert rows.patches is not None, "samples are patches"
+        assert isinstance(column, torch.Tensor), "volumes have numbers"
+        return rows.patches.finished(column)
+
+
+def _step_mask(rows: FieldRows, shape: Sequence[int]) -> torch.Tensor:
+    if rows.is_valid is None:
+        return torch.ones(tuple(shape), dtype=torch.bool)
+    return torch.from_numpy(rows.is_valid.reshape(shape))
+
+
+def _stacked(steps: Column) -> Column:
+    """Return steps that were decoded one by one as a tensor, if they have one shape."""
+    if isinstance(steps, list) and steps and all(isinstance(step, torch.Tensor) for step in steps):
+        return stacked(steps) if len({step.shape for step in steps}) == 1 else steps
+    return steps
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""For dtypes that torch lacks most operations of, those with the same bits."""
+
+
+def _clear(steps: torch.Tensor, which: npt.NDArray[np.bool_]) -> None:
+    """Set some steps to zero."""
+    steps.view(_SIGNED.get(steps.dtype, steps.dtype))[torch.from_numpy(which)] = 0
+
+
+def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:
+    """Return rows with the axis of steps at its place among the others."""
+    if place == axis or not isinstance(steps, torch.Tensor):
+        return steps
+    moved = steps.movedim(axis, place)
+    return buffers.tensor(tuple(moved.shape), moved.dtype).copy_(moved)

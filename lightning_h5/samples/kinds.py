@@ -1,0 +1,207 @@
+"""What samples of some files are, asked once, and the one function that opens their table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from ..catalog import WITHOUT_THEM, Asked, Catalog, refuse_other_files, skip_into, values_of_cells
+from ..errors import H5Error, H5FileError
+from ..hdf5 import OpenOptions, SparseGroup, is_references
+from .row_filters import Mask, NoRowPassesError
+from .row_table import RowTable
+from .row_tables import table_of_rows
+from .segment_builder import SegmentTableBuilder
+from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
+from .segment_cuts import check_present
+from .segment_fields import SampleOptions, fields_of, selected
+from .sparse_rows import SparseField
+from .sparse_tables import MatrixTableBuilder, matrices_in, with_matrices
+from .table_builder import TableBuilder, collected
+
+__all__ = ["KindOfSamples", "open_table", "sample_kind"]
+
+
+@dataclass(frozen=True, eq=False)
+class KindOfSamples:
+    """What samples of some files are.
+
+    Attributes:
+        options: what the user says of that.
+        needs_segments: by what the user says, samples are anything but rows along axis 0.
+        matrices: the sparse matrices among the arrays, by the names of their groups; a row of them is a sample.
+        are_cells: arrays of references are among the arrays; what a reference leads to is a segment.
+    """
+
+    options: SampleOptions
+    needs_segments: bool = False
+    matrices: Mapping[str, SparseGroup] = field(default_factory=dict)
+    are_cells: bool = False
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether samples are segments, or made of them; otherwise they are rows along axis 0."""
+        return self.needs_segments or bool(self.matrices) or self.are_cells
+
+
+def sample_kind(
+    catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions, samples: SampleOptions
+) -> KindOfSamples:
+    """Return what samples of some arrays are; files are asked once, for all splits and datasets of a catalog.
+
+    Args:
+        catalog: opens the files.
+        paths: the files.
+        keys: the arrays.
+        options: how files are opened.
+        samples: what the user says.
+
+    Raises:
+        H5ValueError: rows of a sparse matrix cannot be read one by one.
+    """
+
+    def ask() -> KindOfSamples:
+        needs_segments = samples.needs_segments(keys)
+        matrices = matrices_in(catalog, paths, keys, options) if samples.are_rows(keys) else {}
+        has_cells = not (needs_segments or matrices) and are_cells(catalog, paths, keys, options)
+        return KindOfSamples(samples, needs_segments, matrices, has_cells)
+
+    return catalog.once(("kind", tuple(paths), tuple(keys), options, repr(samples)), ask)
+
+
+def open_table(
+    catalog: Catalog,
+    paths: Sequence[str],
+    asked: Sequence[Asked],
+    names: Sequence[str],
+    options: OpenOptions,
+    kind: KindOfSamples,
+    choice: SegmentChoice,
+    *,
+    singles: Collection[str] = (),
+    bad: dict[str, str] | None = None,
+    advice: str = WITHOUT_THEM,
+) -> tuple[RowTable, Sequence[Asked], dict[int, SparseField]]:
+    """Return the table of the samples of files. Reads metadata, and what cuts rows.
+
+    Args:
+        catalog: opens the files.
+        paths: the files.
+        asked: the arrays, relative to their group if segments are groups.
+        names: what a sample calls them.
+        options: how files are opened.
+        kind: what samples are.
+        choice: which of the segments are kept, and what else is asked of them; not used if samples are rows.
+        singles: names of fields of which a sample has one step.
+        bad: files that are left out, with what is wrong with them, to which others are added; None raises their errors.
+        advice: what to do to train without broken files, for their errors.
+
+    Returns:
+        The table; its arrays; and those that are sparse matrices, by their numbers (see ``with_matrices``).
+
+    Raises:
+        H5FileError: a file is missing or broken.
+        H5KeyError: an array is missing, or no group or array matches the pattern.
+        H5ValueError: arrays do not belong together, or there is no sample.
+    """
+    samples, skip = kind.options, skip_into(bad)
+    left = [path for path in paths if path not in (bad or ())]
+    if not kind.has_segments:
+        asked = selected(asked, names, samples)
+        n_files = len({*paths, *(bad or ())})
+        sample = "row" if samples.sample == "row" else None
+        rows = table_of_rows(catalog, left, asked, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
+        return rows, asked, {}
+    refuse_other_files(asked)
+    matrices: dict[int, SparseField] = {}
+    if kind.matrices:
+        asked, matrices = with_matrices(asked, names, kind.matrices, samples)
+    fields = [] if matrices else fields_of(asked, names, samples, singles, catalog.joins.is_column)
+
+    def make(arrays: Sequence[Asked]) -> TableBuilder:
+        if matrices:
+            return MatrixTableBuilder(catalog, options, arrays, matrices, choice.all_columns)
+        seen = [replace(field, asked=array) for field, array in zip(fields, arrays, strict=True)]
+        return SegmentTableBuilder(catalog, options, seen, samples, choice.all_columns)
+
+    def build(choice: SegmentChoice) -> RowTable:
+        return _chosen(collected(make, asked, left, skip=skip, advice=advice), choice)
+
+    if choice.columns or choice.criteria or skip is not None:
+        return build(choice), asked, matrices
+    joined = catalog.joins.sources(asked)
+    which = ("segments", tuple(left), tuple(asked), tuple(names), options, repr(samples), tuple(singles), joined)
+    table = catalog.once(which, partial(build, SegmentChoice()))
+    subset = choice.subset
+    return table if subset is None else replace(table, indexer=subset.of(table.indexer)), asked, matrices
+
+
+def _chosen(builder: TableBuilder, choice: SegmentChoice) -> RowTable:
+    """Return the samples of the segments that are kept."""
+    table = builder.table()
+    if choice.subset is not None:
+        table = replace(table, indexer=choice.subset.of(table.indexer))
+    passes: Mask | None = None
+    if choice.criteria:
+        values = {key: builder.values_of(key) for key in choice.all_columns}
+        indexer, passes = samples_that_pass(table, choice.criteria, choice.keys, values)
+        table = replace(table, indexer=indexer)
+        if passes is not None and not table.n_samples:
+            raise NoRowPassesError(
+                f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "
+                "a sample. Loosen a filter, or take fewer steps."
+            )
+    for key in builder.cut_by:
+        check_present(np.concatenate(builder.values_of(key)), key, passes)
+    columns = {key: values_of_segments(table, key, builder.values_of(key)) for key in choice.columns}
+    return replace(table, columns=columns) if columns else table
+
+
+def are_cells(catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions) -> bool:
+    """Return whether some names are of arrays of references, with cells as samples, in the first readable file.
+
+    They are not if each has a text or a number for each row of another array, which is then what a sample is made of.
+
+    Args:
+        catalog: opens the files.
+        paths: the files.
+        keys: the names.
+        options: how files are opened.
+    """
+    own = [key for key in keys if not catalog.joins.is_column(key)]
+    for path in paths if own and not options.swmr else ():
+        try:
+            cells = [key for key in own if _is_cells(catalog, path, key, options)]
+            others = [key for key in own if key not in cells]
+            return bool(cells) and not _are_columns(catalog, path, cells, others, options)
+        except H5FileError:  # raised again, or skipped, when the arrays are looked at
+            continue
+    return False
+
+
+def _is_cells(catalog: Catalog, path: str, key: str, options: OpenOptions) -> bool:
+    try:
+        return is_references(catalog.describe(path, [key], options)[1][0])
+    except H5FileError:
+        raise
+    except H5Error:  # as above
+        return False
+
+
+def _are_columns(
+    catalog: Catalog, path: str, cells: Sequence[str], others: Sequence[str], options: OpenOptions
+) -> bool:
+    """Return whether arrays of references have a value for each row of the others, which are no values of cells."""
+    try:
+        rows = [array.n_rows for array in catalog.describe(path, others, options)[1] if array.n_values != array.n_rows]
+        if len(set(rows)) != 1:
+            return False
+        lengths = {len(values_of_cells(catalog, path, key, options)) for key in cells}
+    except H5FileError:
+        raise
+    except H5Error:  # raised again when cells are looked at
+        return False
+    return lengths == set(rows)

@@ -1,0 +1,216 @@
+"""Blocks of the rows of a table, what reading them costs, and how often an epoch reads each.
+
+Also how much memory HDF5's own cache may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..hdf5 import MAX_H5, ArrayLayout, OpenOptions
+from ..options import FileOptions
+from ..order import BlockTable
+from ..readers import is_pooled
+from ..types import IntArray, cached_property
+from .row_table import RUN_BYTES, RowTable
+
+__all__ = ["ReadCost", "RowUnits", "blocks_of", "chunk_cache", "cost_of_files"]
+
+UNIT_CHUNKS = 20
+"""Chunks of a unit for each chunk that samples of two units share: a twentieth is decoded twice, at most."""
+
+
+@dataclass(frozen=True)
+class ReadCost:
+    """What reading rows of a dataset costs. Orders, reading ahead and advice depend on it.
+
+    Attributes:
+        row_bytes: bytes of a row of all fields, as a batch is copied from them.
+        has_cheap_random_access: random access is as cheap as sequential access; it is not if rows are decoded.
+        block_bytes: decoded bytes of a block, the largest of all files; 1 if nothing is decoded.
+        decoded_bytes: bytes of all rows of the files, decoded, except of arrays that are held whole; 0 if nothing is.
+        stored_bytes: bytes of these arrays in their files.
+        rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
+        is_in_memory: all rows are in memory now, so that reading is copying.
+    """
+
+    row_bytes: int
+    has_cheap_random_access: bool = True
+    block_bytes: int = 1
+    decoded_bytes: int = 0
+    stored_bytes: int = 0
+    rows_per_chunk: int = 0
+    is_in_memory: bool = False
+
+    @classmethod
+    def of_several(cls, costs: Sequence[ReadCost]) -> ReadCost:
+        """Return the cost of reading several datasets as one: the largest of each, and the sum of decoded bytes."""
+        return cls(
+            row_bytes=max(cost.row_bytes for cost in costs),
+            has_cheap_random_access=all(cost.has_cheap_random_access for cost in costs),
+            block_bytes=max(cost.block_bytes for cost in costs),
+            decoded_bytes=sum(cost.decoded_bytes for cost in costs),
+            stored_bytes=sum(cost.stored_bytes for cost in costs),
+            rows_per_chunk=max(cost.rows_per_chunk for cost in costs),
+            is_in_memory=all(cost.is_in_memory for cost in costs),
+        )
+
+
+class RowUnits:
+    """Where the rows of a table may be cut into blocks; see ``Units``.
+
+    Args:
+        table: the rows.
+        of_all_fields: also of arrays that are held whole.
+    """
+
+    def __init__(self, table: RowTable, *, of_all_fields: bool = False) -> None:
+        self._table = table
+        self._is_held = [False] * table.n_fields if of_all_fields else table.held
+
+    @property
+    def starts(self) -> IntArray:
+        """See ``Units.starts``."""
+        return self._table.starts
+
+    @property
+    def rows_per_block(self) -> IntArray:
+        """See ``Units.rows_per_block``: a run of about a megabyte if there are no chunks."""
+        return self._table.layouts.of_kinds(lambda arrays: _rows_per_block(arrays, self._is_held))
+
+    @property
+    def rows_per_unit(self) -> IntArray:
+        """See ``Units.rows_per_unit``.
+
+        Samples share chunks with those of the next block, so a block is so many chunks long that few are decoded twice.
+        """
+        return self._units[:, 0]
+
+    @property
+    def bounds(self) -> IntArray:
+        """See ``Units.bounds``."""
+        starts, (sizes, periods) = self.starts, self._units.T
+        if (sizes % np.maximum(periods, 1) == 0).all():  # also without lines
+            n_units = -(-np.diff(starts) // sizes)
+            inside = np.arange(n_units.sum()) - np.repeat(np.cumsum(n_units) - n_units, n_units)
+            firsts: IntArray = np.repeat(starts[:-1], n_units) + inside * np.repeat(sizes, n_units)
+            return np.append(firsts, starts[-1])
+        units = []
+        for first, end, size, period in zip(starts[:-1], starts[1:], sizes, periods, strict=True):
+            if size % max(period, 1) == 0:
+                units.append(np.arange(first, end, size))
+            else:  # units end with each line, as chunks do
+                lines = np.arange(first, end, period)
+                units.append((lines[:, None] + np.arange(0, period, size)).reshape(-1))
+        return np.concatenate([*units, starts[-1:]])
+
+    @cached_property
+    def _units(self) -> IntArray:
+        """For each part the rows of a unit, and of a line that units end with; 0 if they do not."""
+        return self._table.layouts.of_kinds(self._unit)
+
+    def _unit(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int]:
+        table = self._table
+        fields = [field for field in table.step_fields if not self._is_held[field]]
+        views = [arrays[field].view for field in fields]
+        lines = {view.period for view in views if view is not None and len(view.row_axes) > 1}
+        across = max((view.block[0] for view in views if view is not None and len(view.row_axes) > 1), default=1)
+        along = [
+            arrays[field].rows_per_chunk if view is None else view.block[-1] if view.block else 1
+            for field, view in zip(fields, views, strict=True)
+            if not arrays[field].is_contiguous
+        ]
+        if not fields or max(along, default=1) == 1:
+            row_bytes = sum(arrays[field].row_bytes for field in fields or table.step_fields)
+            return max(1, RUN_BYTES // max(1, row_bytes)), 0
+        period = max(lines, default=0)
+        if across > 1 and period:
+            return across * period, period
+        n_shared = -(-(table.indexer.reach - 1) // max(along))
+        if table.n_segments > table.n_parts and not period:  # segments share chunks
+            n_shared = max(1, n_shared)
+        size = max(along) * (UNIT_CHUNKS * n_shared or 1)
+        return (period if period and size >= period else size), period
+
+
+def blocks_of(table: RowTable, samples: IntArray | None, *, of_all_fields: bool = False) -> BlockTable:
+    """Return the block table of some samples.
+
+    A block is what shares one chunk of the coarsest array; a run of about a megabyte if there are no chunks.
+
+    Args:
+        table: the rows.
+        samples: which ones, in this order; None for all.
+        of_all_fields: also of those that are held whole.
+    """
+    return table.indexer.blocks(RowUnits(table, of_all_fields=of_all_fields), samples)
+
+
+def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
+    loose = [array for array, is_held in zip(arrays, held, strict=True) if not is_held]
+    coarsest = max((array.rows_per_chunk for array in loose if not array.is_contiguous), default=1)
+    if coarsest > 1:
+        return coarsest
+    return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))
+
+
+def cost_of_files(
+    table: RowTable, fields: Sequence[int], *, encoded_bytes: Sequence[int], dense_bytes: int
+) -> ReadCost:
+    """Return what reading samples costs, as far as it follows from the files alone.
+
+    Args:
+        table: the files.
+        fields: those that are read on demand.
+        encoded_bytes: for each field the bytes of a row that is decoded by itself; 0 for others.
+        dense_bytes: bytes of a sample's rows of sparse matrices that are dense in a batch.
+    """
+    kinds, indexer = table.layouts.examples, table.indexer
+    of_segments = [field for field in fields if field in table.fields_of_segments]
+    loose = [field for field in fields if table.has_steps[field]]
+    loose_bytes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].row_bytes for field in loose), object)
+    n_rows = np.diff(table.starts)
+    if of_segments:  # about as many of their bytes belong to a step
+        sizes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].n_bytes for field in of_segments), object)
+        loose_bytes = loose_bytes + sizes // np.maximum(n_rows, 1)
+        loose = [*loose, *of_segments]
+    arrays_read = [arrays[field] for arrays in kinds for field in loose]
+    stored_row_bytes = table.layouts.of_kinds(
+        lambda arrays: sum(_stored_row_bytes(arrays[field]) for field in loose), float
+    )
+    sizes_read = [array.row_bytes + extra for array, extra in zip(table.as_read, encoded_bytes, strict=True)]
+    return ReadCost(
+        row_bytes=indexer.mean_bytes(sizes_read) + dense_bytes,
+        has_cheap_random_access=indexer.is_cheap(
+            by_rows=all(array.is_contiguous or array.rows_per_chunk == 1 for array in arrays_read),
+            by_steps=all(array.is_contiguous for array in arrays_read),
+            n_parts=table.n_parts,
+        ),
+        block_bytes=indexer.block_bytes(RowUnits(table), loose_bytes),
+        decoded_bytes=int((n_rows * loose_bytes).sum()),
+        stored_bytes=int((n_rows * stored_row_bytes).sum()),
+    )
+
+
+def _stored_row_bytes(array: ArrayLayout) -> float:
+    return array.n_stored_bytes / max(1, array.n_rows)
+
+
+def chunk_cache(table: RowTable, budget: int, files: FileOptions) -> int:
+    """Return the bytes of HDF5's chunk cache of an array: room for the chunks of one row, as far as the budget goes.
+
+    HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
+    Arrays that are decoded in this package are read whole chunks at a time, and need none.
+    """
+    plain = OpenOptions(files=files)
+    spans = [
+        array.chunk_span_bytes
+        for arrays in table.layouts.examples
+        for array, is_held in zip(arrays, table.held, strict=True)
+        if not is_held and not is_pooled(array, plain)
+    ]
+    n_open = max(1, min(len(table.paths), MAX_H5) * sum(not is_held for is_held in table.held))
+    return max(64 << 10, min(budget // n_open, max([1 << 20, *spans])))

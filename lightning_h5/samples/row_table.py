@@ -1,0 +1,329 @@
+"""The rows of files as one table: which arrays they have, and which rows make a sample."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..catalog import PartLayouts
+from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
+from ..types import IntArray, cached_property
+from .assemblers import Assembler
+from .indexer import BatchRows, Indexer
+
+__all__ = ["HELD_BYTES", "RUN_BYTES", "Parts", "RowTable", "starts_of"]
+
+HELD_BYTES = 16 << 20
+"""An array whose rows take no more than this, over all files, is read whole, once, in each process."""
+
+RUN_BYTES = 1 << 20
+"""Rows of unchunked arrays are taken together by runs of this size: long enough for a disk, short to shuffle."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Parts of files that have arrays of their own: groups, or arrays that are segments each.
+
+    Attributes:
+        files: number of each part's file, shape ``(n_parts,)``.
+        names: group or array that each part is.
+        aliases: names of parts by their other names, each with the number of its file.
+    """
+
+    files: npt.NDArray[np.int32]
+    names: Sequence[str]
+    aliases: Mapping[tuple[int, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class RowTable:
+    """Some arrays of some files with consecutive rows: a view of the catalog.
+
+    The rows of all parts are numbered one after the other, for all fields alike: as many in a part as its longest array
+    has.
+
+    Attributes:
+        paths: the files.
+        layouts: for each part its arrays, in the order of the dataset's fields.
+        guards: for each file how it looked when it was described.
+        starts: first row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``.
+        indexer: says which rows samples have.
+        parts: the parts; None if each file is one.
+        has_steps: for each field whether its rows are steps; the others have a row for each segment, or for each part.
+            Empty if all are.
+        is_shared: for each field whether all segments of a part have the same steps of it; empty if none is.
+        step_places: for each field the axis of a sample that its steps are along; empty if it is the first of all.
+        columns: values of further arrays, one for each segment.
+        first_segments: number of each part's first segment, and of all segments at the end, shape ``(n_parts + 1,)``;
+            None if each part is one.
+        lacks: which rows have no line in a side table, and are left out; None if all have one.
+        n_missing: segments that lack an array and are left out (``segments.missing``).
+    """
+
+    paths: tuple[str, ...]
+    layouts: PartLayouts
+    guards: tuple[ChangeGuard, ...]
+    starts: IntArray
+    indexer: Indexer
+    parts: Parts | None = None
+    has_steps: tuple[bool, ...] = ()
+    is_shared: tuple[bool, ...] = ()
+    step_places: tuple[int, ...] = ()
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    first_segments: IntArray | None = None
+    lacks: npt.NDArray[np.bool_] | None = None
+    n_missing: int = 0
+
+    def __post_init__(self) -> None:
+        n_fields = self.layouts.n_fields
+        for name, default in (("has_steps", True), ("is_shared", False), ("step_places", 0)):
+            if not getattr(self, name):
+                object.__setattr__(self, name, (default,) * n_fields)
+
+    @cached_property
+    def as_read(self) -> tuple[ArrayLayout, ...]:
+        """The arrays of the first part, with the shape of what is read of each at a time: a row, or a patch."""
+        arrays: tuple[ArrayLayout, ...] = self.layouts[0]
+        shapes = [self.indexer.shape_read(field, array.row_shape) for field, array in enumerate(arrays)]
+        return tuple(
+            array if shape == array.row_shape else array.with_changes(row_shape=shape)
+            for array, shape in zip(arrays, shapes, strict=True)
+        )
+
+    @property
+    def n_segments(self) -> int:
+        """Number of segments that samples are made of."""
+        return len(self.indexer.segments)
+
+    @cached_property
+    def n_parts(self) -> int:
+        """Number of parts."""
+        return len(self.layouts)
+
+    @cached_property
+    def n_fields(self) -> int:
+        """Number of fields."""
+        return self.layouts.n_fields
+
+    @cached_property
+    def step_fields(self) -> list[int]:
+        """The fields whose rows are steps."""
+        return [field for field in range(self.n_fields) if self.has_steps[field]]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all parts."""
+        return int(self.starts[-1])
+
+    @property
+    def n_samples(self) -> int:
+        """Samples that the rows make."""
+        return len(self.indexer)
+
+    def assembler(self, field: int) -> Assembler:
+        """Return what makes a column of a field's rows, with an entry for each sample."""
+        if not self.has_steps[field]:
+            return Assembler()
+        return self.indexer.assembler(field, is_ragged=self.is_ragged[field], place=self.step_places[field])
+
+    def files_touched(self, asked: BatchRows) -> list[int]:
+        """Return the numbers of the files that rows are in."""
+        if len(self.paths) == 1:
+            return [0]
+        rows = asked.fields[self.step_fields[0]].rows if self.step_fields else np.empty(0, np.int64)
+        if asked.places is not None:  # windows are runs: less work than to locate each row
+            ends = np.flatnonzero(np.diff(rows) != 1)
+            first = self.locate(np.append(rows[:1], rows[ends + 1]))[0]
+            last = self.locate(np.append(rows[ends], rows[-1:]))[0]
+            parts = first if np.array_equal(first, last) else self.locate(rows)[0]
+        else:
+            parts = self.locate(rows)[0]
+        touched: list[int] = np.unique(self.files_of(parts)).tolist()
+        return touched
+
+    def files_of(self, parts: IntArray) -> IntArray:
+        """Return the file of each part."""
+        return parts if self.parts is None else self.parts.files[parts].astype(np.int64)
+
+    def parts_of_segments(self, numbers: IntArray) -> IntArray:
+        """Return the part that each of some segments begins in."""
+        if self.first_segments is None:
+            return numbers
+        return np.searchsorted(self.first_segments, numbers, side="right") - 1
+
+    def parts_and_numbers(self, segments: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the part that each of some segments begins in, and its number there."""
+        parts = self.parts_of_segments(segments)
+        return parts, np.zeros_like(segments) if self.first_segments is None else segments - self.first_segments[parts]
+
+    def part_of_segment(self, number: int) -> tuple[int, int]:
+        """Return the part that a segment begins in, and its number there."""
+        (part,), (inside,) = self.parts_and_numbers(np.array([number]))
+        return int(part), int(inside)
+
+    def file_of_segment(self, number: int) -> int:
+        """Return the file that a segment begins in."""
+        part, _ = self.part_of_segment(number)
+        return part if self.parts is None else int(self.parts.files[part])
+
+    def values_of_samples(self, key: str) -> npt.NDArray[Any]:
+        """Return the value of a column for each sample: that of its segment."""
+        return np.asarray(self.columns[key][self.indexer.places(np.arange(self.n_samples)).segments])
+
+    def n_segments_of(self, part: int) -> int:
+        """Return how many segments the files have in a part."""
+        return 1 if self.first_segments is None else int(self.first_segments[part + 1] - self.first_segments[part])
+
+    def name_of_part(self, part: int) -> str:
+        """Return the path of the file that a part is, or the name of its group or array."""
+        return self.paths[part] if self.parts is None else self.parts.names[part]
+
+    def segment_name(self, number: int) -> str:
+        """Return the name of a segment: of a group, an array or a file, with its number there if that has several."""
+        part, inside = self.part_of_segment(number)
+        name = os.path.basename(self.name_of_part(part)) if self.parts is None else self.name_of_part(part)
+        return f"{name}[{inside}]" if self.n_segments_of(part) > 1 else name
+
+    def locate_values(self, field: int, segments: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the part, and the row inside the part, that has a field's value of each segment."""
+        if self.first_segments is None:
+            return segments, np.zeros(len(segments), dtype=np.int64)
+        parts = self.parts_of_segments(segments)
+        is_of_part = self.layouts.n_rows(field)[parts] == 1
+        return parts, np.where(is_of_part, 0, segments - self.first_segments[parts])
+
+    def with_fields(self, fields: range | Sequence[int]) -> RowTable:
+        """Return the same files with some of their arrays."""
+        return replace(
+            self,
+            layouts=self.layouts.with_fields(fields),
+            indexer=self.indexer.of_fields(fields),
+            has_steps=tuple(self.has_steps[at] for at in fields),
+            is_shared=tuple(self.is_shared[at] for at in fields),
+            step_places=tuple(self.step_places[at] for at in fields),
+        )
+
+    @cached_property
+    def fields_of_rows(self) -> list[int]:
+        """The fields that have numbers of one shape for all steps; all fields if a rank holds samples as rows."""
+        if self.indexer.held_as == "rows":
+            return list(range(self.n_fields))
+        own = [field for field in self.step_fields if not (self.is_ragged[field] or self.is_shared[field])]
+        fields = [field for field in own if self.indexer.segments.rate_of(field) == 1]
+        return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
+
+    @cached_property
+    def fields_of_segments(self) -> list[int]:
+        """The fields that have a row of numbers for each segment, of one shape, if samples are whole segments."""
+        if not self.indexer.is_whole or self.first_segments is None:
+            return []
+        n_segments = np.diff(self.first_segments)
+        return [
+            field
+            for field in range(self.n_fields)
+            if not (self.has_steps[field] or self.is_ragged[field])
+            and kind_of(self.layouts[0][field].dtype) == "number"
+            and (self.layouts.n_rows(field) == n_segments).all()
+        ]
+
+    def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the part, and the row inside the part, of each row."""
+        parts = np.searchsorted(self.starts, rows, side="right") - 1
+        return parts, rows - self.starts[parts]
+
+    @cached_property
+    def own_sizes(self) -> list[tuple[IntArray, IntArray] | None]:
+        """For each field and part, steps of a segment as rows are numbered, and as the array has them.
+
+        None if these are the same, so that rows inside of a part are the array's own.
+        """
+        return [self._own_sizes(field) for field in range(self.n_fields)]
+
+    def _own_sizes(self, field: int) -> tuple[IntArray, IntArray] | None:
+        if not self.has_steps[field]:
+            return None
+        if self.is_shared[field]:
+            sizes = self.layouts.n_rows(field)
+            return sizes, np.zeros(len(sizes), dtype=np.int64)
+
+        def of_view(arrays: tuple[ArrayLayout, ...]) -> tuple[int, int]:
+            view = arrays[field].view
+            return (0, 0) if view is None or len(view.row_axes) < 2 else (view.period, view.shape[view.row_axes[-1]])
+
+        periods, sizes = self.layouts.of_kinds(of_view).T
+        return (periods, sizes) if (periods != sizes).any() else None
+
+    def own_rows(self, field: int, parts: IntArray, local: IntArray) -> IntArray:
+        """Return rows inside of their parts as a field's array has them."""
+        if (sizes := self.own_sizes[field]) is None:
+            return local
+        periods, own = (each[parts] for each in sizes)
+        lines, steps = np.divmod(local, np.maximum(periods, 1))
+        return np.where(periods > 0, lines * own + steps, local)
+
+    @property
+    def identity(self) -> str:
+        """A digest of what the files hold (see ``file_identity``), in their order."""
+        return self.layouts.identity(self.paths, self.guards, self.files_of(np.arange(self.n_parts)))
+
+    def digest_of(self, samples: IntArray | None) -> str:
+        """Return a digest of what the files hold, and of some of the samples (None: all), in their order."""
+        digest = hashlib.sha256(self.identity.encode())
+        digest.update(self.indexer.digest())
+        if samples is not None:
+            digest.update(samples.tobytes())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def held(self) -> list[bool]:
+        """For each field, whether its rows are few enough bytes to be held whole.
+
+        The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
+        """
+        return [not self._is_cells(field) and self._n_bytes(field) <= HELD_BYTES for field in range(self.n_fields)]
+
+    def _is_cells(self, field: int) -> bool:
+        """Return whether rows of a field are cells."""
+        views = [arrays[field].view for arrays in self.layouts.examples]
+        return any(view is not None and view.cell is not None for view in views)
+
+    def _n_bytes(self, field: int) -> float:
+        """Return the bytes of all rows of a field."""
+        row_bytes = self.layouts.of_kinds(lambda arrays: arrays[field].row_bytes, np.float64)
+        return float(row_bytes @ self.layouts.n_rows(field))
+
+    @cached_property
+    def is_ragged(self) -> list[bool]:
+        """For each field, whether its rows have several shapes."""
+        fields = range(self.n_fields)
+        return [len({arrays[field].row_shape for arrays in self.layouts.examples}) > 1 for field in fields]
+
+
+def starts_of(layouts: PartLayouts, has_steps: Sequence[bool]) -> IntArray:
+    """Return the first row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``.
+
+    Args:
+        layouts: the arrays of each part.
+        has_steps: for each field whether its rows are steps.
+    """
+    sizes = np.zeros(len(layouts), dtype=np.int64)
+    for at in np.flatnonzero(has_steps).tolist():
+        numbered = layouts.of_kinds(partial(_rows_numbered, at))
+        sizes = np.maximum(sizes, np.where(numbered < 0, layouts.n_rows(at), numbered))
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _rows_numbered(field: int, arrays: Sequence[ArrayLayout]) -> int:
+    """Return how many numbers the rows of an array of a part take; -1 if it is its number of rows."""
+    view = arrays[field].view
+    if view is None or not view.row_axes:
+        return -1
+    return math.prod(view.shape[axis] for axis in view.row_axes[:-1]) * view.period

@@ -1,0 +1,121 @@
+"""The arrays of parts of files as samples see them, which are described when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..catalog import PartLayouts, StoredParts, filled
+from ..counters import Counters
+from ..hdf5 import ArrayLayout, ChangeGuard, check_no_overlap, file_identity, identity_text, meaning_of, path_of
+from ..readers import ChunkLoader, fallback_reason
+from ..types import IntArray
+from .segment_fields import SegmentField
+
+__all__ = ["DescribedParts"]
+
+PARTS_AT_A_TIME = 1 << 12  # whose schemas are listed
+
+
+@dataclass(eq=False)
+class DescribedParts(PartLayouts):
+    """Parts of which some arrays are seen in some way.
+
+    Attributes:
+        stored: the arrays as they are stored.
+        columns: for each field its array.
+        seen: for each field how it is seen.
+        kinds: see ``PartLayouts``.
+        firsts: see ``PartLayouts``.
+        periods: for each kind, see ``SegmentField.seen``.
+        n_values: for each kind, see there.
+    """
+
+    stored: StoredParts
+    columns: tuple[int, ...]
+    seen: tuple[SegmentField, ...]
+    kinds: npt.NDArray[np.int32]
+    firsts: IntArray
+    periods: list[int]
+    n_values: list[int | None]
+
+    @property
+    def n_fields(self) -> int:
+        """See ``PartLayouts.n_fields``."""
+        return len(self.columns)
+
+    def one(self, part: int, field: int) -> ArrayLayout:
+        """See ``PartLayouts.one``."""
+        kind, stored = self.kinds[part], self.stored.one(part, self.columns[field])
+        return self.seen[field].seen(stored, self.periods[kind], self.n_values[kind])
+
+    def with_fields(self, fields: Sequence[int]) -> DescribedParts:
+        """See ``PartLayouts.with_fields``."""
+        columns = tuple(self.columns[field] for field in fields)
+        return replace(self, columns=columns, seen=tuple(self.seen[field] for field in fields))
+
+    def first_bytes(self, parts: IntArray, field: int) -> list[int | str]:
+        """See ``PartLayouts.first_bytes``."""
+        places: list[int | str] = list(self.stored.table.first_bytes(parts, self.columns[field]).tolist())
+        unknown = [at for at, place in enumerate(places) if place == -1]
+        for at, place in zip(unknown, super().first_bytes(parts[unknown], field), strict=True):
+            places[at] = place
+        return places
+
+    def name_pattern(self, field: int) -> str:
+        """See ``PartLayouts.name_pattern``."""
+        return self.stored.names.key_pattern(self.columns[field])
+
+    def n_rows(self, field: int) -> IntArray:
+        """See ``PartLayouts.n_rows``."""
+        is_as_stored = self.seen[field].is_as_stored
+        return self.stored.table.n_rows[:, self.columns[field]] if is_as_stored else super().n_rows(field)
+
+    def check_places(self) -> None:
+        """Raise an ``H5CorruptError`` if arrays of a part share bytes, or have chunks beyond the end of the file."""
+        stored = self.stored
+        each = [at for column in self.columns for at in stored.columns_of(column)]
+        different = {stored.names.keys[column]: column for column in each}
+        n_bytes = np.array([guard.n_bytes for guard in stored.guards])[stored.files]
+        for part in stored.table.suspicious(sorted(different.values()), n_bytes).tolist():
+            check_no_overlap(self[part])
+            for array in [array for one in self[part] for array in one.stored_arrays]:
+                if array.table is not None and array.view is None and fallback_reason(array) is None:
+                    ChunkLoader(array, Counters())  # compares the places of chunks with the size of the file
+
+    def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
+        """See ``PartLayouts.identity_of``."""
+        others = [other.path for other in guard.others]
+        has_more = any(meaning_of(array) for arrays in self.examples for array in arrays)
+        layouts = (self.one(part, field) for part in parts.tolist() for field in range(self.n_fields))
+        if has_more or guard.grows:
+            return file_identity(path, layouts, grows=guard.grows, others=others)
+        return file_identity(path, (), others=others, schemas=self._schemas(parts))
+
+    def _schemas(self, parts: IntArray) -> Iterator[bytes]:
+        """Yield what the identity of a file has of each array, without describing it."""
+        for start in range(0, len(parts), PARTS_AT_A_TIME):
+            some = parts[start : start + PARTS_AT_A_TIME]
+            stars, kinds = [self.stored.stars[part] for part in some.tolist()], self.kinds[some].tolist()
+            each = [self._schemas_of(field, some, stars, kinds) for field in range(self.n_fields)]
+            yield b"".join([text for of_part in zip(*each, strict=True) for text in of_part])
+
+    def _schemas_of(self, field: int, parts: IntArray, stars: list[str], kinds: list[int]) -> Iterator[bytes]:
+        table, column, examples = self.stored.table, self.columns[field], [arrays[field] for arrays in self.examples]
+        key = self.stored.names.key_pattern(column)
+        in_path = path_of(key)
+        is_as_stored = self.seen[field].is_as_stored
+        stars = [self.stored.names.star(column, star) for star in stars]
+        for part, star, kind, known in zip(parts.tolist(), stars, kinds, table.places(parts, column), strict=True):
+            example = examples[kind]
+            if known is None:
+                one = self.one(part, field)
+                known, name = (one.n_rows, one.offset, one.n_stored_bytes, one.table), one.name
+            else:
+                name = filled(in_path, star)
+            n_rows, offset, n_stored, chunks = known
+            n_rows = n_rows if is_as_stored else example.n_rows
+            yield identity_text(example, filled(key, star), name, n_rows, offset, n_stored, chunks)

@@ -1,0 +1,364 @@
+"""Which segments of files a dataset has: those of its split, and those that pass filters.
+
+Splits are made by fractions, folds and groups of segments, by lists in the files, or by time. Values of further arrays
+for each segment serve both.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..catalog import PREFIX, is_of_table
+from ..counters import Counters
+from ..errors import H5ValueError, listing
+from ..hdf5 import OpenOptions, is_attribute_key
+from ..options import SplitOptions
+from ..readers import run_with_progress
+from ..types import IntArray
+from .indexer import Indexer
+from .labels import LabelCriterion, search_label
+from .row_filters import Criterion, Mask, NoRowPassesError
+from .row_table import RowTable
+from .segment_lines import SegmentLines
+
+__all__ = [
+    "SegmentChoice",
+    "SegmentSubset",
+    "groups_by_pattern",
+    "samples_that_pass",
+    "samples_with_lines",
+    "segments_by_time",
+    "segments_in_lists",
+    "values_of_segments",
+    "with_label",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentSubset:
+    """Some segments of a table, or a part of each.
+
+    Attributes:
+        segments: numbers of the segments, ascending; None for all.
+        low: first step of each segment's part; None for whole segments.
+        high: the step after the last of each part.
+    """
+
+    segments: IntArray | None = None
+    low: IntArray | None = None
+    high: IntArray | None = None
+
+    def __len__(self) -> int:
+        return next((len(each) for each in (self.segments, self.low) if each is not None), 0)
+
+    def of(self, indexer: Indexer) -> Indexer:
+        """Return the samples of these segments."""
+        if self.low is not None and self.high is not None:
+            indexer = indexer.in_parts(self.low, self.high)
+        return indexer if self.segments is None else indexer.among(self.segments)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SegmentChoice:
+    """Which of the segments of files a dataset has, and what else is asked of them.
+
+    Attributes:
+        subset: those of a split; None for all.
+        columns: further arrays with a value for each segment, or with the same one for all its steps.
+        criteria: conditions on arrays with a value for each segment or each step.
+        keys: the arrays that columns of criteria stand for, if these are called otherwise in the files.
+        others_ask: arrays that other splits of the files ask for, so that files are opened once for all.
+    """
+
+    subset: SegmentSubset | None = None
+    columns: Sequence[str] = ()
+    criteria: Sequence[Criterion] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    others_ask: Sequence[str] = ()
+
+    @property
+    def all_columns(self) -> list[str]:
+        """The arrays whose values are read."""
+        filtered = [one.column for one in self.criteria if one.column is not None]
+        return sorted({*self.columns, *(self.keys.get(name, name) for name in filtered), *self.others_ask})
+
+
+def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:
+    """Return the group of each segment: what the first group of a regular expression finds in its name, or its file's.
+
+    Raises:
+        H5ValueError: the pattern is none, or finds nothing in some names.
+    """
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise H5ValueError(f"split.group_pattern={pattern!r} is no regular expression: {error}.") from error
+    if expression.groups < 1:
+        raise H5ValueError(
+            f"split.group_pattern={pattern!r} has no group in parentheses. Put what names the group into some, such as "
+            r"r'(patient\d+)_'."
+        )
+    found = []
+    for _, name, file in _named_segments(table):
+        path = table.paths[file]
+        match = expression.search(name) or expression.search(path)
+        if match is None:
+            raise H5ValueError(
+                f"split.group_pattern={pattern!r} finds nothing in the segment {name!r} of {path!r}. Pass a pattern "
+                "that fits all names of segments or files."
+            )
+        found.append(match.group(1))
+    return np.array(found)
+
+
+def segments_in_lists(
+    table: RowTable, lists: Mapping[Any, Sequence[tuple[int, npt.NDArray[np.str_]]]]
+) -> dict[Any, IntArray]:
+    """Return the segments that files list for each split.
+
+    Args:
+        table: the files.
+        lists: for each split the number of a file, and the names, or numbers, of its segments there.
+
+    Raises:
+        H5ValueError: a name is of no segment, or in several splits.
+    """
+    numbers: dict[tuple[int, str], int] = {}
+    for number, name, file in _named_segments(table):
+        short = file, name.rpartition("/")[2]
+        numbers[short] = number if short not in numbers else -1  # a name of several groups is of none
+        numbers[file, name] = number
+    for (file, other), name in ({} if table.parts is None else table.parts.aliases).items():
+        for alias in (other, other.rpartition("/")[2]):
+            numbers.setdefault((file, alias), numbers.get((file, name), -1))
+    found: dict[str, IntArray] = {}
+    taken: dict[int, str] = {}
+    for split, of_files in lists.items():
+        mine = []
+        for file, names in of_files:
+            for name in names.tolist():
+                number = numbers.get((file, name.strip("/")), -1)
+                if number < 0:
+                    there = [each for where, each in numbers if where == file]
+                    raise H5ValueError(
+                        f"split.key lists {name!r} for {split!r} in {table.paths[file]!r}, which has no such segment; "
+                        f"it has {listing(there)}."
+                    )
+                if taken.setdefault(number, split) != split:
+                    raise H5ValueError(
+                        f"split.key lists {name!r} for {taken[number]!r} and {split!r} in {table.paths[file]!r}. Each "
+                        "segment is in one split; name other lists."
+                    )
+                mine.append(number)
+        found[split] = np.unique(np.array(mine, dtype=np.int64))
+    return found
+
+
+def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, SegmentSubset]:
+    """Return the part of each segment that a split has: training first, then validation, then test, with gaps.
+
+    Raises:
+        H5ValueError: nothing is left of a split.
+    """
+    indexer = table.indexer
+    gap = indexer.reach - 1 if options.gap is None else options.gap
+    n, beat = indexer.segments.lengths, indexer.segments.beat
+    shares = {"val": options.val_fraction, "test": options.test_fraction}
+    cuts = [name for name, share in shares.items() if share]
+    room = np.maximum(n - gap * len(cuts), 0)
+    sizes = {name: np.round(room * share).astype(np.int64) for name, share in shares.items() if share}
+    low = {"train": np.zeros(len(n), dtype=np.int64)}
+    high = {"train": np.maximum(room - sum(sizes.values()), 0)}
+    end = high["train"]
+    for name in cuts:
+        low[name] = np.minimum(-(-(end + gap) // beat) * beat, n)
+        high[name] = end = np.minimum(low[name] + sizes[name], n)
+    found = {}
+    for name in low:
+        found[name] = SegmentSubset(low=low[name], high=high[name])
+        if not len(found[name].of(indexer)):
+            raise H5ValueError(
+                f"split.by='time' leaves no sample for {name!r}: the longest of {len(n):,} segments has "
+                f"{int(n.max(initial=0)):,} steps, a sample takes {indexer.reach}, and parts are {gap} steps apart. "
+                "Pass other fractions, or a smaller gap."
+            )
+    return found
+
+
+def _named_segments(table: RowTable) -> Iterator[tuple[int, str, int]]:
+    """Yield the place of each segment among those that samples are made of, its name and its file."""
+    segments = table.indexer.segments
+    for place, number in enumerate(segments.numbers_of(np.arange(len(segments))).tolist()):
+        yield place, table.segment_name(number), table.file_of_segment(number)
+
+
+def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the value of an array for each segment.
+
+    Args:
+        table: the files, with segments.
+        key: the array.
+        values: of the array, part by part: one for each segment, or one for each step.
+
+    Raises:
+        H5ValueError: a segment has several values.
+    """
+    segments = table.indexer.segments
+    numbers = segments.numbers_of(np.arange(len(segments)))
+    n_parts = len(values)
+    is_of_segments = [_has_value_a_segment(table, key, part, here) for part, here in enumerate(values)]
+    sizes = [(table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])) for part in range(n_parts)]
+    each = list(zip(values, is_of_segments, sizes, strict=True))
+    of_parts = [np.broadcast_to(here, n) if is_one else here[:1].repeat(n) for here, is_one, (n, _) in each]
+    by_segment = np.concatenate(of_parts)[numbers]
+    if all(is_of_segments):
+        return by_segment
+    by_step = np.concatenate([here[:1].repeat(n) if is_one else here for here, is_one, (_, n) in each])
+    firsts, lengths = segments.steps[0].firsts_of(), segments.lengths
+    ends = np.cumsum(lengths)
+    steps = by_step[segments.rows_at(segments.places_of(slice(None), lengths))]
+    is_by_step = ~np.array(is_of_segments)[table.parts_of_segments(numbers)]
+    own = by_step[segments.rows_at(np.where(lengths > 0, firsts, 0))]
+    differs = (steps != np.repeat(own, lengths)) & np.repeat(is_by_step, lengths)
+    if differs.any():
+        at = int(np.searchsorted(ends, int(differs.argmax()), side="right"))
+        several = np.unique(steps[ends[at] - lengths[at] : ends[at]])
+        raise H5ValueError(
+            f"{key!r} has several values in the segment {table.segment_name(int(numbers[at]))!r}: "
+            f"{listing(map(str, several))}. Name an array with one value for a segment."
+        )
+    return np.where(is_by_step, own, by_segment)
+
+
+def samples_that_pass(
+    table: RowTable, criteria: Sequence[Criterion], keys: Mapping[str, str], values: Mapping[str, Sequence[Any]]
+) -> tuple[Indexer, Mask | None]:
+    """Return the samples that pass criteria, and which rows of files do.
+
+    These are None for volumes and rows of sparse matrices, which pass as a whole.
+
+    Args:
+        table: the files, with segments.
+        criteria: conditions on columns.
+        keys: the arrays that columns stand for, if these are called otherwise.
+        values: of each array, part by part: one for each segment, or one for each step.
+
+    Raises:
+        H5ValueError: a condition is of no column, or cannot be checked; or no row passes.
+    """
+    is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
+    passes = np.ones(table.n_rows, dtype=np.bool_)
+    counts = []
+    for one in criteria:
+        if one.column is None:
+            raise H5ValueError(
+                f"{one.text} is a function of all columns, and samples are of segments. Pass a mapping from arrays to "
+                "conditions, such as where={'site': ['A', 'B']}; a condition may be a function of its column."
+            )
+        key = keys.get(one.column, one.column)
+        of_parts = values[key]
+        column = np.concatenate(of_parts)
+        mask = one.mask({one.column: column}, len(column))
+        counts.append(f"{one.text} keeps {int(mask.sum()):,} of {len(column):,} values")
+        if absent := sorted(one.expected - set(column[mask].tolist())):  # a typo would drop segments in silence
+            warnings.warn(f"filters name {listing(absent)}, which no segment has.", stacklevel=4)
+        _combine(table, key, np.split(mask, np.cumsum([len(each) for each in of_parts])[:-1]), is_kept, passes)
+    return _keeping(table, is_kept, passes, f"no segment passes all filters: {'; '.join(counts)}. Loosen one of them.")
+
+
+def samples_with_lines(table: RowTable, lines: SegmentLines) -> Indexer:
+    """Return the samples of segments, and of steps, that have a line in a side table; log how many have none.
+
+    Raises:
+        H5ValueError: none has.
+    """
+    indexer, masks = table.indexer, [of_part >= 0 for of_part in lines.of_parts]
+    if all(map(np.all, masks)):
+        return indexer
+    is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
+    passes = np.ones(table.n_rows, dtype=np.bool_)
+    _combine(table, PREFIX, masks, is_kept, passes)
+    for what, mask in (("segments", is_kept), ("steps", passes)):
+        if n := int((~mask).sum()):
+            _log.info("%s of %s %s have no line in the table, and are left out", f"{n:,}", f"{len(mask):,}", what)
+    return _keeping(table, is_kept, passes, "no segment has a line in the table. Name what they have in common.")[0]
+
+
+def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[Indexer, Mask | None]:
+    """Return the samples of some segments and some steps, and which rows these are (see ``samples_that_pass``)."""
+    indexer = table.indexer
+    segments = indexer.segments
+    stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
+    are_whole = indexer.passes_whole
+    of_steps = passes.copy()  # a row of a segment that is left out may be in another one too
+    if not are_whole:
+        left_out = np.flatnonzero(~stays)
+        lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
+        passes[segments.rows_at(segments.places_of(left_out, lengths))] = False
+        kept = np.flatnonzero(stays)
+        lengths = np.maximum.reduce([steps.lengths_of(kept) for steps in segments.steps])
+        rows = segments.rows_at(segments.places_of(kept, lengths))
+        passes[rows] = of_steps[rows]
+    if not stays.any() or not (are_whole or passes.any()):
+        raise NoRowPassesError(error)
+    indexer = indexer.among(np.flatnonzero(stays))
+    return (indexer, None) if are_whole else (indexer.keeping(of_steps), passes)
+
+
+def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) -> RowTable:
+    """Return a table of segments without the steps that lack a label.
+
+    Raises:
+        H5ValueError: rows of the target are no steps; or no step has the label.
+    """
+    if any(arrays[wanted.target].view is not None for arrays in table.layouts):
+        raise H5ValueError(
+            f"label={wanted.label} was given, and steps are not axis 0 of {table.layouts[0][wanted.target].key!r}. Use "
+            "where."
+        )
+    run = partial(run_with_progress, shows_bar=False, report=lambda _: None)
+    passes = search_label(table, wanted, np.arange(table.n_rows), options, Counters(), run)
+    if not passes.any():
+        raise NoRowPassesError(f"no step of {table.n_rows:,} has label={wanted.label}. Pass a label that is there.")
+    return replace(table, indexer=table.indexer.keeping(passes))
+
+
+def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask, steps: Mask) -> None:
+    """Combine a mask of values of each part with that of all segments, or with that of all steps."""
+    first = 0
+    for part, mask in enumerate(of_parts):
+        n_segments = table.n_segments_of(part)
+        if _has_value_a_segment(table, key, part, mask):
+            segments[first : first + n_segments] &= mask
+        else:
+            steps[table.starts[part] : table.starts[part + 1]] &= mask
+        first += n_segments
+
+
+def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArray[Any]) -> bool:
+    """Return whether a part has a value for each segment, or one for all; or else one for each step."""
+    n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
+    if len(values) == n_segments or (len(values) == 1 and (is_attribute_key(key) or is_of_table(key))):
+        return True
+    if table.indexer.passes_whole:
+        raise H5ValueError(
+            f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, and there are {n_segments} samples. "
+            f"Name an array with a value for each {table.indexer.segment_noun}, or an attribute."
+        )
+    if len(values) != n_steps:
+        raise H5ValueError(
+            f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, which has {n_segments} segments and "
+            f"{n_steps} steps. Name an array with a value for each segment, or each step."
+        )
+    return False

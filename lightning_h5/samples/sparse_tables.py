@@ -1,0 +1,261 @@
+"""Tables of files with sparse matrices: each row is a segment of the stored values, which are read in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..catalog import Asked, Catalog, Compatibility, ListedParts, boundaries_in, joined_arrays, values_of
+from ..counters import Counters
+from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
+from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, Widen, sparse_group
+from ..options import value_of_field
+from ..readers import open_reader
+from ..types import IntArray
+from .row_table import RowTable, starts_of
+from .segment_fields import SampleOptions, selected
+from .segments import Segments, Steps
+from .sparse_rows import SparseField, SparseRows, sparse_field
+from .table_builder import TableBuilder
+
+__all__ = ["MatrixTableBuilder", "matrices_in", "with_matrices"]
+
+
+def matrices_in(
+    catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions
+) -> dict[str, SparseGroup]:
+    """Return the sparse matrices among some names, as they are in the first file that can be read.
+
+    Raises:
+        H5ValueError: rows of a matrix cannot be read one by one.
+    """
+    for path in paths if keys else ():
+        try:
+            return _matrices_of(catalog, path, keys, options)
+        except H5FileError:  # raised again, or skipped, when the arrays are looked at
+            continue
+    return {}
+
+
+def _matrices_of(catalog: Catalog, path: str, keys: Sequence[str], options: OpenOptions) -> dict[str, SparseGroup]:
+    def search(file: Any) -> tuple[dict[str, SparseGroup], list[str]]:
+        each = {key: sparse_group(file, path, key, allow_external=options.files.allow_external) for key in keys}
+        found = {key: group for key, group in each.items() if group is not None}
+        arrays = [name for group in found.values() for name in group.keys]
+        return found, [*arrays, *(key for key in keys if key not in found)]
+
+    if catalog.has_described(path, keys, options):
+        return {}
+    return catalog.search(path, options, f"matrices among {sorted(keys)}", search)
+
+
+def with_matrices(
+    asked: Sequence[Asked], names: Sequence[str], matrices: Mapping[str, SparseGroup], given: SampleOptions
+) -> tuple[list[Asked], dict[int, SparseField]]:
+    """Return arrays with two for each sparse matrix, stored values and their columns; and fields of these matrices.
+
+    Args:
+        asked: the arrays as the user named them.
+        names: what a sample calls them.
+        matrices: those among them, by the name of their group.
+        given: what a sample is.
+
+    Raises:
+        H5ValueError: samples are windows or segments of other steps.
+    """
+    is_other = {"window": given.window is not None, "patch": given.patch is not None}
+    is_other |= {"segments": given.segments.is_given, f"sample={given.sample!r}": given.sample not in (None, "row")}
+    if passed := [name for name, is_passed in is_other.items() if is_passed]:
+        raise H5ValueError(
+            f"{next(iter(matrices))!r} is a sparse matrix, of which each row is a sample, and {listing(passed)} was "
+            "given. Leave it out."
+        )
+    arrays: list[Asked] = []
+    found: dict[int, SparseField] = {}
+    for one, cut, name in zip(asked, selected(asked, names, given), names, strict=True):
+        if (group := matrices.get(one.key)) is None:
+            arrays.append(cut)
+            continue
+        taken = value_of_field(given.select, name, one.key, {})
+        found[len(arrays)] = sparse_field(group, name, taken, one.codec)
+        data, columns, _ = group.keys
+        arrays += [replace(one, key=data, text_ok=False, codec=None), Asked(key=columns, text_ok=False)]
+    return arrays, found
+
+
+class MatrixTableBuilder(TableBuilder):
+    """Collects files with sparse matrices, of which each row is a sample, and what other arrays have in these rows.
+
+    Args:
+        catalog: opens the files.
+        options: how files are opened.
+        asked: the arrays: of a matrix the stored values, followed by their columns.
+        matrices: by the number of the array with their values.
+        columns: further arrays with a value for each row.
+
+    Raises:
+        H5ValueError: files are still written.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        options: OpenOptions,
+        asked: Sequence[Asked],
+        matrices: Mapping[int, SparseField],
+        columns: Sequence[str],
+    ) -> None:
+        if options.swmr:
+            raise H5ValueError(
+                "files.swmr was given with a sparse matrix, whose rows are not known while a file is written. Wait "
+                "until it is closed."
+            )
+        self._catalog, self._asked, self._matrices, self._options = catalog, asked, matrices, options
+        self._columns = list(columns)
+        self._has_steps = [at in matrices or at - 1 in matrices for at in range(len(asked))]
+        self._compatibility = Compatibility(asked, of_one_row=False)
+        self._paths: list[str] = []
+        self._guards: list[ChangeGuard] = []
+        self._layouts: list[tuple[ArrayLayout, ...]] = []
+        self._n_rows: list[int] = []
+        self._firsts: dict[int, list[IntArray]] = {at: [] for at in matrices}
+        self._values: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in self._columns}
+
+    def look(self, path: str) -> tuple[ChangeGuard, tuple[ArrayLayout, ...], Mapping[str, SparseGroup]]:
+        """See ``TableBuilder.look``: the arrays, those that say where rows begin, and columns."""
+        names = [one.group.key for one in self._matrices.values()]
+        groups = _matrices_of(self._catalog, path, names, self._options)
+        offsets = [one.group.keys[2] for one in self._matrices.values()]
+        every = [*self._asked, *(Asked(key=key) for key in (*offsets, *self._columns))]
+        of_file = [one for one in every if not self._catalog.joins.is_column(one.key)]
+        own = [key for one in of_file for key in one.keys]
+        if len(of_file) == len(every):
+            guard, found = self._catalog.describe(path, own, self._options)
+            return guard, tuple(joined_arrays(every, found)), groups
+        n_rows = next(iter(groups.values())).n_rows
+        guard, found = self._catalog.joins.describe_with_columns(
+            self._catalog, path, every, own, n_rows, sum(self._n_rows), self._options
+        )
+        return guard, found, groups
+
+    def add(self, path: str, contents: tuple[ChangeGuard, tuple[ArrayLayout, ...], Mapping[str, SparseGroup]]) -> None:
+        """See ``TableBuilder.add``."""
+        guard, found, groups = contents
+        n = len(self._asked)
+        arrays = tuple(one.decoded(array) for one, array in zip(self._asked, found[:n], strict=True))
+        # Files may store the columns of values in integers of several sizes.
+        is_column = [at - 1 in self._matrices and array.dtype.kind in "iu" for at, array in enumerate(arrays)]
+        pairs = zip(is_column, arrays, strict=True)
+        self._compatibility.check(tuple(array.decoded(Widen()) if is_one else array for is_one, array in pairs))
+        n_rows = []
+        for (at, one), offsets in zip(self._matrices.items(), found[n:], strict=False):
+            group = groups.get(one.group.key)
+            if group is None or group.n_columns != one.group.n_columns:
+                what = "has none" if group is None else f"has {group.n_columns} columns"
+                raise H5ValueError(
+                    f"{one.group.key!r} is a sparse matrix of {one.group.n_columns} columns in the first file, and "
+                    f"{path!r} {what}. Write files with the same columns."
+                )
+            self._check_names(path, group)
+            self._firsts[at].append(_firsts(offsets, arrays[at], arrays[at + 1], self._options))
+            n_rows.append(group.n_rows)
+        for at, array in enumerate(arrays):
+            if not self._has_steps[at] and array.n_rows != n_rows[0]:
+                raise H5ValueError(
+                    f"{array.key!r} has {array.n_rows} rows in {path!r}, and the sparse matrix has {n_rows[0]}. Load "
+                    "arrays with as many rows."
+                )
+        if len(set(n_rows)) > 1:
+            raise H5ValueError(f"the sparse matrices of {path!r} have {n_rows} rows. Load some with equally many.")
+        for key, array in zip(self._columns, found[n + len(n_rows) :], strict=True):
+            self._values[key].append(values_of(array, self._options))
+        self._paths.append(path)
+        self._guards.append(guard)
+        self._layouts.append(arrays)
+        self._n_rows.append(n_rows[0])
+
+    def _check_names(self, path: str, group: SparseGroup) -> None:
+        """Check that a matrix has the same columns in all files of all splits."""
+        first = self._catalog.once(("first names", group.key), lambda: path)
+        if group.names is None or first == path:
+            return
+        theirs, ours = (self._names(each, group.names) for each in (first, path))
+        if np.array_equal(theirs, ours):
+            return
+        n = min(len(theirs), len(ours))
+        at = int(np.argmax(np.append(theirs[:n] != ours[:n], True)))
+        raise H5ValueError(
+            f"the columns of {group.key!r} differ between {first!r} and {path!r}: column {at} is "
+            f"{theirs[at] if at < len(theirs) else 'missing'!r} and {ours[at] if at < len(ours) else 'missing'!r} "
+            f"({group.names!r}). Write files with the same columns in the same order."
+        )
+
+    def _names(self, path: str, key: str) -> npt.NDArray[Any]:
+        def read() -> npt.NDArray[Any]:
+            _, (array,) = self._catalog.describe(path, [key], self._options)
+            return values_of(array, self._options)
+
+        return self._catalog.once(("names", path, key), read)
+
+    def values_of(self, key: str) -> list[npt.NDArray[Any]]:
+        """See ``TableBuilder.values_of``."""
+        return self._values[key]
+
+    def _widened(self) -> list[tuple[ArrayLayout, ...]]:
+        """Return the arrays of all files, with columns of values as int64 if files store them differently."""
+        by_field = [list(arrays) for arrays in zip(*self._layouts, strict=True)]
+        for at in self._matrices:
+            if len({array.dtype for array in by_field[at + 1]}) > 1:
+                by_field[at + 1] = [array.decoded(Widen()) for array in by_field[at + 1]]
+        return list(zip(*by_field, strict=True))
+
+    def table(self) -> RowTable:
+        """See ``TableBuilder.table``."""
+        firsts = next(iter(self._firsts.values()))
+        counts = np.array([len(each) for each in firsts])
+        layouts = ListedParts(self._catalog.recoded(self._widened(), self._options))
+        starts = starts_of(layouts, self._has_steps)
+        steps, kinds = list[Steps](), list[int | None]()
+        for at in range(len(self._asked)):
+            if at in self._matrices:
+                begins = [first + start for first, start in zip(self._firsts[at], starts[:-1], strict=True)]
+                n_values = [arrays[at].n_rows for arrays in self._layouts]
+                lengths = [np.diff(first, append=n) for first, n in zip(self._firsts[at], n_values, strict=True)]
+                steps.append(Steps(np.concatenate(begins), np.concatenate(lengths)))
+            kinds.append(len(steps) - 1 if self._has_steps[at] else None)
+        n_rows = sum(self._n_rows)
+        if any(map(self._catalog.joins.is_column, [*(array.key for array in self._asked), *self._columns])):
+            self._catalog.joins.check_place(n_rows, self._paths)
+        return RowTable(
+            tuple(self._paths),
+            layouts,
+            tuple(self._guards),
+            starts,
+            SparseRows(Segments(tuple(steps), tuple(kinds)), n_all=n_rows),
+            has_steps=tuple(self._has_steps),
+            first_segments=np.concatenate([[0], np.cumsum(counts)]),
+        )
+
+
+def _firsts(offsets: ArrayLayout, data: ArrayLayout, columns: ArrayLayout, options: OpenOptions) -> IntArray:
+    """Return the first stored value of each row of a file."""
+    n_columns = f"{data.key!r} has {data.n_rows} values and {columns.key!r} {columns.n_rows} columns"
+    if data.row_shape or columns.row_shape or offsets.row_shape or {columns.dtype.kind, offsets.dtype.kind} - {*"iu"}:
+        raise H5CorruptError(
+            f"{n_columns} in {offsets.path!r}, and {offsets.key!r} {offsets.n_rows} boundaries, of "
+            f"{data.dtype}, {columns.dtype} and {offsets.dtype}, rows of the shapes {data.row_shape}, "
+            f"{columns.row_shape} and {offsets.row_shape}. Columns and boundaries are single whole numbers; write the "
+            "matrix again."
+        )
+    values = open_reader(offsets, options, counters=Counters()).read(np.arange(offsets.n_rows))
+    bounds = boundaries_in(values, data.n_rows)
+    if bounds is None or not bounds[-1] == data.n_rows == columns.n_rows:
+        raise H5CorruptError(
+            f"{offsets.key!r} in {offsets.path!r} says that rows end at {values[-1] if len(values) else 'no place'}, "
+            f"and {n_columns}. Boundaries ascend from 0 to their number. The matrix is damaged; write it again."
+        )
+    return bounds[:-1]

@@ -1,0 +1,524 @@
+"""Suggested arrays, data module and settings for a file, with reasons, as a call and as YAML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from ...errors import H5Error, H5ValueError, listing
+from ...hdf5 import (
+    DIMENSION_SCALE,
+    FAULTS,
+    GROUP_WORDS,
+    ArrayLayout,
+    OpenOptions,
+    find_array,
+    keys_in,
+    kind_of,
+    layout_of,
+    matrices_among,
+    names_rows,
+    open_h5,
+    words_in,
+)
+from ...memory import FREE_SHARE, available_memory, page_cache_memory
+from ...natural_order import natural_order
+from ...readers import open_reader
+from ...sizes import bytes_text, parse_bytes
+from .contents import Contents
+
+SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
+"""Bytes that the data modules mix at a time by default."""
+
+MEMORY_SHARE = 2
+"""The divisor of free memory that leaves the bytes for cached rows; the rest is for the model and its batches."""
+
+MAX_SHUFFLE = 4 << 30
+"""The largest buffer to suggest for mixing rows, before a copy of the file is suggested instead."""
+
+MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
+MIN_ROWS = 10  # minimum to validate on a tenth of them
+
+FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # for validation; the first with all classes in both splits is used
+
+MAX_CLASSES = 0.2  # of the rows: more distinct numbers are not classes
+
+TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "y", "class", "classes")}
+"""Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
+
+MAX_COLUMN_ROWS = 1_000_000
+"""The longest column that is read for a suggestion."""
+
+OPTION_NAMES = ("split", "shuffle", "files", "segments", "window")
+"""Arguments that take option objects."""
+
+Column = npt.NDArray[Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCost:
+    """The average cost of a sample that is a window or a segment.
+
+    Attributes:
+        n_samples: number of samples.
+        n_segments: number of segments; 0 if rows are samples.
+        n_bytes: bytes of a sample as stored.
+        n_chunks: chunks that have a part of it.
+        bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
+        bytes_decoded_in_chunk_order: bytes for each sample of an epoch that decodes each chunk once.
+    """
+
+    n_samples: int
+    n_segments: int
+    n_bytes: int
+    n_chunks: float
+    bytes_decoded: int
+    bytes_decoded_in_chunk_order: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The data module and settings for a file.
+
+    Attributes:
+        datamodule: its name; None if nothing in the file can be trained from.
+        settings: its arguments.
+        x_keys: the arrays used as input.
+        y_keys: the array used as target, if there is one.
+        cached_bytes: memory for all rows of the input and target in the dtypes of ``settings``, divided over ranks.
+        reasons: a sentence for each choice.
+        comments: sentences for the configuration.
+        integrity: the lowest integrity level of input and target, 0 to 3; None without arrays.
+        cost: the cost of a sample; None if rows are samples.
+        other: the advice if the first reason is wrong; None if it is likely right.
+    """
+
+    datamodule: str | None
+    settings: dict[str, Any]
+    x_keys: tuple[str, ...] = ()
+    y_keys: tuple[str, ...] = ()
+    cached_bytes: int = 0
+    reasons: tuple[str, ...] = ()
+    comments: tuple[str, ...] = ()
+    integrity: int | None = None
+    cost: SampleCost | None = None
+    other: Advice | None = None
+
+    @property
+    def python(self) -> str:
+        """The call of the data module."""
+        return _python_of(self.datamodule or "", self.settings)
+
+    @property
+    def yaml(self) -> str:
+        """The ``data`` part of a configuration."""
+        return yaml_of(self.datamodule or "", self.settings, self.comments)
+
+
+def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n_rows: int | None = None) -> Advice:
+    """Return the settings to use for one file, or for several alike, given the free memory of this machine.
+
+    Args:
+        path: the file, or the files as their user names them.
+        contents: the contents of one of them.
+        files: paths of files to read columns from.
+        n_rows: rows of all files; None if there is one.
+    """
+    layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
+    sparse = sorted(matrices_among([array.key for array in layouts]))
+    layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
+    scales = {array.name for array in contents.arrays if array.structure == DIMENSION_SCALE}
+    layouts = [array for array in layouts if array.name.strip("/") not in scales] or layouts
+    if all(array.members and names_rows(array.key) for array in layouts):
+        unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
+        reason = next(unreadable, "The file has no array of numbers with rows to train from.")
+        return Advice(datamodule=None, settings={}, reasons=(reason,))
+    x, y, other_arrays = _choose_arrays(layouts)
+    codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
+    if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
+        other_arrays, y = [*other_arrays, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
+    rows = x[0].n_rows if n_rows is None else n_rows
+    x_keys, y_keys = [layout.key for layout in x], [layout.key for layout in y]
+    group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
+    choices, why = suggest(x, y, rows, group_key, files)
+    row_bytes = trained_row_bytes(x, y, choices)
+    name, module_settings, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
+    columns = {name for name, length in contents.columns.items() if length == x[0].n_rows}
+    texts = [array.name for array in contents.arrays if array.name in columns and array.dtype[:4] == "text"]
+    comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
+    reasons = [
+        _why_these(x, y, other_arrays),
+        *why,
+        *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
+        *comments,
+        why_module,
+    ]
+    keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys} | ({"y_key": y_keys[0]} if y_keys else {})
+    return Advice(
+        datamodule=name,
+        settings={"train_path": path, **keys, **choices, **module_settings},
+        x_keys=tuple(x_keys),
+        y_keys=tuple(y_keys),
+        cached_bytes=rows * row_bytes,
+        reasons=tuple(reasons),
+        comments=tuple(comments),
+        integrity=min(layout.integrity for layout in (*x, *y)),
+    )
+
+
+def suggest(
+    x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], n_rows: int, group_key: str | None, files: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return dtypes, split and batch size for arrays to train from, as arguments of a data module, and why.
+
+    Args:
+        x: the input's arrays.
+        y: the target's arrays.
+        n_rows: rows of all files.
+        group_key: an array that seems to name groups, if any.
+        files: paths of files to read columns from.
+    """
+    y_key = y[0].key if len(y) == 1 and not y[0].row_shape else None
+    labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
+    settings, why_dtypes = suggest_dtypes(x, y, labels)
+    split, why_split = _suggest_split(n_rows, y_key, labels, group_key, groups)
+    if split:
+        settings["split"] = split if len(split) > 1 else split["val_fraction"]
+    n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
+    row_bytes = trained_row_bytes(x, y, settings)
+    return settings | {"batch_size": batch_size_for(n_train, row_bytes)}, [*why_dtypes, *why_split]
+
+
+def batch_size_for(n_samples: int, sample_bytes: int) -> int:
+    """Return the suggested batch size: a power of two that leaves an epoch some steps, and a batch small."""
+    limit = max(1, min(MAX_BATCH, n_samples // MIN_STEPS, MAX_BATCH_BYTES // max(1, sample_bytes)))
+    return 1 << (limit.bit_length() - 1)
+
+
+def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
+    """Return the values of a column of all files; None if it cannot be read, or is too long for a suggestion.
+
+    Args:
+        files: the files.
+        key: the column, or a member of a table.
+    """
+    parts, n_rows = [], 0
+    try:
+        for path in files:
+            with open_h5(path) as file:
+                layout = layout_of(find_array(file, key), path, key)
+            n_rows += layout.n_rows
+            if layout.row_shape or n_rows > MAX_COLUMN_ROWS:
+                return None
+            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))))
+    except (H5Error, *FAULTS):
+        return None
+    return np.concatenate(parts) if parts else None
+
+
+def suggest_dtypes(
+    x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], labels: Column
+) -> tuple[dict[str, Any], list[str]]:
+    """Return dtypes for a model in float32, if the arrays need them, and a sentence for each."""
+    dtypes: dict[str, Any] = {}
+    reasons = []
+    if inputs := _to_cast(x, "biuf", "float32"):
+        dtypes["x_dtype"] = "float32"
+        names = ", ".join(dict.fromkeys(str(array.dtype) for array in inputs))
+        text = f"x_dtype: float32, since the input is stored as {names} and most models compute in float32"
+        if any(array.dtype == np.uint8 for array in inputs):
+            text += " (values stay 0 to 255: scale them, or see `lightning-h5 stats`)"
+        elif any(array.dtype.kind in "iu" for array in inputs):
+            text += " (leave it out if they are indices, as for an embedding)"
+        reasons.append(f"{text}.")
+    fits_int64 = labels is None or not (labels > np.iinfo("i8").max).any()
+    for kinds, dtype, use in (("biu", "int64", "torch takes class numbers"), ("f", "float32", "losses compare")):
+        if (targets := _to_cast(y, kinds, dtype)) and (dtype == "float32" or fits_int64):
+            dtypes["y_dtype"] = dtype
+            reasons.append(f"y_dtype: {dtype}, since the target is stored as {targets[0].dtype} and {use} in {dtype}.")
+    packed_arrays = [array for array in (*x, *y) if array.packing is not None and array.packing.policy != "keep"]
+    if refused_keys := [
+        array.key for array in packed_arrays if array.packing is not None and array.packing.policy == "refuse"
+    ]:
+        dtypes["decode"] = dict.fromkeys(refused_keys, "cf")
+    reasons += [
+        f"{array.key!r} holds packed {'floats' if array.dtype.kind == 'f' else 'integers'}, which are decoded "
+        f"({array.packing.formula})."
+        for array in packed_arrays
+        if array.packing is not None
+    ]
+    return dtypes, reasons
+
+
+def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[ArrayLayout]:
+    """Return the arrays to cast; none if an array has a dtype of another kind, since one dtype applies to all."""
+    if not all(kind_of(a.dtype) == "number" and a.dtype.kind in kinds for a in arrays):
+        return []
+    if any(a.packing is not None and a.packing.policy != "keep" for a in arrays):
+        return []
+    return [array for array in arrays if array.dtype != dtype]
+
+
+def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settings: Mapping[str, Any]) -> int:
+    """Return the bytes of a row of input and target, as stored or in the dtypes of ``settings``, whichever is more."""
+    n_bytes = 0
+    for arrays, dtype in ((x, settings.get("x_dtype")), (y, settings.get("y_dtype"))):
+        for array in arrays:
+            target_dtype = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
+            itemsize = 0 if target_dtype is None else np.dtype(target_dtype).itemsize
+            n_bytes += max(array.row_bytes, math.prod(array.row_shape) * itemsize)
+    return n_bytes
+
+
+def _suggest_split(
+    n_rows: int, y_key: str | None, labels: Column, group_key: str | None, groups: Column
+) -> tuple[dict[str, Any], list[str]]:
+    """Return how to split validation rows off: by group, by class, with a share that leaves rows on both sides."""
+    if n_rows < MIN_ROWS:
+        there_are = "There is 1 row" if n_rows == 1 else f"There are {n_rows} rows"
+        return {}, [f"{there_are}, too few to hold some out for validation."]
+    reasons = []
+    if groups is not None and not _are_groups(groups):
+        reasons.append(f"{group_key!r} cannot be group_key: its values do not form groups of rows.")
+        group_key = groups = None
+    classes = None
+    if labels is not None and labels.dtype.kind in "biu" and (groups is not None or not group_key):
+        classes = labels if 2 <= len(np.unique(labels)) <= MAX_CLASSES * len(labels) else None
+    fraction, has_all = _fraction(n_rows, groups, classes)
+    split: dict[str, Any] = {"val_fraction": fraction}
+    if group_key is not None:
+        split["group_key"] = group_key
+        reasons.append(
+            f"group_key: {group_key}, which seems to name groups: all rows of one {group_key!r} are in training, or "
+            "all are in validation."
+        )
+    if classes is not None:
+        split["stratify_key"] = y_key
+        limit = "" if has_all else " as far as possible"
+        reasons.append(f"stratify_key: {y_key}, so that training and validation have rows of all classes{limit}.")
+    return split, reasons
+
+
+def _are_groups(groups: npt.NDArray[Any]) -> bool:
+    """Return whether values can be compared, and some but not all rows have the same."""
+    from ...order import group_split  # imports torch, which takes longer than inspecting most files
+
+    with suppress(H5ValueError):
+        group_split(groups, [0.5, 0.5])
+        n_groups = len(np.unique(groups.astype(str) if groups.dtype.kind == "O" else groups))
+        return 1 < n_groups < len(groups)
+    return False
+
+
+def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool]:
+    """Return the share to validate on, and whether both sides have all classes with it."""
+    if groups is None and classes is None:
+        return FRACTIONS[0], True
+    from ...order import group_split
+
+    codes, n_classes = np.zeros(n_rows, dtype=np.int64), 1
+    if classes is not None:
+        names, codes = np.unique(classes, return_inverse=True)
+        n_classes = len(names)
+    usable_fractions = []
+    for fraction in FRACTIONS:
+        parts = group_split(n_rows if groups is None else groups, [1 - fraction, fraction], labels=codes)
+        if all(map(len, parts)):
+            usable_fractions.append(fraction)
+            if all(np.bincount(codes[rows], minlength=n_classes).all() for rows in parts):
+                return fraction, True
+            if np.bincount(codes).min() == 1:
+                break  # a class with one row is on one side, whatever the fraction
+    return min(usable_fractions, default=FRACTIONS[0]), False
+
+
+def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[str]) -> str | None:
+    """Return the first of some columns with ``n_rows`` rows that seems to name patients, recordings and the like."""
+    names = (name for name, length in columns.items() if length == n_rows and name not in used_keys)
+    return next((name for name in names if words_in(name) & GROUP_WORDS), None)
+
+
+def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
+    """Return input, target (if one stands out), and other arrays with the same number of rows."""
+
+    def size_as_input(array: ArrayLayout) -> tuple[bool, int]:
+        return bool(array.row_shape), array.n_bytes
+
+    candidates = [array for array in layouts if not (array.members and names_rows(array.key))]
+    x = max(candidates, key=size_as_input)  # if no row has many values, take the largest array
+    if _is_called_target(x.key):
+        alternatives = [a for a in candidates if a.n_rows == x.n_rows and not _is_called_target(a.key)]
+        x = max((a for a in alternatives if not names_rows(a.key)), key=size_as_input, default=x)
+    other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
+    columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
+    named_targets = [array for array in columns if _names_target(array.key)]
+    y = named_targets[:1] or [a for a in columns if a.key.casefold() == "y"] or (columns if len(columns) == 1 else [])
+    xs = [x]
+    if x.members and not x.row_shape:  # columns of a table
+        xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
+    return xs, y, [array for array in other_arrays if array not in (*xs, *y)]
+
+
+def _is_called_target(key: str) -> bool:
+    return any(words_in(part) & TARGET_WORDS for part in key.split("/"))
+
+
+def _names_target(key: str) -> bool:
+    return any(word in key.casefold() for word in ("label", "target", "class", "/y"))
+
+
+def _why_no_target(key: str) -> str:
+    return (
+        f"{key!r} is text and left out: y_key={key!r} gives batches a list of str. Store class numbers, or pass it "
+        "with a target_transform that converts it to numbers."
+    )
+
+
+def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> str:
+    target = f", and {y[0].key!r} has one value for each" if y else ""
+    hints = ""
+    if other_arrays:
+        hints = f" Other arrays with the same number of rows: {listing((array.key for array in other_arrays), 4)}."
+    if channels := _channels(x, other_arrays):
+        group, *_ = channels[0].rpartition("/")
+        names = ", ".join(map(repr, channels[:3])) + (", ..." if len(channels) > 3 else "")
+        hints += f" x_key={{{group.rpartition('/')[2]!r}: [{names}]}} stacks the arrays of {group!r} into one field."
+    if x[0].members:
+        name, inputs = x[0].name.strip("/"), listing(layout.key for layout in x)
+        form = " (a tuple)" if len(x) > 1 else ""
+        return f"{name!r} is a table: the input is {inputs}{form}{target}.{hints}"
+    return f"{x[0].key!r} is the largest array{target}.{hints}"
+
+
+def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:
+    """Return the names of the input and of all columns in its group, if each looks like one channel."""
+    group = x[0].key.rpartition("/")[0]
+    group_arrays = [x[0], *(array for array in other_arrays if array.key.rpartition("/")[0] == group)]
+    are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in group_arrays)
+    is_signal = group and len(x) == 1 and len(group_arrays) > 1 and x[0].dtype.kind in "iuf"
+    return sorted((array.key for array in group_arrays), key=natural_order) if is_signal and are_alike else []
+
+
+def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: int) -> tuple[str, dict[str, Any], str]:
+    """Return the data module, more choices for it, and why.
+
+    There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
+    """
+    lazy = "LazyH5DataModule"
+    costly_fields = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
+    if not costly_fields:
+        why = "all decoded rows fit shuffle.buffer"
+        if all(array.is_contiguous for array in fields):
+            n_bytes, memory = round(n_files * sum(array.n_bytes for array in fields)), page_cache_memory()
+            if memory is not None and n_bytes > FREE_SHARE * memory:
+                why = (
+                    f"All rows take {_size_text(n_bytes)}, more than {FREE_SHARE:.0%} of the {_size_text(memory)} that "
+                    "this machine has free to keep them: the default order mixes runs of rows, which are read ten "
+                    "times as fast from a disk as single ones."
+                )
+                return lazy, {}, why
+            why = "single rows are read by position"
+        why = (
+            f"Rows are read on demand: {why}, so that any order costs the same. `lightning-h5 bench` measures whether "
+            "RankCachedH5DataModule, which loads all rows first, is faster."
+        )
+        return lazy, {}, why
+    # These import torch, which takes longer than inspecting most files.
+    from ...loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
+
+    memory_left = available_memory()
+    if memory_left is not None and held_bytes <= memory_left.n_bytes // MEMORY_SHARE:
+        why = f"All rows take {_size_text(held_bytes)} decoded and fit the memory of this machine: decode them once."
+        return "RankCachedH5DataModule", {}, why
+    block = max(array.rows_per_chunk for array in costly_fields) * sum(array.row_bytes for array in fields)
+    if blocks_mixed(SHUFFLE_BYTES, block, 1) >= FEW_BLOCKS:
+        costs = f"A row costs a block of {_size_text(block)}"
+        why = f"{costs}; several blocks are mixed at a time, each decoded once an epoch."
+        return lazy, {}, why
+    n_mib = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
+    if n_mib << 20 <= MAX_SHUFFLE:
+        why = f"A row costs a block of {_size_text(block)}: {n_mib} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
+        return lazy, {"shuffle": {"buffer": f"{n_mib} MiB"}}, why
+    rows = max(1, (1 << 20) // max(1, costly_fields[0].row_bytes))
+    why = f"A row costs a block of {_size_text(block)}, of which {_size_text(SHUFFLE_BYTES)} mix few."
+    return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"
+
+
+def _size_text(n_bytes: int) -> str:
+    return bytes_text(n_bytes, least="MiB", most="GiB")
+
+
+def _python_of(datamodule: str, settings: Mapping[str, Any]) -> str:
+    """Return the call of a data module, a line for each argument."""
+    return "\n".join([f"{datamodule}(", *(f"    {name}={value!r}," for name, value in settings.items()), ")"])
+
+
+def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str]) -> str:
+    """Return the ``data`` part of a configuration.
+
+    Args:
+        datamodule: the class.
+        settings: its arguments.
+        comments: sentences above it.
+    """
+    comments = [*comments]
+    data = {"data": {"class_path": datamodule, "init_args": _yaml_forms(settings, comments)}}
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    printable = ("".join(c if c.isprintable() else " " for c in comment) for comment in comments)
+    lines = [line for comment in printable for line in wrap(comment, 78, break_long_words=False)]
+    return "\n".join([*(f"# {line}" for line in lines), text.rstrip()])
+
+
+def _yaml_forms(settings: Mapping[str, Any], comments: list[str]) -> dict[str, Any]:
+    """Return settings as a configuration can have them; adds a comment for each that it cannot."""
+    forms: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in OPTION_NAMES and isinstance(value, Mapping):
+            if fields := _yaml_forms(value, comments):
+                forms[name] = fields
+        elif name.endswith("_key") and any("{split}" in key for key in keys_in(value)):
+            comments.append(
+                f"{name} is left out: {{split}} in {value!r} would be replaced by a split's name. Rename the array."
+            )
+        elif not isinstance(value, str) or _stays_text(value):
+            forms[name] = value
+        elif name == "train_path":
+            forms[name] = [value]
+        elif _stays_text(f"/{value}"):
+            forms[name] = f"/{value}"  # the same array
+        else:
+            comments.append(f"{name} is left out: a configuration cannot name {value!r}. Use Python: {name}={value!r}.")
+    return forms
+
+
+def _stays_text(text: str) -> bool:
+    """Return whether jsonargparse, which reads a string of YAML once more as YAML, leaves it a string."""
+    try:
+        read = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # neither YAML nor a date
+        return True
+    if isinstance(read, dict):
+        return text in (f"{key}:" for key in read)
+    return read is not None and not isinstance(read, list)
+
+
+def _quoted(dumper: Any, text: str) -> Any:
+    """Write a string, with quotes if YAML 1.2 would read a number: PyYAML leaves 1e3 plain."""
+    style = None
+    for read in (float, lambda digits: int(digits, base=0)):
+        with suppress(ValueError):
+            read(text.replace("_", ""))
+            style = "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper: Any = type("_Dumper", (yaml.SafeDumper,), {})
+_Dumper.add_representer(str, _quoted)

@@ -1,0 +1,454 @@
+"""Guesses of samples for groups or files that are a segment each, from names, shapes and dtypes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ...errors import listing
+from ...hdf5 import DIMENSION_SCALE, keys_in, words_in
+from ...types import cached_property
+from .contents import ArrayReport
+
+__all__ = [
+    "ACTIONS",
+    "LONGER",
+    "MAX_CHANNELS",
+    "MAX_STEPS",
+    "SERIES",
+    "TARGETS",
+    "TIMES",
+    "AlikeParts",
+    "FileLooks",
+    "Guess",
+    "Look",
+    "Reader",
+    "Settings",
+    "looks_of",
+]
+
+ACTIONS = {"action", "control", "command"}
+BAGS = {"feature", "feat", "coord", "embedding", "token", "point", "hit", "particle", "node"}
+SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wave", "strain", "trace", "sensor"}
+PICTURES = {"image", "img", "picture", "photo", "tile", "pixel", "scan", "slice", "mask", "micrograph", "frame"}
+RATES = {"fs", "rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
+TIMES = {"time", "t", "timestamp", "datetime"}
+TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
+
+PERSON = r"((?:patient|subject|subj|sub|case)[-_]?\w*?\d+)"
+YEAR = re.compile(r"(19|20)\d\d")
+
+MAX_CONSTANT = 1024  # values of an array without steps, if a step has fewer
+MAX_PIXEL = 4  # values of a pixel, on the last axis
+MAX_FIELDS, MAX_ATTRIBUTES, N_ACTIONS, MAX_STEPS = 12, 6, 8, 256
+MIN_PICTURE = 16  # pixels of a side
+MIN_SIDE, SIDE = 32, 64  # of volumes that are cut, and of a patch
+MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the axis of time is if nothing else tells
+
+Settings: TypeAlias = dict[str, Any]
+
+
+OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value"}
+"""Attributes that say how values of netCDF are decoded: no fields."""
+
+
+class Look(NamedTuple):
+    """The shape of an array, and its dtype in words."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def n_values(self) -> int:
+        """Number of values."""
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileLooks:
+    """The arrays of a file or group by name: numbers and text, lists and opaque values, and references."""
+
+    path: str
+    group: str = ""
+    arrays: Mapping[str, Look]
+    of_bytes: Mapping[str, Look] = field(default_factory=dict)
+    references: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the segment."""
+        return self.group or re.split(r"[\\/]", self.path)[-1]
+
+
+def looks_of(path: str, arrays: Sequence[ArrayReport]) -> FileLooks:
+    """Return the arrays of a file that samples may be made of.
+
+    Args:
+        path: the file.
+        arrays: the reports of its arrays.
+    """
+    looks = {
+        array.name: Look(array.shape, array.dtype)
+        for array in arrays
+        if array.shape is not None and array.name and array.structure in (None, DIMENSION_SCALE)
+    }
+    numbers = {name: look for name, look in looks.items() if _holds_values(look.dtype)}
+    of_bytes = {
+        name: look for name, look in looks.items() if re.match(r"lists of (u?int|float|bool)|\|V\d", look.dtype)
+    }
+    references = [array.name for array in arrays if array.dtype == "references" and array.structure is None]
+    return FileLooks(path=path, arrays=numbers, of_bytes=of_bytes, references=references)
+
+
+def _holds_values(dtype: str) -> bool:
+    """Return whether a dtype in words is text or numbers."""
+    with suppress(TypeError, ValueError):
+        return dtype.startswith("text") or np.dtype(dtype).kind in "biufc"
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """A way to read files.
+
+    Attributes:
+        settings: arguments of a data module; none if rows are samples, None if nothing fits.
+        why: a sentence.
+        is_sure: whether no other way is likely.
+    """
+
+    settings: Settings | None
+    why: str
+    is_sure: bool = True
+
+
+class Reader(NamedTuple):
+    """Functions that read files for the rules.
+
+    Attributes:
+        values: return all values of a column of the first file; None if it cannot be read.
+        attributes: returns the attributes of some parts that have one number or text, by name, for each part.
+        cells: returns how the arrays look that an array of the first file refers to; none if it does not make segments.
+    """
+
+    values: Callable[[str], Any]
+    attributes: Callable[[Sequence[FileLooks], Sequence[str]], dict[str, list[Any]]]
+    cells: Callable[[str], list[Look]]
+
+
+class AlikeParts:
+    """Parts with the same arrays, each a segment."""
+
+    def __init__(self, parts: Sequence[FileLooks], reader: Reader, segments: Settings) -> None:
+        self.parts, self.reader, self.segments = parts, reader, segments
+        names = [name for name, look in parts[0].arrays.items() if look.shape and not look.dtype.startswith("text")]
+        names = [name for name in names if not name.startswith("next_")]
+        shapes = {name: [part.arrays[name].shape for part in parts if name in part.arrays] for name in names}
+        self.shapes = {
+            name: part_shapes
+            for name, part_shapes in shapes.items()
+            if len(part_shapes) == len(parts) and len(set(map(len, part_shapes))) == 1 and all(map(all, part_shapes))
+        }
+        if not self.shapes:
+            return
+        self.main = max(
+            self.shapes,
+            key=lambda name: (len(self.shapes[name][0]) > 1, not words_in(name) & TARGETS, self._n_values(name)),
+        )
+        self.scalars = [
+            name
+            for name, look in parts[0].arrays.items()
+            if look.shape == () and look.dtype[:4] != "text" and all(name in part.arrays for part in parts)
+        ]
+        attributes = reader.attributes(parts, [self.main])
+        self.attributes = {
+            name: values
+            for name, values in attributes.items()
+            if len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING
+        }
+        self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
+        self.words = set[str]().union(*(words_in(name) for name in self.shapes))
+        self.step_axis, self.axis_is_sure = self._step_axis()
+
+    def _n_values(self, name: str) -> int:
+        return sum(int(np.prod(shape)) for shape in self.shapes[name])
+
+    def _lengths(self, name: str, axis: int) -> list[int]:
+        return [shape[axis] for shape in self.shapes[name]]
+
+    def _is_fixed(self, name: str, axis: int) -> bool:
+        return len(set(self._lengths(name, axis))) == 1
+
+    def _step_axis(self) -> tuple[int, bool]:
+        """Return the axis of the steps, and whether that is sure."""
+        shapes = self.shapes[self.main]
+        if len(shapes[0]) != 2:
+            return 0, True
+        is_wide = all(LONGER * a <= b and a <= MAX_CHANNELS for a, b in shapes)
+        if not self._is_fixed(self.main, 0) or len(self.parts) == 1 or self.words & ACTIONS:
+            return 0, True
+        if not self._is_fixed(self.main, 1) and all(a < b for a, b in shapes):
+            return 1, True
+        if is_wide:
+            return 1, self.has_rate or bool(words_in(self.main) & SERIES)
+        return 0, True
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Steps of each part."""
+        return self._lengths(self.main, self.step_axis)
+
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """The axis of the steps of each field that has them: as many as the main array has, or one more or less."""
+        axes_of_fields, max_difference = {}, 1 if self.words & ACTIONS else 0
+        for name, shapes in self.shapes.items():
+            axes = [self.step_axis, 0] if len(shapes[0]) == 2 else [0]
+            for axis in axes:
+                differences = np.subtract(self._lengths(name, axis), self.lengths)
+                if (
+                    abs(differences).max() <= max_difference
+                    and len(set(differences.tolist())) == 1
+                    and (self.parts[1:] or not differences.any())
+                ):
+                    axes_of_fields[name] = axis
+                    break
+        return axes_of_fields
+
+    @cached_property
+    def is_ragged(self) -> bool:
+        """Whether rows have several shapes."""
+        axes = [axis for axis in range(len(self.shapes[self.main][0])) if axis != self.step_axis]
+        return not all(self._is_fixed(self.main, axis) for axis in axes)
+
+    @cached_property
+    def is_image(self) -> bool:
+        """Whether all arrays have the shape of the main one, but for channels: an image or volume, and its masks."""
+        pixels = {tuple(map(_pixels, shapes)) for shapes in self.shapes.values()}
+        return len(pixels) == 1
+
+    @property
+    def are_volumes(self) -> bool:
+        """Whether arrays are volumes with masks: of one shape, with three axes that are all long."""
+        shapes = self.shapes[self.main]
+        return self.is_image and len(self.shapes) > 1 and all(len(s) == 3 and min(s) >= MIN_SIDE for s in shapes)
+
+    def _patches(self) -> Guess:
+        sizes = [min(SIDE, *self._lengths(self.main, axis)) for axis in range(3)]
+        why = (
+            f"{listing(self.shapes)} have one shape, with three long axes: volumes. A sample is a patch, at the same "
+            "place in all of them."
+        )
+        settings = self._fields(sample="segment")
+        del settings["sample"]
+        return Guess(settings=settings | {"patch": {"shape": sizes}}, why=why, is_sure=False)
+
+    @property
+    def are_segments(self) -> bool:
+        """Whether each file is a segment. Files of rows have one row shape, and often a column."""
+        if len(self.parts) < 2 or not self.shapes:
+            return False
+        steps = self.steps
+        columns = [name for name, axis in steps.items() if len(self.shapes[name][0]) == 1 and axis == 0]
+        if len(self.shapes[self.main][0]) == 1:
+            return self.has_rate or (len(set(self.lengths)) > 1 and not self._target)
+        n_usual = Counter(shape[1:] for shape in self.shapes[self.main]).most_common(1)[0][1]
+        has_one_length = len(set(self.lengths)) == 1
+        are_rows = columns or has_one_length or (len(self.shapes) == 1 and len(self.shapes[self.main][0]) == 2)
+        if self.is_ragged and are_rows and 2 * n_usual + has_one_length > len(self.parts):
+            return False  # rows, and files that differ from most
+        is_square = self.is_image and len(self.shapes) > 1 and len(self.shapes[self.main][0]) in (2, 3)
+        if self.words & ACTIONS or self.is_ragged or self.step_axis or (is_square and self._looks_square):
+            return True
+        return not columns and (len(set(self.lengths)) > 1 or self._are_dated)
+
+    @property
+    def _are_dated(self) -> bool:
+        return all(YEAR.search(part.name) for part in self.parts) and len(self.shapes[self.main][0]) > 2
+
+    @property
+    def _looks_square(self) -> bool:
+        return all(min(shape[:2]) > 1 and max(shape[:2]) <= 4 * min(shape[:2]) for shape in self.shapes[self.main])
+
+    @property
+    def _is_picture(self) -> bool:
+        """Whether the main array is a picture in each part: of about as many rows as columns, and a few channels."""
+        shapes = self.shapes[self.main]
+        if self.has_rate or self.words & ACTIONS or any(len(self.shapes[name][0]) > 3 for name in self.shapes):
+            return False
+        sides = [tuple(size for size in shape if size > MAX_PIXEL) if len(shape) == 3 else shape for shape in shapes]
+        has_sides = all(
+            len(lengths) == 2 and min(lengths) >= MIN_PICTURE and max(lengths) <= 4 * min(lengths) for lengths in sides
+        )
+        has_channels = all(len(shape) == 3 for shape in shapes)
+        return has_sides and (has_channels or bool(words_in(self.main) & PICTURES))
+
+    @cached_property
+    def _target(self) -> str | None:
+        named_targets = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
+        return named_targets[0] if len(named_targets) == 1 else None
+
+    def guesses(self) -> list[Guess]:
+        """Return guesses of samples, the likeliest first."""
+        if not self.shapes:
+            return []
+        return [replace(guess, why=f"{guess.why}{self._unused(guess)}") for guess in self._guesses()]
+
+    def _unused(self, guess: Guess) -> str:
+        settings = guess.settings or {}
+        used_keys = keys_in(settings.get("x_key"), settings.get("y_key"))
+        unused_names = [
+            name for name, look in self.parts[0].arrays.items() if name not in used_keys and look.dtype[:4] != "text"
+        ]
+        return f" Not used: {listing(unused_names, 4)}." if unused_names else ""
+
+    def _guesses(self) -> list[Guess]:
+        row_settings = self._fields(sample="row")
+        rows = Guess(settings=row_settings, why="Each step is a sample.")
+        if self.is_ragged and not self.words & ACTIONS:
+            n_axes = len(self.shapes[self.main][0])
+            collate = "list" if n_axes > 3 else "pad"
+            others = [name for name in self.steps if name != self.main]
+            columns = [name for name in others if len(self.shapes[name][0]) != n_axes or not self.is_image]
+            if columns and not self.is_image:
+                why = f"{self.main!r} has rows of several shapes, as many as {columns[0]!r}: each row is a sample."
+                return [Guess(settings=self._fields(sample="row", collate_fn=collate), why=why)]
+            why = (
+                f"{self.main!r} has several shapes, along more than one axis: all of it is a sample; the argument patch"
+                " cuts pieces of one size out of it."
+            )
+            segment_guess = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
+            if self.are_volumes:
+                return [self._patches(), segment_guess]
+            if n_axes > 2 and not others:
+                by_row = replace(rows, settings=row_settings | {"collate_fn": collate})
+                return [replace(segment_guess, is_sure=False), by_row]
+            return [segment_guess]
+        are_images = self.is_image and len(self.shapes) > 1 and self._looks_square
+        if not self.segments and are_images and not (self.words & ACTIONS or self.has_rate):
+            why = "All arrays of a file have one shape: each file may be one image or volume."
+            segment_guess = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
+            return [self._patches(), segment_guess] if self.are_volumes else [segment_guess, rows]
+        if self.segments and self._is_picture:
+            why = f"{self.main!r} is a picture in each: all of it is a sample."
+            ragged_settings = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
+            return [Guess(settings=self._fields(sample="segment", **ragged_settings), why=why)]
+        segment_guess = Guess(
+            settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment."
+        )
+        ragged_settings = {"collate_fn": "pad"} if self.is_ragged else {}
+        windows = Guess(settings=self._fields(window=self._window(), **ragged_settings), why=self._why_window())
+        if self.words & ACTIONS and not self.step_axis:
+            return [windows]
+        label = self._target if self._target in self.steps and set(self.segments) <= {"groups"} else None
+        has_values = label is not None and len(self.shapes[label][0]) == 1 < len(self.shapes[self.main][0])
+        if has_values and self.step_axis == 0 and not self.words & BAGS:
+            labeled_rows = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
+            is_sure = len(self.shapes[self.main][0]) > 2
+            return [replace(labeled_rows, is_sure=is_sure), *([] if is_sure else [segment_guess])]
+        if self.words & BAGS and not self.step_axis:
+            bag = next(name for name in (self.main, *self.shapes) if words_in(name) & BAGS)
+            why = f"{bag!r} is a set of any number of rows: a sample is all of it."
+            return [replace(segment_guess, why=why), *([] if self.segments else [rows])]
+        is_series = self.has_rate or bool(words_in(self.main) & SERIES) or self.step_axis == 1
+        is_simulation = len(self.shapes[self.main][0]) > 2 and any(min(s[1:3]) > 1 for s in self.shapes[self.main])
+        if is_series or is_simulation:
+            return [replace(windows, is_sure=self.axis_is_sure), *([] if self.axis_is_sure else [segment_guess])]
+        return [replace(segment_guess, is_sure=False), windows if self.segments else rows]
+
+    def _window(self) -> Any:
+        if self.words & ACTIONS:
+            steps = {name: [0, N_ACTIONS] if words_in(name) & ACTIONS else 0 for name in self._names(self.steps)}
+            return {"steps": steps, "pad": "edge"}
+        if len(self.shapes[self.main][0]) > 2:
+            return [0, min(2, *self.lengths)]
+        return max(1, min(MAX_STEPS, int(np.percentile(self.lengths, 25, method="lower"))))
+
+    def _why_window(self) -> str:
+        parts = []
+        if self.step_axis:
+            n = self.shapes[self.main][0][0]
+            sizes = self._lengths(self.main, 1)
+            sizes_text = f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else f"{sizes[0]:,}"
+            parts.append(f"{self.main!r} has {n} along axis 0 in each and {sizes_text} along axis 1, the axis of time.")
+        elif len(self.parts) > 1 and self._are_dated:
+            parts.append("Files are named by year: rows are steps in time.")
+        elif len(set(self.lengths)) > 1:
+            parts.append(f"They have {min(self.lengths):,} to {max(self.lengths):,} steps.")
+        others = [name for name, axis in self.steps.items() if self._lengths(name, axis) != self.lengths]
+        if others:
+            name = others[0]
+            parts.append(
+                f"{name!r} has {self._lengths(name, self.steps[name])[0]} steps and {self.main!r} {self.lengths[0]}."
+            )
+        if self.words & ACTIONS:
+            parts.append(f"A sample has the observation at a step, and {N_ACTIONS} actions from there on.")
+        else:
+            parts.append("A sample is a window of steps.")
+        return " ".join(parts)
+
+    def _names(self, keys: Any) -> dict[str, str]:
+        """Return the array of each name in a sample: the last part of its key, or the whole key to be unique."""
+        short_names = {key: re.split(r"[/@]", key)[-1] for key in keys}
+        counts = Counter(short_names.values())
+        return {(name if counts[name] == 1 else key): key for key, name in short_names.items()}
+
+    def _fields(self, **sample_settings: Any) -> Settings:
+        is_whole_array = sample_settings.get("sample") == "segment" and self.is_ragged
+        steps = dict.fromkeys(self.shapes, 0) if is_whole_array else self.steps
+        times = [name for name in steps if words_in(name) & TIMES and len(self.shapes[name][0]) == 1]
+        steps = {name: axis for name, axis in steps.items() if name not in times or name == self.main}
+        keys = sorted(steps, key=lambda name: -self._n_values(name))[:MAX_FIELDS]
+        if self.words & ACTIONS:  # whatever its size
+            keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
+        keys = [name for name in self.shapes if name in keys]
+        constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
+        column_names = [*self.attributes][:MAX_ATTRIBUTES]
+        column_names = [
+            name
+            for name in column_names
+            if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
+        ]
+        column_names += self.scalars[:MAX_ATTRIBUTES]
+        target = self._target if self._target in keys and not constants and not column_names else None
+        names = self._names([*(key for key in keys if key != target), *constants, *column_names])
+        settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}
+        if target is not None:
+            settings["y_key"] = target
+        segments = dict(self.segments)
+        if self.step_axis:
+            axes = {name: steps[key] for name, key in names.items() if key in steps}
+            segments["step_axis"] = 1 if set(axes.values()) == {1} and not column_names else axes
+        if constants:
+            segments["constants"] = [name for name, key in names.items() if key in constants]
+        if segments:
+            settings["segments"] = segments["groups"] if set(segments) == {"groups"} else segments
+        window: Any = sample_settings.get("window")
+        if "steps" in str(window):
+            steps_of_fields = {name: offsets for name, offsets in window["steps"].items() if name in names}
+            sample_settings = sample_settings | {"window": window | {"steps": steps_of_fields}}
+        return settings | sample_settings | self._split()
+
+    def _is_constant(self, name: str) -> bool:
+        """Return whether an array without steps is small enough to be given with each sample."""
+        row = self._n_values(self.main) // max(1, sum(self.lengths))
+        return name not in self.steps and self._n_values(name) <= len(self.parts) * max(MAX_CONSTANT, row)
+
+    def _split(self) -> Settings:
+        if len(self.parts) < 10:
+            return {}
+        matches = [re.search(PERSON, part.name) for part in self.parts]
+        if all(matches) and len({match.group(1) for match in matches if match}) < len(matches):
+            return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
+        return {"split": 0.1}
+
+
+def _pixels(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of an image or volume without its channels."""
+    return shape[:-1] if len(shape) > 2 and shape[-1] <= MAX_PIXEL else shape
