@@ -95,6 +95,10 @@ class FilesH5DataModule(BaseH5DataModule):
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._check_arguments()
 
+    def _forget_cuts(self) -> None:
+        super()._forget_cuts()
+        self._bad = bad_files(self._samples.on_bad_file)
+
     def _check_arguments(self) -> None:
         samples, groups = self._samples, self._kind.segments.groups
         for source in self._training_sources or (Source("train", (), {}, ""),):
