@@ -128,18 +128,18 @@ def parsed_fields(fields: Any) -> tuple[dict[str, Any] | None, str | None]:
         return None, None
     if not isinstance(fields, Mapping):
         return {name: name for name in checked_names(fields, "fields")}, None
-    found, axes = {}, None
+    keys, axes = {}, None
     for name, value in fields.items():
-        given = value
+        key = value
         if isinstance(value, Mapping) and "layout" in value:
             if name != TARGET:
                 raise H5ValueError(f"fields[{name!r}] has a layout, which only {TARGET!r} can have.")
             axes = value["layout"]
-            given = {key: one for key, one in value.items() if key != "layout"}
-            given = given.get("key", name) if set(given) <= {"key"} else given
-        found[str(name)] = given
-    field_names(found, "fields")  # raises for what names no arrays
-    return found, axes
+            key = {part: setting for part, setting in value.items() if part != "layout"}
+            key = key.get("key", name) if set(key) <= {"key"} else key
+        keys[str(name)] = key
+    field_names(keys, "fields")  # raises for what names no arrays
+    return keys, axes
 
 
 def picked(kind: type[T], given: Mapping[str, Any]) -> T:

@@ -107,8 +107,8 @@ def _cut_rows(
             n_rows += sizes[-1][file]
         for argument, parts in columns.items():
             if new and (key := getattr(options, argument)) is not None:
-                given = "split.key" if argument == "column" else argument
-                parts.append(source.column(table, paths_of_new, key, n_rows - begin, given))
+                shown = "split.key" if argument == "column" else argument
+                parts.append(source.column(table, paths_of_new, key, n_rows - begin, shown))
         if new:
             every = [*source.arrays, *map(source.key, options.columns), *map(source.key, source.reading.of_segments)]
             reading = source.reading
@@ -134,7 +134,7 @@ def _cut_segments(
     tables, reading = [], sources[0].reading
     for source in sources:
         columns = {name: source.key(name) for name in options.columns}
-        filtered = [one.column for one in source.filters.criteria if one.column is not None]
+        filtered = [test.column for test in source.filters.criteria if test.column is not None]
         others_ask = list(map(source.key, [*reading.of_segments, *filtered]))
         choice = SegmentChoice(columns=list(columns.values()), others_ask=others_ask)
         table = source.unfiltered(choice)

@@ -32,8 +32,8 @@ def check_x_dtype(x_dtype: DTypeLike, *, is_of_fields: bool) -> None:
         return
     named = x_dtype if isinstance(x_dtype, Mapping) else {"": x_dtype}
     for name, dtype in named.items():
-        found = torch_dtype(dtype, f"x_dtype[{name!r}]" if name else "x_dtype")
-        if is_of_fields and not name and found is not None and not found.is_floating_point:
+        parsed = torch_dtype(dtype, f"x_dtype[{name!r}]" if name else "x_dtype")
+        if is_of_fields and not name and parsed is not None and not parsed.is_floating_point:
             raise H5ValueError(
                 f"x_dtype={x_dtype!r} was given with fields, and is for floating ones. Pass a floating dtype, a "
                 "mapping from fields to dtypes, or None to leave all as stored."
@@ -57,19 +57,19 @@ def settled(
         x_dtype: see the data modules: "auto", or the dtype of fields with several floats in a row.
         target: name of a field that keeps its dtype, unless all of 64 bits change.
     """
-    asked, narrowed = list(fields.asked), []
+    arrays_asked, narrowed = list(fields.asked), []
     for at, (name, array) in enumerate(zip(names, arrays, strict=False)):
         if _is_auto(x_dtype) and _is_float64(array):
             narrowed.append(name)
-            asked[at] = replace(asked[at], dtype=torch.float32)
+            arrays_asked[at] = replace(arrays_asked[at], dtype=torch.float32)
         elif not _is_auto(x_dtype) and array.dtype.kind == "f" and array.row_shape and name != target:
-            asked[at] = replace(asked[at], dtype=torch_dtype(x_dtype, "x_dtype"))
+            arrays_asked[at] = replace(arrays_asked[at], dtype=torch_dtype(x_dtype, "x_dtype"))
     if narrowed:
         rank_zero_info(
             f"{listing(narrowed)} {'is' if len(narrowed) == 1 else 'are'} stored as float64, and loaded as float32 "
             "(x_dtype='auto'; x_dtype=None keeps float64)"
         )
-    return replace(fields, asked=tuple(asked))
+    return replace(fields, asked=tuple(arrays_asked))
 
 
 def _is_auto(x_dtype: DTypeLike) -> bool:

@@ -88,17 +88,21 @@ class FilesH5DataModule(BaseH5DataModule):
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._check_arguments()
 
+    def _forget_cuts(self) -> None:
+        super()._forget_cuts()
+        self._bad = bad_files(self._samples.on_bad_file)
+
     def _check_arguments(self) -> None:
         samples, groups = self._samples, self._kind.segments.groups
         for source in self._training_sources or (Source("train", (), {}, ""),):
-            own = replace(samples, **source.own)
+            own = self._arguments_of(source)
             SourceFiles(self._reading(), source, own, "train").filters  # noqa: B018  # raises for what makes no sense
             self._check_keys(own)
         check_x_dtype(
             samples.x_dtype, is_of_fields=samples.fields is not None or (self.x_key is None and self.loads_all)
         )
-        for one in samples.y_dtype.values() if isinstance(samples.y_dtype, dict) else [samples.y_dtype]:
-            torch_dtype(one, "y_dtype")
+        for dtype in samples.y_dtype.values() if isinstance(samples.y_dtype, dict) else [samples.y_dtype]:
+            torch_dtype(dtype, "y_dtype")
         if self.has_no_keys and groups is not None and not self.loads_all:
             raise H5ValueError(
                 f"segments.groups={groups!r} was given without x_key or fields, and arrays of groups are not guessed. "
@@ -212,25 +216,24 @@ class FilesH5DataModule(BaseH5DataModule):
             [*self._split.columns, *self._weights.keys],
         )
 
+    def _arguments_of(self, source: Source) -> SampleArguments:
+        """Return the arguments, with keys that were inferred, and those that a source has of its own."""
+        inferred = {} if self._samples.fields is not None else {"x_key": self.x_key, "y_key": self.y_key}
+        return replace(self._samples, **inferred | dict(source.own))
+
     def _files_of(self, data: SplitData, split: Split) -> list[SourceFiles]:
         """Return the files of a split's sources."""
-        reading, inferred = self._reading(), {"x_key": self.x_key, "y_key": self.y_key}
-        found = [
-            SourceFiles(
-                reading,
-                source,
-                replace(self._samples, **({} if self._samples.fields is not None else inferred) | dict(source.own)),
-                data.group,
-                without_target=split == "predict",
-            )
+        reading, lacks_target = self._reading(), split == "predict"
+        files = [
+            SourceFiles(reading, source, self._arguments_of(source), data.group, without_target=lacks_target)
             for source in data.sources
         ]
         if self.has_no_keys and not self.loads_all and not data.is_mixed:
-            x, y = found[0].keys
+            x, y = files[0].keys
             self._infer(x_key=x, y_key=y)
-            rank_zero_info(f"Inferred x_key={x!r}, y_key={y!r} from {found[0].first!r}.")
+            rank_zero_info(f"Inferred x_key={x!r}, y_key={y!r} from {files[0].first!r}.")
             return self._files_of(data, split)
-        return found
+        return files
 
     def _data_of(self, split: Split) -> SplitData | None:
         """Return where a split's rows come from; None if the arguments name no data for it."""
@@ -279,16 +282,20 @@ class FilesH5DataModule(BaseH5DataModule):
         fields = [key for key in lists if key is not None]
         of_filters: list[str] = []
         for source in self._training_sources or (Source("train", (), {}, ""),):
-            files = SourceFiles(self._reading(), source, replace(self._samples, **source.own), "{split}")
+            files = SourceFiles(self._reading(), source, self._arguments_of(source), "{split}")
             named, _ = parsed_fields(files.samples.fields)
             both = (files.samples.x_key, files.samples.y_key) if named is None else (named, None)
             by_name = {
                 name: key
-                for part in (field_names(one, "key") for one in both if one is not None)
+                for part in (field_names(keys, "key") for keys in both if keys is not None)
                 for name, key in zip(part.names, part.keys, strict=True)
             }
-            fields += [*keys_in(*both), *arrays_in(*both), *(by_name.get(one, one) for one in files.filters.of_label)]
-            of_filters += [by_name.get(one, one) for one in [*columns, *files.filters.columns]]
+            fields += [
+                *keys_in(*both),
+                *arrays_in(*both),
+                *(by_name.get(name, name) for name in files.filters.of_label),
+            ]
+            of_filters += [by_name.get(name, name) for name in [*columns, *files.filters.columns]]
         fields = [str(fill_split(key, split)) for key in dict.fromkeys(fields) for split in SPLITS]
         return fields, [str(fill_split(key, "train")) for key in of_filters]
 
@@ -372,7 +379,7 @@ class FilesH5DataModule(BaseH5DataModule):
             return dataset
 
         def column(name: str, argument: str) -> Any:
-            parts = [(source, one.table, one.indices) for source, one in opened]
+            parts = [(source, of_source.table, of_source.indices) for source, of_source in opened]
             return columns_of_sources(parts, name, argument)
 
         return self.weigh(dataset, row_weights(self._weights, column))
@@ -417,7 +424,7 @@ class FilesH5DataModule(BaseH5DataModule):
         if self._kind.sample is None:
             refuse_images_of_sources([samples for _, samples in opened])
         datasets = [(source, self.dataset_of(samples, split, n_sources=len(files))) for source, samples in opened]
-        named = {source.source.name: one for source, one in datasets}
+        named = {source.source.name: of_source for source, of_source in datasets}
         mixes = split != "train" or self._mixture is None or not self._mixture.in_batches
         return mixture_dataset(
             named, mixes=mixes, **self._of_samples(split), with_index=self._samples.with_index

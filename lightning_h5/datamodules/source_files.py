@@ -121,7 +121,7 @@ class SourceFiles:
         """Which rows are kept."""
         samples, where = self.samples, self.samples.where
         if isinstance(where, Mapping):
-            where = {self._filled(name): wanted for name, wanted in where.items()}
+            where = {self._filled(name): condition for name, condition in where.items()}
         named, axes = parsed_fields(samples.fields)
         target = TARGET
         if named is None and samples.y_key is not None:
@@ -167,8 +167,8 @@ class SourceFiles:
         path = self.first
 
         def guess(file: Any) -> tuple[tuple[str, str | None], list[str]]:
-            found = guess_keys_in(file, path)
-            return found, keys_in(*found)
+            keys = guess_keys_in(file, path)
+            return keys, keys_in(*keys)
 
         return self.reading.catalog.search(path, self.reading.options, "keys", guess)
 
@@ -295,11 +295,11 @@ class SourceFiles:
         """
         reading, options = self.reading, self.reading.options
         fields = self._fields(transform=None, target_transform=None, with_index=False)
-        asked = [replace(one, takes_packed=True) for one in fields.asked]
+        arrays = [replace(array, takes_packed=True) for array in fields.asked]
         kind = KindOfSamples(replace(reading.kind, sample="row")) if as_rows else self._kind
         names, bad = fields.names, reading.bad
         table, _, _ = open_table(
-            reading.catalog, self.paths, asked, names, options, kind, choice, bad=bad, advice=SKIP_THEM
+            reading.catalog, self.paths, arrays, names, options, kind, choice, bad=bad, advice=SKIP_THEM
         )
         return table
 
@@ -339,8 +339,8 @@ def has_arrays(reading: Reading, path: str, keys: Keys | None) -> bool:
 
         def matches(file: Any, pattern: str = pattern) -> tuple[bool, list[str]]:
             allow_external = reading.files.allow_external
-            found = matching_objects(file, path, pattern, "array", allow_external=allow_external, may_lack=True)
-            return bool(found), []
+            objects = matching_objects(file, path, pattern, "array", allow_external=allow_external, may_lack=True)
+            return bool(objects), []
 
         if not reading.catalog.search(path, options, f"arrays like {pattern!r}", matches):
             return False

@@ -173,10 +173,10 @@ class CombinedHDF5Dataset(CachingDataset):
         opened, bad = FileOptions.parse(files, "files"), bad_files(on_bad_file)
         catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
-        there, plain = files_to_read(catalog, paths, bad), OpenOptions(files=opened)
-        fields = named.in_files(catalog, there, plain, filters, bad, transform=transform, with_index=with_index)
+        readable, plain = files_to_read(catalog, paths, bad), OpenOptions(files=opened)
+        fields = named.in_files(catalog, readable, plain, filters, bad, transform=transform, with_index=with_index)
         opened_samples = open_samples(
-            there,
+            readable,
             fields,
             samples,
             opened,

@@ -311,9 +311,9 @@ def _check_sources_alike(sources: Mapping[str, TableDataset], *, mixes: bool) ->
     (first, expected), *others = sources.items()
     fields = _names_of(expected)
     for name, source in others:
-        if (found := _names_of(source)) != fields:
+        if (names := _names_of(source)) != fields:
             raise H5ValueError(
-                f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(found)}. Name the "
+                f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(names)}. Name the "
                 "fields to load, and their arrays in each source (its fields)."
             )
         for left, right in zip(expected.table.layouts[0], source.table.layouts[0], strict=True):

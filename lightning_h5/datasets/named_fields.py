@@ -104,13 +104,13 @@ class NamedFields:
             raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
         of_filters = [*filters.columns, *filters.of_label]
         names = names_to_load(catalog, paths, options, self._load_fields, self.keys, of_filters, bad)
-        given = self._field_map or {}
-        asked = {name: given[name] if stacked_keys(given.get(name), name) else self.key(name) for name in names}
-        asked |= {
-            name: {"path": path, "key": self.key(name)} for name, path in self.of_other_files.items() if name in names
-        }
+        mapped, others = self._field_map or {}, self.of_other_files
+        keys: dict[str, Any] = {}
+        for name in names:
+            key = mapped[name] if stacked_keys(mapped.get(name), name) else self.key(name)
+            keys[name] = {"path": others[name], "key": key} if name in others else key
         return Fields.of(
-            asked,
+            keys,
             None,
             x_dtype=self._named_dtypes,
             y_dtype=None,
@@ -123,9 +123,10 @@ class NamedFields:
 
     def settled(self, fields: Fields, arrays: Sequence[ArrayLayout]) -> Fields:
         """Return fields with dtypes that follow from what is stored, and with flags."""
-        each = list(zip(fields.names, arrays, fields.asked, strict=False))
-        asked = tuple(replace(one, dtype=self._dtype_of(name, array)) for name, array, one in each)
-        flags = tuple(self._is_flag(name, array) for name, array, _ in each)
+        named = list(zip(fields.names, arrays, strict=False))
+        dtypes = [self._dtype_of(name, array) for name, array in named]
+        asked = tuple(replace(field, dtype=dtype) for field, dtype in zip(fields.asked, dtypes, strict=True))
+        flags = tuple(self._is_flag(name, array) for name, array in named)
         layout = fields.sample_layout
         return replace(fields, asked=asked, sample_layout=replace(layout, x=replace(layout.x, flags=flags)))
 

@@ -101,8 +101,8 @@ class Filters:
     @property
     def columns(self) -> list[str]:
         """Names of the arrays that conditions look at, as far as it is known; a function may ask for any field."""
-        is_open = any(one.column is None for one in self.criteria)
-        return [*(one.column for one in self.criteria if one.column is not None), *(self.paths if is_open else ())]
+        columns = [criterion.column for criterion in self.criteria]
+        return [*(name for name in columns if name is not None), *(self.paths if None in columns else ())]
 
     @property
     def of_label(self) -> list[str]:

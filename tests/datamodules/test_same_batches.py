@@ -237,6 +237,21 @@ def test_files_that_cannot_be_read_are_left_out_if_asked_for(folder, arrays, mod
         batches_of(module, [paths[0], paths[1]], **options)
 
 
+@ALL
+def test_a_file_that_was_repaired_is_read_in_the_next_setup(tmp_path, module):
+    (tmp_path / "b.h5").write_bytes(b"no HDF5")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(3)
+    datamodule = module(str(tmp_path / "*.h5"), x_key="x", on_bad_file="skip")
+    datamodule.setup("fit")
+    n_before = datamodule.train_dataset.n_rows
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"] = np.arange(4)
+    datamodule.setup("fit")
+    assert (n_before, datamodule.train_dataset.n_rows) == (3, 7)
+    datamodule.teardown()
+
+
 @pytest.mark.parametrize("module", [LazyH5DataModule, CombinedHDF5DataModule])
 def test_a_mixture_has_an_input_and_a_target_or_names_its_sources(folder, arrays, module):
     mixture = {f"part {n}": str(folder / f"rows{n}.h5") for n in range(2)}
