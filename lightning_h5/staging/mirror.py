@@ -33,7 +33,6 @@ from .granules import (
     is_present,
     length_of,
     marks_at,
-    punch_hole,
     runs_of,
     sums_at,
     sums_of,
@@ -275,12 +274,6 @@ class Mirror:
         os.pwrite(self.fd, sums_of(data).tobytes(), sums_at(self.n_bytes) + first * SUM.itemsize)
         marks = self._marks[first : first + -(-len(data) // GRANULE)]
         os.pwrite(self.fd, (marks + np.uint16(1)).tobytes(), marks_at(self.n_bytes) + first * MARK.itemsize)
-
-    def punch(self, first: int, n: int) -> None:
-        """Free the disk space of granules whose marks were not written."""
-        with suppress(OSError):
-            if not is_present(self._marks[first : first + n]).any():
-                punch_hole(self.fd, first, n)
 
     # Checksums -------------------------------------------------------------------------------------------------
 
