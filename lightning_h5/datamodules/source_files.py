@@ -194,7 +194,7 @@ class SourceFiles:
             H5ValueError: they may be.
         """
         tables = [each.scanned for source, each in opened.items() if self._of(source)["sample"] is None]
-        found = [table for table in tables if table is not None and table.indexer.held_as == "rows"]
+        found = [table for table in tables if table is not None and table.indexer.numbers_are_rows]
         sizes = {file_number(path): size for t in found for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
         if len({tuple(array.axes for array in table.layouts[0]) for table in found}) == 1:
             refuse_images(found[0].layouts[0], sizes.values(), len(sizes))
