@@ -47,7 +47,7 @@ def refuse_images_of_sources(opened: Sequence[FileSamples]) -> None:
     Raises:
         H5ValueError: they may be.
     """
-    tables = [samples.scanned for samples in opened if samples.scanned.indexer.held_as == "rows"]
+    tables = [samples.scanned for samples in opened if samples.scanned.indexer.numbers_are_rows]
     sizes = {file_number(path): size for t in tables for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
     if len({tuple(array.axes for array in table.layouts[0]) for table in tables}) == 1:
         refuse_images(tables[0].layouts[0], sizes.values(), len(sizes))

@@ -225,7 +225,7 @@ class CombinedHDF5Dataset(CachingDataset):
             options=OpenOptions(rdcc_nbytes=chunk_cache(samples.table, budget, opened), files=opened),
             mmap=opened.mmap,
             cache_bytes=budget,
-            cache_size=row_cache.size if samples.table.indexer.held_as == "rows" else 0,
+            cache_size=row_cache.size if samples.table.indexer.numbers_are_rows else 0,
             max_cache_bytes=row_cache.n_bytes,
         )
         self.counters.share(MAX_WORKERS)  # so that counts of any loader's workers are visible here

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -94,12 +94,13 @@ class FileDataset(TableDataset):
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: has decoded what is not decoded yet."""
-        return self.begin_rows(rows, self.table.indexer.rows_of(self.located(rows), epoch), epoch, at_once=at_once)
+        batch = self.table.indexer.rows_of(self.located(rows), epoch)
+        return partial(self.assembled, rows, batch, self.begin_rows(len(rows), batch, epoch, at_once=at_once))
 
     def begin_rows(
-        self, rows: IntArray, asked: BatchRows, epoch: int | None, *, at_once: bool
-    ) -> Callable[[], RawBatch]:
-        """Begin to read the rows that samples have (see ``RowDataset.begin``)."""
+        self, n_samples: int, asked: BatchRows, epoch: int | None, *, at_once: bool
+    ) -> Callable[[], list[Column]]:
+        """Begin to read the rows of samples (see ``RowDataset.begin``); the function returns the rows of each field."""
         all_cores = at_once and not is_forked()
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
         with ExitStack() as undo, self._blames_changes(asked):
@@ -111,16 +112,16 @@ class FileDataset(TableDataset):
                 reads[field] = reader.begin(wanted, out, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
-        return partial(self._complete, rows, asked, reads, all_cores=all_cores)
+        return partial(self._complete, n_samples, asked, reads, all_cores=all_cores)
 
     def _complete(
         self,
-        rows: IntArray,
+        n_samples: int,
         asked: BatchRows,
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]],
         *,
         all_cores: bool,
-    ) -> RawBatch:
+    ) -> list[Column]:
         columns: list[Column] = []
         by_part: dict[tuple[int, int], RowsByPart] = {}  # fields with the same rows share them
         with ExitStack() as undo, self._blames_changes(asked):
@@ -133,7 +134,7 @@ class FileDataset(TableDataset):
                     is_final = wanted.patches is None and plan.guard is None
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self.table.is_ragged[field]:
-                    each = read_each(self.table, field, wanted, len(rows), self._reader)
+                    each = read_each(self.table, field, wanted, n_samples, self._reader)
                     columns.append([plan.finished(one, self._buffers) for one in each])
                 else:
                     which = id(wanted), -1 if self._is_plain(field) else field
@@ -149,15 +150,7 @@ class FileDataset(TableDataset):
                     stored = self._read(field, n_rows, parts, all_cores=all_cores)
                     columns.append(plan.finished(stored, self._buffers))
         self._check_unchanged(self.table.files_touched(asked))
-        return RawBatch(rows, self._of_samples(asked, columns))
-
-    def _of_samples(self, asked: BatchRows, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return columns with an entry for each sample."""
-        assembled = [
-            assembler.column(rows, column, self._buffers)
-            for assembler, rows, column in zip(self.assemblers, asked.fields, columns, strict=True)
-        ]
-        return (*self.in_samples(asked, assembled), *self.further_columns(asked))
+        return columns
 
     def _is_plain(self, field: int) -> bool:
         """Return whether a field has a row for each of the table's, as these are numbered."""

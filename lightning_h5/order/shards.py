@@ -27,8 +27,10 @@ __all__ = [
     "as_array",
     "balanced_contiguous_shard",
     "check_nodes",
+    "condensed",
     "contiguous_shard",
     "equal_rows",
+    "find_places",
     "interleaved_indices",
     "launched_nodes",
     "launched_replica",
@@ -36,6 +38,7 @@ __all__ = [
     "places_in",
     "present_replica",
     "resolve_replica",
+    "rows_at",
     "union",
 ]
 
@@ -171,6 +174,31 @@ def as_array(rows: Rows) -> IntArray:
     return np.asarray(rows, dtype=np.int64)
 
 
+def condensed(rows: Rows) -> Rows:
+    """Return rows as a range, which takes no memory, if they follow each other."""
+    if isinstance(rows, range):
+        return rows
+    if not len(rows):
+        return range(0)
+    first, last = int(rows[0]), int(rows[-1])
+    is_run = last - first == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+    return range(first, last + 1) if is_run else rows
+
+
+def rows_at(rows: Rows, places: IntArray) -> IntArray:
+    """Return the rows at some places."""
+    if isinstance(rows, range):
+        return places if (rows.start, rows.step) == (0, 1) else rows.start + places * rows.step
+    return rows[places]
+
+
+def find_places(held: Rows, rows: IntArray) -> IntArray:
+    """Return the places of rows, in any order, among those that are held (see ``places_in``)."""
+    if isinstance(held, range):
+        return rows if (held.start, held.step) == (0, 1) else (rows - held.start) // held.step
+    return np.searchsorted(held, rows).astype(np.int64, copy=False)
+
+
 def places_in(held: Rows, rows: Rows) -> Rows:
     """Return the places of rows among those that are held.
 
@@ -183,8 +211,7 @@ def places_in(held: Rows, rows: Rows) -> Rows:
             return range(0)
         first, step = held.index(rows[0]), max(1, rows.step // held.step)
         return range(first, first + len(rows) * step, step)
-    places: IntArray = np.searchsorted(held, rows).astype(np.int64)
-    return places
+    return find_places(held, as_array(rows))
 
 
 ShardMode = Literal["contiguous", "interleave"]

@@ -1,7 +1,7 @@
 """Which rows of which arrays a sample is, whatever kind of sample it is."""
 
 from .columns import column_of, count_rows, row_tasks, rows_without_line, text_tasks
-from .indexer import SAMPLES_AT_A_TIME, BatchRows, FieldRows, MakesIndexer, Places, rows_of_all
+from .indexer import BatchRows, FieldRows, HeldSamples, MakesIndexer, Places, rows_of_all
 from .kinds import KindOfSamples, open_table, sample_kind
 from .labels import LabelCriterion
 from .read_costs import ReadCost, RowUnits, blocks_of, chunk_cache, cost_of_files
@@ -24,11 +24,11 @@ from .windows import WholeSegments
 
 __all__ = [
     "HELD_BYTES",
-    "SAMPLES_AT_A_TIME",
     "BatchRows",
     "CsrRows",
     "FieldRows",
     "Filters",
+    "HeldSamples",
     "KindOfSamples",
     "LabelCriterion",
     "MakesIndexer",
