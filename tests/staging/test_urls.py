@@ -9,7 +9,7 @@ from lightning_h5.staging import check_url, shown_url, stores
 
 SECRET = "sesame"
 USERS = (SECRET, f"user:{SECRET}", f"user:p@{SECRET}", f"AKIA:ab/{SECRET}", f"AKIA:7/{SECRET}", f"AKIA:a#{SECRET}")
-ENDS = (f"?X-Amz-Signature={SECRET}", f"#{SECRET}", f";sig={SECRET}", f"?a&{SECRET}", f"?{SECRET}")
+ENDS = (f"?X-Amz-Signature={SECRET}", f"#{SECRET}", f";sig={SECRET}", f"?a&{SECRET}", f"?{SECRET}", f"?{SECRET}.a.b")
 names = st.text("abz09-._", min_size=1, max_size=6)
 
 
