@@ -4,7 +4,7 @@ from .catalog import Catalog
 from .column_values import Categories, classes_of, decoded, pairs_of, values_of
 from .compatibility import (
     WITHOUT_THEM,
-    Asked,
+    ArrayRequest,
     Compatibility,
     Skip,
     Span,
@@ -50,7 +50,7 @@ __all__ = [
     "SKIP_THEM",
     "TARGET",
     "WITHOUT_THEM",
-    "Asked",
+    "ArrayRequest",
     "Catalog",
     "Categories",
     "Compatibility",

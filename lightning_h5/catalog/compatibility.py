@@ -36,7 +36,7 @@ from ..types import Paths
 
 __all__ = [
     "WITHOUT_THEM",
-    "Asked",
+    "ArrayRequest",
     "Compatibility",
     "Skip",
     "Span",
@@ -69,7 +69,7 @@ MAX_RATIO = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ArrayRequest:
     """A requested array.
 
     Attributes:
@@ -100,7 +100,7 @@ class Asked:
     taken: tuple[tuple[int, int | Span | tuple[int, ...]], ...] = ()
 
     @classmethod
-    def of(cls, key: str, codec: Codec | None, stacks: StackedKeys | None, **more: Any) -> Asked:
+    def of(cls, key: str, codec: Codec | None, stacks: StackedKeys | None, **more: Any) -> ArrayRequest:
         """Return what is asked for; several arrays that are in no one group can be no members of a table."""
         return cls(key=key, codec=codec, stacks=stacks, is_stack=stacks is not None and stacks.group is None, **more)
 
@@ -165,7 +165,7 @@ class Asked:
         return array.packing.only_misses and _holds(self.dtype, array.dtype)
 
 
-def joined_arrays(asked: Sequence[Asked], arrays: Iterable[ArrayLayout]) -> list[ArrayLayout]:
+def joined_arrays(asked: Sequence[ArrayRequest], arrays: Iterable[ArrayLayout]) -> list[ArrayLayout]:
     """Return the arrays that are made of those of a file.
 
     Args:
@@ -176,7 +176,7 @@ def joined_arrays(asked: Sequence[Asked], arrays: Iterable[ArrayLayout]) -> list
     return [one.joined(list(islice(of_keys, len(one.keys)))) for one in asked]
 
 
-def with_stacks(asked: Sequence[Asked], error: GroupError) -> list[Asked] | None:
+def with_stacks(asked: Sequence[ArrayRequest], error: GroupError) -> list[ArrayRequest] | None:
     """Return what is looked for if a name turned out to be a group, of which arrays are stacked.
 
     Args:
@@ -198,7 +198,7 @@ class Compatibility:
         of_one_row: whether row i of each array belongs together, and rows have the same shape in all files.
     """
 
-    def __init__(self, asked: Sequence[Asked], *, of_one_row: bool = True) -> None:
+    def __init__(self, asked: Sequence[ArrayRequest], *, of_one_row: bool = True) -> None:
         self._asked, self._of_one_row = tuple(asked), of_one_row
         self._first: tuple[ArrayLayout, ...] = ()
         self._passed: dict[tuple[int, ...], tuple[ArrayLayout, ...]] = {}
@@ -230,7 +230,7 @@ class Compatibility:
             self._passed[structure] = layouts
 
 
-def refuse_other_files(asked: Sequence[Asked]) -> None:
+def refuse_other_files(asked: Sequence[ArrayRequest]) -> None:
     """Raise an ``H5ValueError`` if an array is of another file: these are matched row by row."""
     if others := [one.key for one in asked if one.paths is not None]:
         raise H5ValueError(
@@ -282,7 +282,7 @@ def _check_tensor_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
     )
 
 
-def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
+def _check_packing(layout: ArrayLayout, asked: ArrayRequest) -> None:
     """Refuse packed integers, which are no values, unless the user named the stored dtype.
 
     If they are the values themselves, except some that stand for missing ones, any integers that hold them will do.
@@ -309,7 +309,9 @@ def _holds(wanted: torch.dtype | None, stored: np.dtype[Any]) -> bool:
     return limits.min <= needed.min and needed.max <= limits.max
 
 
-def _check_packed_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], asked: Sequence[Asked]) -> None:
+def _check_packed_alike(
+    expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], asked: Sequence[ArrayRequest]
+) -> None:
     for a, b, one in zip(expected, found, asked, strict=True):
         for left, right in zip(a.stored_arrays, b.stored_arrays, strict=False):
             if not (one.takes_packed or are_packed_alike(left, right)):

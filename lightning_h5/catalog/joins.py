@@ -18,7 +18,7 @@ from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, is_attrib
 from ..options import TableOptions
 from ..order import resolve_replica
 from .column_values import values_of
-from .compatibility import Asked, joined_arrays
+from .compatibility import ArrayRequest, joined_arrays
 from .segment_parts import attribute_of
 from .side_table import SideTable, is_of_table
 
@@ -63,7 +63,7 @@ class Joins:
             self._sides[path] = SideTable(replace(options, path=path))
         self.side = self._sides[path]
 
-    def sources(self, asked: Sequence[Asked]) -> tuple[str | None, str | None]:
+    def sources(self, asked: Sequence[ArrayRequest]) -> tuple[str | None, str | None]:
         """Return how joins of equal arguments differ: by the side table, and the split if its name is in paths."""
         names_files = any(one.paths is not None for one in asked)
         return None if self.side is None else self.side.path, self.split if names_files else None
@@ -120,7 +120,7 @@ class Joins:
         self,
         catalog: Catalog,
         path: str,
-        asked: Sequence[Asked],
+        asked: Sequence[ArrayRequest],
         own: Sequence[str],
         n_rows: int,
         first: int,
@@ -157,7 +157,7 @@ class Joins:
     def with_columns(
         self,
         catalog: Catalog,
-        asked: Sequence[Asked],
+        asked: Sequence[ArrayRequest],
         path: str,
         guard: ChangeGuard,
         own: Sequence[ArrayLayout],
@@ -197,7 +197,7 @@ class Joins:
         return tuple(found), lines < 0
 
     def of_others(
-        self, catalog: Catalog, asked: Asked, paths: Sequence[str], options: OpenOptions
+        self, catalog: Catalog, asked: ArrayRequest, paths: Sequence[str], options: OpenOptions
     ) -> dict[str, tuple[ChangeGuard, ArrayLayout]]:
         """Return for each file of the data the array of another file with the same rows, and that file's guard."""
         assert asked.paths is not None, "the data has it"

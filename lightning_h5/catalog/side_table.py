@@ -18,7 +18,7 @@ from ..hdf5 import ArrayLayout, ChangeGuard, Stack, column_layout, expand_user
 from ..options import TableOptions
 from ..regular_files import open_regular
 from ..types import IntArray
-from .compatibility import Asked
+from .compatibility import ArrayRequest
 
 __all__ = ["OR_DROP", "PREFIX", "SideTable", "is_of_table"]
 
@@ -205,7 +205,7 @@ class SideTable:
                 "belongs to row i. Name what to join on (table.on), or complete the table."
             )
 
-    def layout(self, asked: Asked, path: str, guard: ChangeGuard, lines: IntArray) -> ArrayLayout:
+    def layout(self, asked: ArrayRequest, path: str, guard: ChangeGuard, lines: IntArray) -> ArrayLayout:
         """Return a column as an array of a file.
 
         Args:
@@ -216,7 +216,7 @@ class SideTable:
         """
         return column_layout(self.values(asked, lines), path, asked.key, guard)
 
-    def values(self, asked: Asked, lines: IntArray) -> npt.NDArray[Any]:
+    def values(self, asked: ArrayRequest, lines: IntArray) -> npt.NDArray[Any]:
         """Return the values of a column, or of several that are stacked, in some lines (see ``taken``)."""
         if isinstance(asked.codec, Stack):
             columns = [self.taken(PREFIX + member, lines) for member in asked.codec.members]

@@ -10,7 +10,7 @@ import torch
 from ..catalog import (
     SKIP_THEM,
     TARGET,
-    Asked,
+    ArrayRequest,
     Catalog,
     FieldMap,
     checked_names,
@@ -151,7 +151,7 @@ class NamedFields:
         codecs += [None] * (len(wanted) - len(names))
         others = paths_of(self._field_map, wanted)
         asked = [
-            Asked.of(
+            ArrayRequest.of(
                 self.key(name),
                 codec,
                 stack,

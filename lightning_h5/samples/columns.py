@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import PREFIX, Asked, Catalog, classes_of, decoded
+from ..catalog import PREFIX, ArrayRequest, Catalog, classes_of, decoded
 from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
@@ -53,7 +53,7 @@ def count_rows(
     paths: Sequence[str], key: str, files: FileOptions | None = None, *, catalog: Catalog | None = None
 ) -> int:
     """Return the number of rows of an array in some files."""
-    asked = [Asked(key=key, takes_packed=True, only_counted=True)]
+    asked = [ArrayRequest(key=key, takes_packed=True, only_counted=True)]
     return table_of_rows(catalog or Catalog(), paths, asked, OpenOptions(files=files or FileOptions())).n_rows
 
 
@@ -73,7 +73,7 @@ def rows_without_line(
         return None
     if not any(map(catalog.joins.is_column, names)):
         return None
-    return table_of_rows(catalog, paths, [Asked(key=PREFIX + side.column_on)], OpenOptions(files=files)).lacks
+    return table_of_rows(catalog, paths, [ArrayRequest(key=PREFIX + side.column_on)], OpenOptions(files=files)).lacks
 
 
 def column_of(
@@ -107,7 +107,7 @@ def column_of(
     options = OpenOptions(files=files or FileOptions())
     # Text is accepted. In a growing file both arrays end with the shorter one.
     keys = [key] if same_rows_as is None else [key, same_rows_as]
-    asked = [Asked(key=one, takes_packed=True, paths=others if one == key else None) for one in keys]
+    asked = [ArrayRequest(key=one, takes_packed=True, paths=others if one == key else None) for one in keys]
     table = table_of_rows(catalog, paths, asked, options)
     if table.n_rows != n_rows:
         raise H5ValueError(

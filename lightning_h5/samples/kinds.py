@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from ..catalog import WITHOUT_THEM, Asked, Catalog, refuse_other_files, skip_into, values_of_cells
+from ..catalog import WITHOUT_THEM, ArrayRequest, Catalog, refuse_other_files, skip_into, values_of_cells
 from ..errors import H5Error, H5FileError
 from ..hdf5 import OpenOptions, SparseGroup, is_references
 from .row_filters import Mask, NoRowPassesError
@@ -75,7 +75,7 @@ def sample_kind(
 def open_table(
     catalog: Catalog,
     paths: Sequence[str],
-    asked: Sequence[Asked],
+    asked: Sequence[ArrayRequest],
     names: Sequence[str],
     options: OpenOptions,
     kind: KindOfSamples,
@@ -84,7 +84,7 @@ def open_table(
     singles: Collection[str] = (),
     bad: dict[str, str] | None = None,
     advice: str = WITHOUT_THEM,
-) -> tuple[RowTable, Sequence[Asked], dict[int, SparseField]]:
+) -> tuple[RowTable, Sequence[ArrayRequest], dict[int, SparseField]]:
     """Return the table of the samples of files. Reads metadata, and what cuts rows.
 
     Args:
@@ -121,7 +121,7 @@ def open_table(
         asked, matrices = with_matrices(asked, names, kind.matrices, samples)
     fields = [] if matrices else fields_of(asked, names, samples, singles, catalog.joins.is_column)
 
-    def make(arrays: Sequence[Asked]) -> TableBuilder:
+    def make(arrays: Sequence[ArrayRequest]) -> TableBuilder:
         if matrices:
             return MatrixTableBuilder(catalog, options, arrays, matrices, choice.all_columns)
         seen = [replace(field, asked=array) for field, array in zip(fields, arrays, strict=True)]

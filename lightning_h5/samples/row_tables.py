@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..catalog import (
     WITHOUT_THEM,
-    Asked,
+    ArrayRequest,
     Catalog,
     Compatibility,
     ListedParts,
@@ -32,7 +32,7 @@ __all__ = ["RowTableBuilder", "table_of_rows"]
 def table_of_rows(
     catalog: Catalog,
     paths: Sequence[str],
-    asked: Sequence[Asked],
+    asked: Sequence[ArrayRequest],
     options: OpenOptions,
     *,
     sample: str | None = None,
@@ -61,7 +61,7 @@ def table_of_rows(
     if sample not in (None, "row"):
         raise H5ValueError(f"sample={sample!r} was given. Pass 'row' (an index along axis 0 is a sample), or None.")
 
-    def make(arrays: Sequence[Asked]) -> RowTableBuilder:
+    def make(arrays: Sequence[ArrayRequest]) -> RowTableBuilder:
         return RowTableBuilder(catalog, options, arrays, paths, (n_files or len(paths)) if sample is None else None)
 
     which = (tuple(paths), tuple(asked), options, sample, n_files, skip, catalog.joins.sources(asked))
@@ -84,7 +84,7 @@ class RowTableBuilder(TableBuilder):
         self,
         catalog: Catalog,
         options: OpenOptions,
-        asked: Sequence[Asked],
+        asked: Sequence[ArrayRequest],
         paths: Sequence[str],
         n_files: int | None,
     ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import (
-    Asked,
+    ArrayRequest,
     Catalog,
     Compatibility,
     ListedParts,
@@ -62,8 +62,8 @@ def _matrices_of(catalog: Catalog, path: str, keys: Sequence[str], options: Open
 
 
 def with_matrices(
-    asked: Sequence[Asked], names: Sequence[str], matrices: Mapping[str, SparseGroup], given: SampleOptions
-) -> tuple[list[Asked], dict[int, SparseField]]:
+    asked: Sequence[ArrayRequest], names: Sequence[str], matrices: Mapping[str, SparseGroup], given: SampleOptions
+) -> tuple[list[ArrayRequest], dict[int, SparseField]]:
     """Return arrays with two for each sparse matrix, stored values and their columns; and fields of these matrices.
 
     Args:
@@ -82,7 +82,7 @@ def with_matrices(
             f"{next(iter(matrices))!r} is a sparse matrix, of which each row is a sample, and {listing(passed)} was "
             "given. Leave it out."
         )
-    arrays: list[Asked] = []
+    arrays: list[ArrayRequest] = []
     found: dict[int, SparseField] = {}
     for one, cut, name in zip(asked, selected(asked, names, given), names, strict=True):
         if (group := matrices.get(one.key)) is None:
@@ -91,7 +91,7 @@ def with_matrices(
         taken = value_of_field(given.select, name, one.key, {})
         found[len(arrays)] = sparse_field(group, name, taken, one.codec)
         data, columns, _ = group.keys
-        arrays += [replace(one, key=data, text_ok=False, codec=None), Asked(key=columns, text_ok=False)]
+        arrays += [replace(one, key=data, text_ok=False, codec=None), ArrayRequest(key=columns, text_ok=False)]
     return arrays, found
 
 
@@ -113,7 +113,7 @@ class MatrixTableBuilder(TableBuilder):
         self,
         catalog: Catalog,
         options: OpenOptions,
-        asked: Sequence[Asked],
+        asked: Sequence[ArrayRequest],
         matrices: Mapping[int, SparseField],
         columns: Sequence[str],
     ) -> None:
@@ -138,7 +138,7 @@ class MatrixTableBuilder(TableBuilder):
         names = [one.group.key for one in self._matrices.values()]
         groups = _matrices_of(self._catalog, path, names, self._options)
         offsets = [one.group.keys[2] for one in self._matrices.values()]
-        every = [*self._asked, *(Asked(key=key) for key in (*offsets, *self._columns))]
+        every = [*self._asked, *(ArrayRequest(key=key) for key in (*offsets, *self._columns))]
         of_file = [one for one in every if not self._catalog.joins.is_column(one.key)]
         own = [key for one in of_file for key in one.keys]
         if len(of_file) == len(every):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from ..catalog import WITHOUT_THEM, Asked, Skip, collector_paused, each_readable, with_stacks
+from ..catalog import WITHOUT_THEM, ArrayRequest, Skip, collector_paused, each_readable, with_stacks
 from ..hdf5 import GroupError
 from ..order import resolve_replica
 from ..progress_bar import with_bar
@@ -59,8 +59,8 @@ class TableBuilder(ABC):
 
 
 def collected(
-    make: Callable[[Sequence[Asked]], Builder],
-    asked: Sequence[Asked],
+    make: Callable[[Sequence[ArrayRequest]], Builder],
+    asked: Sequence[ArrayRequest],
     paths: Sequence[str],
     *,
     skip: Skip | None = None,
