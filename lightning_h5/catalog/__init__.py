@@ -1,4 +1,4 @@
-"""What is in files: arrays, layouts, identity, side tables. It knows no samples."""
+"""The contents of files: arrays, layouts, identity, side tables. Samples are unknown here."""
 
 from .catalog import Catalog
 from .column_values import Categories, classes_of, decoded, pairs_of, values_of

@@ -1,4 +1,4 @@
-"""Which files exist, and which arrays are their fields: those that the user names, or all that have the same rows."""
+"""Find files, and the arrays that are their fields: the arrays that the user names, or all with the same rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 TARGET = "target"
 
 FieldMap = Mapping[str, Any]
-"""For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
+"""Maps a field to its array in the files; ``target`` also to ``{"key": ..., "layout": "NTC"}``."""
 
 SKIP_THEM = "Repair them, or pass on_bad_file='skip' to skip them, each with a warning."
 
@@ -59,9 +59,9 @@ def files_to_read(catalog: Catalog, paths: Paths, bad: dict[str, str] | None) ->
     """Return the files that a path argument names.
 
     Args:
-        catalog: what is in the files.
+        catalog: opens the files.
         paths: the argument.
-        bad: gets missing files with what is wrong with them; None raises their errors.
+        bad: collects missing files with their errors; None raises the errors.
     """
     if bad is None:
         return list(catalog.files(paths, "paths"))
@@ -72,34 +72,34 @@ def names_to_load(
     catalog: Catalog,
     files: Sequence[str],
     options: OpenOptions,
-    given: Sequence[str] | None,
+    load_fields: Sequence[str] | None,
     keys: Mapping[str, str],
-    more: Sequence[str],
+    others: Sequence[str],
     bad: dict[str, str] | None,
 ) -> list[str]:
-    """Return the fields to load, by their names here.
+    """Return the names of the fields to load.
 
     Args:
         catalog: opens the files.
         files: the files.
         options: how they are opened.
-        given: what the user named; None for all fields.
-        keys: arrays that have another name here.
-        more: further arrays that filters name.
+        load_fields: the user's argument; None for all fields.
+        keys: arrays of renamed fields, by the field's name.
+        others: fields or arrays that filters name.
         bad: see ``files_to_read``.
 
     Raises:
         H5Error: see ``fields_of_files``; or names do not fit the arrays.
     """
-    if given is not None:
-        return checked_names(given)
-    of_filters = {keys.get(name, name).strip("/") for name in more}
-    found = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, {*keys.values(), *of_filters})
-    ours = {theirs: name for name, theirs in keys.items()}
-    stripped = [theirs.strip("/") for theirs in found]
-    names = [ours.get(key, theirs) for key, theirs in zip(stripped, found, strict=True)]
+    if load_fields is not None:
+        return checked_names(load_fields)
+    of_filters = {keys.get(name, name).strip("/") for name in others}
+    arrays = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, {*keys.values(), *of_filters})
+    names_by_key = {key: name for name, key in keys.items()}
+    stripped = [array.strip("/") for array in arrays]
+    names = [names_by_key.get(key, array) for key, array in zip(stripped, arrays, strict=True)]
     if absent := [key for key in keys.values() if key not in {*stripped, *of_filters}]:
-        raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(found)}.")
+        raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(arrays)}.")
     if twice := [name for name in keys if names.count(name) > 1]:
         raise H5ValueError(
             f"field_map renames other arrays to {listing(twice)}, but {files[0]!r} has arrays of these names. Name the "
@@ -109,14 +109,14 @@ def names_to_load(
 
 
 def bad_files(on_bad_file: str) -> dict[str, str] | None:
-    """Return where files that are left out are noted, with what is wrong with them; None if they are errors."""
+    """Return a dictionary for files that are left out, and their errors; None if they are not left out."""
     if on_bad_file not in ("error", "skip"):
         raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
     return {} if on_bad_file == "skip" else None
 
 
 def skip_into(bad: dict[str, str] | None) -> Skip | None:
-    """Return what logs a file that is left out, and keeps what is wrong with it; None if errors are raised."""
+    """Return a function that logs a file that is left out and notes its error; None if errors are raised."""
     return None if bad is None else partial(_leave_out, bad)
 
 
@@ -136,52 +136,53 @@ def fields_of_files(
 ) -> list[str]:
     """Return the names of arrays of numbers and text that share axis 0; the same in all files.
 
-    If a file has arrays of different lengths, the most frequent length counts. Arrays that may be samples of their own
-    instead of fields of one row are refused, since equal lengths may be chance: arrays of one name in several groups
+    If a file has arrays of different lengths, the most frequent length counts. Equal lengths may be chance. Arrays that
+    may be samples of their own instead of fields of one row are therefore refused: arrays of one name in several groups
     (episodes, subjects), arrays that are all numbered, and arrays of one group that are all alike (a data set for each
-    name). Reads metadata only.
+    name). Only metadata is read.
 
     Args:
         catalog: opens the files.
         paths: the files.
         options: how they are opened.
-        skip: called with files that are missing or broken, which are left out; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
-        named: arrays that the user named elsewhere, in filters or names of fields: these are fields.
+        skip: called with missing or broken files, which are left out; None raises their errors.
+        advice: the way to train without broken files, for their errors.
+        named: arrays that the user named in other arguments, such as filters: these are fields.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
-        H5KeyError: a file leaves a doubt about which arrays are meant, or has none.
+        H5KeyError: the fields of a file are ambiguous, or it has none.
         H5ValueError: files have different arrays.
     """
-    first: tuple[str, list[str]] | None = None
+    first: tuple[str, list[str]] | None = None  # file and its fields
     name = f"fields {sorted(named)}"
 
     def look(path: str) -> list[str]:
         return catalog.search(path, options, name, partial(_search, path, named))
 
-    for path, found in each_readable(paths, look, skip, advice):
-        first = first or (path, found)
-        if set(found) != set(first[1]):
-            here, there = sorted(set(found) - set(first[1])), sorted(set(first[1]) - set(found))
+    for path, fields in each_readable(paths, look, skip, advice):
+        first = first or (path, fields)
+        if set(fields) != set(first[1]):
+            only_first, only_second = sorted(set(first[1]) - set(fields)), sorted(set(fields) - set(first[1]))
             raise H5ValueError(
-                f"{first[0]!r} and {path!r} have different fields: {listing(there)} only in the first, "
-                f"{listing(here)} only in the second. Name those to load (load_fields), or leave one of the files out."
+                f"{first[0]!r} and {path!r} have different fields: {listing(only_first)} only in the first, "
+                f"{listing(only_second)} only in the second. Name those to load (load_fields), or leave one of the "
+                "files out."
             )
     assert first is not None, "an error otherwise"
     return first[1]
 
 
 def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], list[str]]:
-    """Return the fields of an open file, and what will be asked for: these and the arrays that the user named."""
+    """Return the fields of an open file, and the arrays that will be requested: the fields and ``named``."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     left_out = []
     looks: dict[str, _Look] = {}
     with translate_h5py_errors(path, "what is"):
-        fields, others = list_data(file)
-        if scales := [name for name in others if name not in named]:
-            _log.info("%s: %s are left out; name them to load them", path, listing(scales))
-        for name in [*fields, *(name for name in others if name in named)]:
+        arrays, auxiliary = list_data(file)
+        if unnamed := [name for name in auxiliary if name not in named]:
+            _log.info("%s: %s are left out; name them to load them", path, listing(unnamed))
+        for name in [*arrays, *(name for name in auxiliary if name in named)]:
             array = file[name]
             dtype, shape = numpy_dtype(array), shape_of(array)
             if dtype is not None and shape and kind_of(dtype) in ("number", "text"):
@@ -189,23 +190,25 @@ def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], li
                 looks[name] = name.rpartition("/")[0], dtype, shape[1:]
             else:
                 left_out.append(name)
-    most = max(map(len, by_rows.values()), default=0)
-    longest = [n_rows for n_rows, names in by_rows.items() if len(names) == most]
-    if len(longest) != 1:
-        each = "; ".join(f"{n_rows} rows: {listing(names)}" for n_rows, names in by_rows.items())
+    n_most = max(map(len, by_rows.values()), default=0)
+    frequent = [n_rows for n_rows, names in by_rows.items() if len(names) == n_most]
+    if len(frequent) != 1:
+        lengths = "; ".join(f"{n_rows} rows: {listing(names)}" for n_rows, names in by_rows.items())
         raise H5KeyError(
             f"load_fields was not given, and it is unclear what a row of {path!r} is: it has "
-            f"{each or 'no arrays of numbers or text'}. Name the arrays to load, as load_fields."
+            f"{lengths or 'no arrays of numbers or text'}. Name the arrays to load, as load_fields."
         )
-    _refuse_groups(path, by_rows[longest[0]], looks)
-    if not any(name in named for name in by_rows[longest[0]]):
-        _refuse_alike(path, by_rows[longest[0]], looks)
-    left_out += [name for n_rows, names in by_rows.items() if n_rows != longest[0] for name in names]
+    n_rows = frequent[0]
+    fields = by_rows[n_rows]
+    _refuse_groups(path, fields, looks)
+    if not any(name in named for name in fields):
+        _refuse_alike(path, fields, looks)
+    left_out += [name for length, names in by_rows.items() if length != n_rows for name in names]
     if left_out:
         _log.warning(
-            "%s: %s do not have one entry for each of its %s rows and are left out", path, listing(left_out), longest[0]
+            "%s: %s do not have one entry for each of its %s rows and are left out", path, listing(left_out), n_rows
         )
-    return by_rows[longest[0]], [*by_rows[longest[0]], *named]
+    return fields, [*fields, *named]
 
 
 _Look = tuple[str, np.dtype[Any], tuple[int, ...]]
@@ -244,14 +247,14 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
     """
     kinds = Counter(looks[field][1:] for field in fields)
     for field in fields:
-        others = [other for other, look in looks.items() if look == looks[field]]
-        longer = [other for other in others if other not in fields]
+        alike = [name for name, look in looks.items() if look == looks[field]]
+        longer = [name for name in alike if name not in fields]
         has_axes = len(looks[field][2]) > 0
-        is_all = len(fields) > 1 and set(fields) <= set(others)
+        is_all = len(fields) > 1 and set(fields) <= set(alike)
         if kinds[looks[field][1:]] > 1 and ((longer and has_axes) or (is_all and (longer or has_axes))):
             raise H5KeyError(
                 f"load_fields was not given, and {path!r} has arrays of one dtype and one shape of a row in one group: "
-                f"{listing(others)}{', of different lengths' if longer else ''}. Each may be a sample instead of a "
+                f"{listing(alike)}{', of different lengths' if longer else ''}. Each may be a sample instead of a "
                 f"field. If they are fields, name those to load, such as load_fields={fields[:4]!r}; otherwise make a "
                 "data set for each array."
             )
@@ -271,60 +274,60 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
 def expand_those_there(
     paths: Paths, skip: Skip, name: str = "paths", staging: StagingOptions | None = None
 ) -> list[str]:
-    """Return the files that a path argument names, without those that are missing.
+    """Return the files that a path argument names, without missing files.
 
     Args:
         paths: see ``expand_paths``.
-        skip: called with each that is left out, and its error.
+        skip: called with each missing file, and its error.
         name: the argument's name, for errors.
         staging: how objects of stores are read.
 
     Raises:
         H5FileError: none of them exists.
     """
-    given: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
-    there: list[str] = []
-    for path in given:
+    patterns: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
+    files: list[str] = []
+    for pattern in patterns:
         try:
-            there += expand_paths(path, name, staging)
+            files += expand_paths(pattern, name, staging)
         except H5FileError as error:
-            skip(str(path), error)
-    if not there:
+            skip(str(pattern), error)
+    if not files:
         raise H5FileError(
-            f"{name}={listing(map(str, given))}: none of them can be read. See the error that was logged for each."
+            f"{name}={listing(map(str, patterns))}: none of them can be read. See the error that was logged for each."
         )
-    return list(expand_paths(there, name, staging))
+    return list(expand_paths(files, name, staging))
 
 
 def stacks_of(field_map: FieldMap | None, names: Sequence[str]) -> list[StackedKeys | None]:
-    """Return for each name what it stacks; None for a single array."""
-    given = field_map or {}
-    return [stacked_keys(given.get(name), f"field_map[{name!r}]") for name in names]
+    """Return for each name the arrays that it stacks; None for a single array."""
+    entries = field_map or {}
+    return [stacked_keys(entries.get(name), f"field_map[{name!r}]") for name in names]
 
 
 def paths_of(field_map: FieldMap | None, names: Sequence[str]) -> list[Any]:
-    """Return for each name the other files that have its array; None for those of the data."""
-    given = [(field_map or {}).get(name) for name in names]
-    return [hashable(one.get("path")) if isinstance(one, Mapping) else None for one in given]
+    """Return for each name the other files that have its array; None for the files of the data."""
+    entries = [(field_map or {}).get(name) for name in names]
+    return [hashable(entry.get("path")) if isinstance(entry, Mapping) else None for entry in entries]
 
 
 def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
-    """Return the array of each name in a field map, and the axes of the target if they are given.
+    """Return the array of each name in a field map, and the axes of the target if it has them.
 
     Raises:
-        H5ValueError: a name has no array, or one that another name has.
+        H5ValueError: a name has no array, or the array of another name.
     """
     keys: dict[str, str] = {}
     layout = None
     stacked = []
-    for name, asked in (field_map or {}).items():
-        stacks = stacked_keys(asked, f"field_map[{name!r}]")
-        given = asked if stacks is None else stacks.key
-        stacked += [] if stacks is None else [given]
-        entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+    for name, value in (field_map or {}).items():
+        stacks = stacked_keys(value, f"field_map[{name!r}]")
+        array = value if stacks is None else stacks.key
+        stacked += [] if stacks is None else [array]
+        entry = {"key": array} if isinstance(array, str) else dict(array) if isinstance(array, Mapping) else {}
         if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout", "path"}:
             raise H5ValueError(
-                f"field_map[{name!r}]={given!r} is not an array. Pass its name in the files, or "
+                f"field_map[{name!r}]={array!r} is not an array. Pass its name in the files, or "
                 "{'key': its name, 'layout': 'NTC'} for a target."
             )
         if "layout" in entry and name != TARGET:
@@ -338,19 +341,19 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
 
 
 def checked_names(names: Any) -> list[str]:
-    """Return the fields to load, each once.
+    """Return the fields to load as a list.
 
     Raises:
-        H5ValueError: these are no names, or one comes twice.
+        H5ValueError: these are no names, or a name comes twice.
     """
-    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
-    if not given or not all(isinstance(name, str) and name.strip("/") for name in given):
+    fields = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not fields or not all(isinstance(name, str) and name.strip("/") for name in fields):
         raise H5ValueError(f"load_fields={names!r} names no field. Pass a list of names, or None for all fields.")
-    if len(set(given)) < len(given):
+    if len(set(fields)) < len(fields):
         raise H5ValueError(f"load_fields={names!r} names a field twice. A sample has each once.")
-    return given
+    return fields
 
 
 def hashable(paths: Any) -> Any:
-    """Return paths, one or several, as they can be compared."""
+    """Return one path, or several, as a value that can be compared and hashed."""
     return tuple(map(str, paths)) if isinstance(paths, list | tuple) else paths
