@@ -72,7 +72,7 @@ class Categories:
         options: OpenOptions,
         first: Callable[[str], Sequence[ArrayLayout]],
     ) -> list[tuple[ArrayLayout, ...]]:
-        """Return arrays whose codes of categories mean the same in all files.
+        """Return arrays with codes of categories that mean the same in all files.
 
         Args:
             layouts: of each file.
@@ -106,7 +106,7 @@ class Categories:
 
 
 def column_of_codes(key: str) -> str | None:
-    """Return the categorical column whose codes have this name; None for the name of any other array."""
+    """Return the categorical column that an array of codes belongs to; None for any other array."""
     column, _, last = key.rpartition("/")
     return column if column and last == "codes" else None
 

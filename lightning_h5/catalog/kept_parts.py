@@ -125,7 +125,7 @@ class KeptParts:
 
         Args:
             describe: describes arrays that are not kept in full.
-            is_attribute: for each array of a part whether it is an attribute, whose value is always read again.
+            is_attribute: for each array of a part whether it is an attribute. Attributes are always read again.
 
         Raises:
             H5Error: an array is refused.

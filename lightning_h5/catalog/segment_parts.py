@@ -42,7 +42,7 @@ from .kept_parts import KeptParts, PackedText
 __all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "filled", "parts_in"]
 
 LEVEL = re.compile(r"@name\[(\d+)\]")
-"""The key of a field whose value is the name of a group: the one at the level of a ``*`` of the pattern."""
+"""The key of a field that has names as values: of the groups at the level of a ``*`` of the pattern."""
 
 _log = logging.getLogger(__name__)
 
