@@ -1,10 +1,10 @@
-"""What is in files: arrays, layouts, identity, side tables. It knows no samples."""
+"""The contents of files: arrays, layouts, identity, side tables. Samples are unknown here."""
 
 from .catalog import Catalog
 from .column_values import Categories, classes_of, decoded, pairs_of, values_of
 from .compatibility import (
     WITHOUT_THEM,
-    Asked,
+    ArrayRequest,
     Compatibility,
     Skip,
     Span,
@@ -49,7 +49,7 @@ __all__ = [
     "SKIP_THEM",
     "TARGET",
     "WITHOUT_THEM",
-    "Asked",
+    "ArrayRequest",
     "Catalog",
     "Categories",
     "Compatibility",

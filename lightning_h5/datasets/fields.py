@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..catalog import Asked, has_lists, hashable, is_encoded
+from ..catalog import ArrayRequest, has_lists, hashable, is_encoded
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, Codec, FieldNames, Stack, StackedKeys, codec_of, field_names, kind_of, torch_dtype
 from ..options import value_of_field
@@ -60,7 +60,7 @@ class Fields:
         matrices: sparse matrices, by the number of the array with their stored values; their columns are the next one.
     """
 
-    asked: tuple[Asked, ...]
+    asked: tuple[ArrayRequest, ...]
     sample_layout: SampleLayout
     affines: Mapping[int, Affine] = field(default_factory=dict, compare=False)
     normalization: str | None = None
@@ -257,7 +257,7 @@ def codecs_of(
 
 def _asked(
     names: FieldNames, given: DTypeLike, argument: str, codecs: Sequence[Codec | None], *, text_ok: bool
-) -> list[Asked]:
+) -> list[ArrayRequest]:
     """Return the arrays of an input or a target, as they are looked for in files."""
     by_name = given if isinstance(given, Mapping) else None
     if by_name is not None and (unknown := [name for name in by_name if name not in names.names]):
@@ -265,7 +265,7 @@ def _asked(
             f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
         )
     return [
-        Asked.of(
+        ArrayRequest.of(
             key,
             codec,
             stacks,

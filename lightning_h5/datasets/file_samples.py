@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy.typing as npt
 
-from ..catalog import WITHOUT_THEM, Asked, Catalog
+from ..catalog import WITHOUT_THEM, ArrayRequest, Catalog
 from ..counters import Counters
 from ..errors import H5ValueError, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions
@@ -115,7 +115,7 @@ def open_samples(
     arrays = [replace(array, takes_packed=takes_packed) for array in fields.asked]
     for name in further:  # those that only filters read are decoded for them
         takes = takes_packed or name not in filters.of_label
-        arrays.append(Asked(key=keys.get(name, name), takes_packed=takes, paths=filters.paths.get(name)))
+        arrays.append(ArrayRequest(key=keys.get(name, name), takes_packed=takes, paths=filters.paths.get(name)))
     chosen = replace(choice or SegmentChoice(), criteria=filters.criteria, keys=keys)
     names = [*fields.names, *further]
     full, _, matrices = open_table(

@@ -1,4 +1,4 @@
-"""Tables of files with rows as samples: the arrays that were asked for, checked to belong together."""
+"""Tables of files with rows as samples. Their arrays are checked to belong together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..catalog import (
     WITHOUT_THEM,
-    Asked,
+    ArrayRequest,
     Catalog,
     Compatibility,
     ListedParts,
@@ -32,7 +32,7 @@ __all__ = ["RowTableBuilder", "table_of_rows"]
 def table_of_rows(
     catalog: Catalog,
     paths: Sequence[str],
-    asked: Sequence[Asked],
+    requests: Sequence[ArrayRequest],
     options: OpenOptions,
     *,
     sample: str | None = None,
@@ -40,17 +40,17 @@ def table_of_rows(
     advice: str = WITHOUT_THEM,
     n_files: int | None = None,
 ) -> RowTable:
-    """Return arrays of files with rows as samples, checked to belong together. Reads metadata only.
+    """Return the table of files with rows as samples. Reads metadata only.
 
     Args:
-        catalog: opens the files; the same are looked at once.
+        catalog: opens the files; tables of equal arguments are shared.
         paths: the files.
-        asked: the arrays, in the order of the fields.
+        requests: the arrays, in the order of the fields.
         options: how files are opened.
-        sample: "row" if the user declared that rows are samples, so that no other meaning is considered.
-        skip: called with files that are missing or broken, which are left out; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
-        n_files: number of files given, if some were already skipped.
+        sample: "row" if the user declared that rows are samples. Files may then look like images.
+        skip: called with missing or broken files, which are left out; None raises their errors.
+        advice: the way to train without broken files, for their errors.
+        n_files: number of all files, if some were already skipped.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
@@ -61,11 +61,11 @@ def table_of_rows(
     if sample not in (None, "row"):
         raise H5ValueError(f"sample={sample!r} was given. Pass 'row' (an index along axis 0 is a sample), or None.")
 
-    def make(arrays: Sequence[Asked]) -> RowTableBuilder:
+    def make(arrays: Sequence[ArrayRequest]) -> RowTableBuilder:
         return RowTableBuilder(catalog, options, arrays, paths, (n_files or len(paths)) if sample is None else None)
 
-    which = (tuple(paths), tuple(asked), options, sample, n_files, skip, catalog.joins.sources(asked))
-    return catalog.once(("rows", which), lambda: collected(make, asked, paths, skip=skip, advice=advice).table())
+    key = (tuple(paths), tuple(requests), options, sample, n_files, skip, catalog.joins.sources(requests))
+    return catalog.once(("rows", key), lambda: collected(make, requests, paths, skip=skip, advice=advice).table())
 
 
 class RowTableBuilder(TableBuilder):
@@ -74,31 +74,30 @@ class RowTableBuilder(TableBuilder):
     Args:
         catalog: opens the files.
         options: how they are opened.
-        asked: the arrays, in the order of the fields.
+        requests: the arrays, in the order of the fields.
         paths: the files.
-        n_files: number of files given, if each of them may be one image or volume, which is refused; None if the user
-            declared that rows are samples.
+        n_files: number of all files. Files are refused if each may be one image or volume; None accepts them.
     """
 
     def __init__(
         self,
         catalog: Catalog,
         options: OpenOptions,
-        asked: Sequence[Asked],
+        requests: Sequence[ArrayRequest],
         paths: Sequence[str],
         n_files: int | None,
     ) -> None:
-        self._catalog, self._options, self._asked, self._n_files = catalog, options, asked, n_files
+        self._catalog, self._options, self._requests, self._n_files = catalog, options, requests, n_files
         joins = catalog.joins
-        others = {at for at, array in enumerate(asked) if array.paths is not None}
-        columns = {at for at, array in enumerate(asked) if joins.is_column(array.key)} - others
-        self._of_others = {at: joins.of_others(catalog, asked[at], paths, options) for at in sorted(others)}
-        self._own = [array for at, array in enumerate(asked) if at not in columns | others]
-        self._joined = [array for at, array in enumerate(asked) if at not in others] if columns else []
-        self._keys = [key for array in self._own for key in array.keys]
+        others = {at for at, request in enumerate(requests) if request.paths is not None}
+        columns = {at for at, request in enumerate(requests) if joins.is_column(request.key)} - others
+        self._of_others = {at: joins.of_others(catalog, requests[at], paths, options) for at in sorted(others)}
+        self._own = [request for at, request in enumerate(requests) if at not in columns | others]
+        self._joined = [request for at, request in enumerate(requests) if at not in others] if columns else []
+        self._keys = [key for request in self._own for key in request.keys]
         self._join_keys = joins.join_keys(columns)
-        self._only_columns = len(columns) == len(asked)
-        self._compatibility = Compatibility(asked)
+        self._only_columns = len(columns) == len(requests)
+        self._compatibility = Compatibility(requests)
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
         self._layouts: list[tuple[ArrayLayout, ...]] = []
@@ -113,7 +112,7 @@ class RowTableBuilder(TableBuilder):
         guard, described = contents
         described = tuple(_with_values(self._catalog, array, self._options) for array in described)
         stored = joined_arrays(self._own, described)
-        arrays = tuple(one.decoded(array) for one, array in zip(self._own, stored, strict=True))
+        arrays = tuple(request.decoded(array) for request, array in zip(self._own, stored, strict=True))
         if self._joined:
             compared = described[len(self._keys) :]
             first = sum(map(len, self._lacks))
@@ -136,18 +135,22 @@ class RowTableBuilder(TableBuilder):
         layouts = catalog.recoded(layouts, self._options)
         n_rows = [arrays[0].n_rows for arrays in layouts]
         catalog.joins.rows_of.update(zip(self._paths, n_rows, strict=True))
-        if self._n_files is not None and not self._only_columns and not any(array.taken for array in self._asked):
+        if (
+            self._n_files is not None
+            and not self._only_columns
+            and not any(request.taken for request in self._requests)
+        ):
             refuse_images(layouts[0], n_rows, self._n_files)
         if self._joined:
             catalog.joins.check_place(sum(n_rows), self._paths)
         lacks = np.concatenate(self._lacks) if any(map(np.any, self._lacks)) else None
         starts = np.concatenate([[0], np.cumsum(n_rows)])
-        rows = Rows.of(starts, len(self._asked))
+        rows = Rows.of(starts, len(self._requests))
         return RowTable(tuple(self._paths), ListedParts(layouts), tuple(self._guards), starts, rows, lacks=lacks)
 
 
 def _with_values(catalog: Catalog, array: ArrayLayout, options: OpenOptions) -> ArrayLayout:
-    """Return an array of references as a column of the values in its cells; other arrays as they are."""
+    """Return an array of references as a column of the values in its cells, and any other array unchanged."""
     if not is_references(array) or array.value is not None or options.swmr:
         return array
     values = values_of_cells(catalog, array.path, array.key, options)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import (
-    Asked,
+    ArrayRequest,
     Catalog,
     Compatibility,
     FoundParts,
@@ -377,7 +377,7 @@ class SegmentTableBuilder(TableBuilder):
             self._lines = lines_of_parts(side, own, self._names, self._options, self._aliases)
         table = own.table
         for at, key in self._columns.items():
-            asked = self._fields[at].asked if at < len(self._fields) else Asked(key=key)
+            asked = self._fields[at].asked if at < len(self._fields) else ArrayRequest(key=key)
             values = side.values(asked, np.concatenate(self._lines.of_parts))
             ends = np.cumsum([len(lines) for lines in self._lines.of_parts])[:-1]
             describe = partial(column_layout, path=self._paths[0], key=key, guard=self._guards[0])

@@ -1,4 +1,4 @@
-"""One loop that looks at files, one after the other, and makes a table of their samples."""
+"""The loop that looks at one file after the other, and builds a table of their samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from ..catalog import WITHOUT_THEM, Asked, Skip, collector_paused, each_readable, with_stacks
+from ..catalog import WITHOUT_THEM, ArrayRequest, Skip, collector_paused, each_readable, with_stacks
 from ..hdf5 import GroupError
 from ..order import resolve_replica
 from ..progress_bar import with_bar
@@ -22,11 +22,11 @@ Builder = TypeVar("Builder", bound="TableBuilder")
 
 
 class TableBuilder(ABC):
-    """Collects what files have, and makes a table of it. One class for each kind of table."""
+    """Collects the contents of files, and builds a table of their samples. Subclasses build one kind of table each."""
 
     @abstractmethod
     def look(self, path: str) -> Any:
-        """Return what a file has.
+        """Return the contents of a file.
 
         Raises:
             H5FileError: it is missing or broken.
@@ -34,10 +34,10 @@ class TableBuilder(ABC):
 
     @abstractmethod
     def add(self, path: str, contents: Any) -> None:
-        """Add a file, with what ``look`` returned of it.
+        """Add a file with the contents that ``look`` returned.
 
         Raises:
-            H5ValueError: it does not belong with those before it.
+            H5ValueError: it does not fit the files before it.
         """
 
     @abstractmethod
@@ -45,7 +45,7 @@ class TableBuilder(ABC):
         """Return the table of all samples of the files.
 
         Raises:
-            H5ValueError: there are none, or arrays do not belong together.
+            H5ValueError: there is no sample, or arrays do not belong together.
         """
 
     def values_of(self, key: str) -> list[npt.NDArray[Any]]:
@@ -54,41 +54,41 @@ class TableBuilder(ABC):
 
     @property
     def cut_by(self) -> list[str]:
-        """Columns that cut rows into segments: each row that filters keep has a value."""
+        """Columns that cut rows into segments. Rows that pass filters must have a value in them."""
         return []
 
 
 def collected(
-    make: Callable[[Sequence[Asked]], Builder],
-    asked: Sequence[Asked],
+    make: Callable[[Sequence[ArrayRequest]], Builder],
+    requests: Sequence[ArrayRequest],
     paths: Sequence[str],
     *,
     skip: Skip | None = None,
     advice: str = WITHOUT_THEM,
 ) -> Builder:
-    """Return what has collected some arrays of files.
+    """Return a builder that has collected some arrays of files.
 
     Args:
-        make: returns what collects files with some arrays.
-        asked: the arrays.
+        make: returns a builder for some arrays.
+        requests: the arrays.
         paths: the files.
-        skip: called with files that are missing or broken, which are left out; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
+        skip: called with missing or broken files, which are left out; None raises their errors.
+        advice: the way to train without broken files, for their errors.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
         H5KeyError: an array is missing.
         H5ValueError: arrays do not belong together.
     """
-    builder = make(asked)
+    builder = make(requests)
     shows_progress = len(paths) >= MIN_FILES_OF_BAR and resolve_replica().rank == 0  # all ranks look at them
     bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
     try:
         with collector_paused():
             for path, contents in each_readable(paths, builder.look, skip, advice, bar):
                 builder.add(path, contents)
-    except GroupError as error:  # a list of names that is not of members of a table is one of arrays
-        if (stacks := with_stacks(asked, error)) is None:
+    except GroupError as error:  # a list of names was taken for members of a table, and names arrays of a group
+        if (stacks := with_stacks(requests, error)) is None:
             raise
         return collected(make, stacks, paths, skip=skip, advice=advice)
     return builder

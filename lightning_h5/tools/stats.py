@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import Asked, Catalog
+from ..catalog import ArrayRequest, Catalog
 from ..counters import Counters
 from ..datasets import FieldStats, write_stats
 from ..datasets.fields import Decode, codecs_of
@@ -206,7 +206,7 @@ def compute_stats(
     of_sample = names if keys is None else field_names(keys, "keys").names
     stacks = (() if keys is None else field_names(keys, "keys").stacks) or (None,) * len(names)
     codecs = codecs_of(decode, of_sample, names, stacks)
-    requests = [Asked.of(*arguments) for arguments in zip(names, codecs, stacks, strict=True)]
+    requests = [ArrayRequest.of(*arguments) for arguments in zip(names, codecs, stacks, strict=True)]
     catalog = Catalog(names)
     kind = sample_kind(catalog, paths, names, options, sample_options)
     if kind.needs_segments or kind.are_cells:
