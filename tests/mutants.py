@@ -438,7 +438,7 @@ MUTANTS = [
     Mutant(
         "statistics of other shapes are taken",
         "datasets/normalize.py",
-        "if stats.row_shape is not None and (others := [each for each in shapes if each != stats.row_shape]):",
+        "if stats.row_shape is not None and (others := [other for other in shapes if other != stats.row_shape]):",
         "if others := []:",
         NORMALIZATION,
     ),
