@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from .._lightning import rank_zero_info
 from ..catalog import has_lists
 from ..datasets import Fields
 from ..errors import H5ValueError, listing
@@ -47,6 +46,7 @@ def settled(
     names: Sequence[str],
     x_dtype: DTypeLike,
     target: str,
+    log: Callable[[str], None],
 ) -> Fields:
     """Return fields with the dtypes that ``x_dtype`` leaves open until the files are known.
 
@@ -56,6 +56,7 @@ def settled(
         names: of the input's fields.
         x_dtype: see the data modules: "auto", or the dtype of fields with several floats in a row.
         target: name of a field that keeps its dtype, unless all of 64 bits change.
+        log: logs which fields change.
     """
     arrays_asked, narrowed = list(fields.asked), []
     for at, (name, array) in enumerate(zip(names, arrays, strict=False)):
@@ -65,7 +66,7 @@ def settled(
         elif not _is_auto(x_dtype) and array.dtype.kind == "f" and array.row_shape and name != target:
             arrays_asked[at] = replace(arrays_asked[at], dtype=torch_dtype(x_dtype, "x_dtype"))
     if narrowed:
-        rank_zero_info(
+        log(
             f"{listing(narrowed)} {'is' if len(narrowed) == 1 else 'are'} stored as float64, and loaded as float32 "
             "(x_dtype='auto'; x_dtype=None keeps float64)"
         )

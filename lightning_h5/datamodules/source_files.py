@@ -243,7 +243,13 @@ class SourceFiles:
             raise NoRowPassesError("the split has no segment of it. Pass other fractions, or leave the source out.")
         reading, samples = self.reading, self.samples
         of_others = columns if subset is None else reading.of_segments
-        settle = partial(settled, names=self._parts[0].names, x_dtype=samples.x_dtype, target=self.filters.target)
+        settle = partial(
+            settled,
+            names=self._parts[0].names,
+            x_dtype=samples.x_dtype,
+            target=self.filters.target,
+            log=self._log_once,
+        )
         return open_samples(
             self.paths,
             self._fields(transform=transform, target_transform=target_transform, with_index=samples.with_index),
@@ -262,6 +268,10 @@ class SourceFiles:
             advice=SKIP_THEM,
             settle=settle if self._is_settled_late else None,
         )
+
+    def _log_once(self, message: str) -> None:
+        """Log a message that all splits have in common."""
+        self.reading.catalog.once(("logged", message), partial(rank_zero_info, message))
 
     @property
     def _statistics(self) -> Mapping[str, FieldStats] | None:

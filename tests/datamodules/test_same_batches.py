@@ -218,6 +218,9 @@ def test_float64_becomes_float32_and_all_else_comes_as_stored(folder, module, ca
     caplog.set_level("INFO")
     assert dtypes(x_key={"x": "x", "u": "u"}) == ["float32", "uint8"]
     assert sum("x_dtype='auto'" in record.message for record in caplog.records) == 1
+    caplog.clear()
+    assert dtypes(x_key={"x": "x"}, split=[0.5, 0.25, 0.25]) == ["float32"]
+    assert sum("x_dtype='auto'" in record.message for record in caplog.records) == 1, "once for all splits"
     assert dtypes(fields=["x", "u", "y"]) == ["float32", "uint8", "int64"]
     assert dtypes(x_key="u", y_key="y") == ["uint8", "int64"]
     assert dtypes(x_key="u", y_key="x") == ["uint8", "float64"]
