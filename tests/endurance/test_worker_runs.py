@@ -269,7 +269,7 @@ def warm(methods, files, folder):
 @pytest.mark.parametrize(
     ("numbers", "methods"),
     [
-        (range(5), ("fork",)),
+        pytest.param(range(5), ("fork",), marks=pytest.mark.wide),
         pytest.param(
             range(20, 220),
             ("fork",) * 97 + ("forkserver",) * 2 + ("spawn",),
