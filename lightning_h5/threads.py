@@ -11,6 +11,7 @@ import atexit
 import os
 import resource
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -87,6 +88,18 @@ def start_helpers(threads: Iterable[EndingThread]) -> list[EndingThread]:
     return helpers
 
 
+_all_helpers: weakref.WeakSet[HelperThreads] = weakref.WeakSet()
+
+
+def _start_helpers_afresh() -> None:
+    for helpers in list(_all_helpers):
+        helpers.start_process()
+
+
+# Not when a child first needs them: two of its threads could do so at the same time, and lose tasks of each other.
+os.register_at_fork(after_in_child=_start_helpers_afresh)
+
+
 class HelperThreads:
     """Threads that start when there are tasks, one for each up to a limit, and end when there were none for a while.
 
@@ -97,25 +110,23 @@ class HelperThreads:
         name: of each thread, for stacks and debuggers.
         most: threads at a time.
         idle_seconds: after which a thread without a task ends.
+
+    Attributes:
+        n_unfinished: tasks that run, or that no thread has begun.
     """
 
     def __init__(self, name: str, most: int, idle_seconds: float) -> None:
         self.name, self.most, self.idle_seconds = name, most, idle_seconds
-        self._start_process()
+        self.start_process()
+        _all_helpers.add(self)
 
-    def _start_process(self) -> None:
-        """Start afresh: threads do not survive a fork."""
-        self._pid = os.getpid()
+    def start_process(self) -> None:
+        """Start afresh, in a new process: threads do not survive a fork."""
         self._todo: deque[Task] = deque()
-        self._n_threads = self._n_unfinished = 0
+        self._n_threads = self.n_unfinished = 0
         self._is_over = False
         lock = threading.Lock()
         self._has_task, self._has_ended = threading.Condition(lock), threading.Condition(lock)
-
-    @property
-    def n_unfinished(self) -> int:
-        """Tasks that run, or that no thread has begun."""
-        return self._n_unfinished if self._pid == os.getpid() else 0
 
     def put(self, task: Task) -> bool:
         """Have a thread run a task.
@@ -126,12 +137,10 @@ class HelperThreads:
         Returns:
             False if the system allows no thread at all: the task will not be run.
         """
-        if self._pid != os.getpid():
-            self._start_process()
         with self._has_task:
             self._todo.append(task)
-            self._n_unfinished += 1
-            if self._n_threads >= min(self.most, self._n_unfinished):
+            self.n_unfinished += 1
+            if self._n_threads >= min(self.most, self.n_unfinished):
                 self._has_task.notify()
                 return True
             self._n_threads += 1
@@ -142,13 +151,11 @@ class HelperThreads:
             if self._n_threads or task not in self._todo:
                 return True
             self._todo.remove(task)
-            self._n_unfinished -= 1
+            self.n_unfinished -= 1
         return False
 
     def end(self) -> None:
         """End all threads, and wait for the tasks that they run; no thread begins another one."""
-        if self._pid != os.getpid():
-            return
         self._stop()
         with self._has_ended:
             while self._n_threads:
@@ -158,7 +165,7 @@ class HelperThreads:
     def _stop(self) -> None:
         with self._has_task:
             self._is_over = True
-            self._n_unfinished -= len(self._todo)
+            self.n_unfinished -= len(self._todo)
             self._todo.clear()
             self._has_task.notify_all()
 
@@ -167,7 +174,7 @@ class HelperThreads:
             task()
             del task  # a thread that waits must not keep a task's memory alive
             with self._has_task:
-                self._n_unfinished -= 1
+                self.n_unfinished -= 1
 
     def _next(self) -> Task | None:
         """Return a task; None if there was none for a while."""
