@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
     ("py:class", "DataLoader"),
     ("py:class", "Dataset"),
     ("py:class", "Column"),
-    ("py:class", r"(.*\.)?Asked"),
+    ("py:class", r"(.*\.)?ArrayRequest"),
     ("py:class", r"(.*\.)?Span"),
     ("py:class", "Loader"),
     ("py:class", "Fraction"),

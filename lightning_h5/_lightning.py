@@ -50,13 +50,13 @@ __all__ = [
 
 
 def _choose_lightning() -> str:
-    asked = os.environ.get("LIGHTNING_H5_IMPORT")
-    if asked is not None:
-        if asked not in ("lightning", "pytorch_lightning"):
+    setting = os.environ.get("LIGHTNING_H5_IMPORT")
+    if setting is not None:
+        if setting not in ("lightning", "pytorch_lightning"):
             raise H5ValueError(
-                f"LIGHTNING_H5_IMPORT={asked!r} is set. Set it to 'lightning' or 'pytorch_lightning', or not at all."
+                f"LIGHTNING_H5_IMPORT={setting!r} is set. Set it to 'lightning' or 'pytorch_lightning', or not at all."
             )
-        return "lightning.pytorch" if asked == "lightning" else asked
+        return "lightning.pytorch" if setting == "lightning" else setting
     only_old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     return "pytorch_lightning" if only_old else "lightning.pytorch"
 
@@ -83,26 +83,26 @@ def check_trainer(trainer: Any) -> None:
     Raises:
         H5ValueError: it is one.
     """
-    theirs = type(trainer).__module__.split(".")[0]
-    ours = PACKAGE.split(".")[0]
-    if isinstance(trainer, Trainer) or theirs not in ("lightning", "pytorch_lightning"):
+    trainer_package = type(trainer).__module__.split(".")[0]
+    own_package = PACKAGE.split(".")[0]
+    if isinstance(trainer, Trainer) or trainer_package not in ("lightning", "pytorch_lightning"):
         return
     raise H5ValueError(
-        f"a Trainer of {theirs!r} was given a data module that lightning_h5 made for {ours!r}; the two packages hold "
-        f"unrelated classes of the same names. Import everything from one of them: either "
-        f"`from {PACKAGE} import Trainer`, or set LIGHTNING_H5_IMPORT={theirs} before Python starts "
-        f"(or import {theirs} before lightning_h5)."
+        f"a Trainer of {trainer_package!r} was given a data module that lightning_h5 made for {own_package!r}; the two "
+        f"packages hold unrelated classes of the same names. Import everything from one of them: either "
+        f"`from {PACKAGE} import Trainer`, or set LIGHTNING_H5_IMPORT={trainer_package} before Python starts "
+        f"(or import {trainer_package} before lightning_h5)."
     )
 
 
 def models_of_the_other_package() -> list[str]:
     """Return names of model classes that were made for the Lightning package which is not in use."""
-    other = "pytorch_lightning" if PACKAGE == "lightning.pytorch" else "lightning.pytorch"
-    if other not in sys.modules:
+    other_package = "pytorch_lightning" if PACKAGE == "lightning.pytorch" else "lightning.pytorch"
+    if other_package not in sys.modules:
         return []
-    found = sys.modules[other].LightningModule.__subclasses__()
-    theirs = (other.split(".")[0], PACKAGE.split(".")[0])
-    return [f"{c.__module__}.{c.__qualname__}" for c in found if c.__module__.split(".")[0] not in theirs]
+    models = sys.modules[other_package].LightningModule.__subclasses__()
+    packages = (other_package.split(".")[0], PACKAGE.split(".")[0])
+    return [f"{c.__module__}.{c.__qualname__}" for c in models if c.__module__.split(".")[0] not in packages]
 
 
 def takes_loaders_from(trainer: Any, datamodule: Any) -> bool:

@@ -44,8 +44,8 @@ def share_cores(n_ranks: int) -> None:
 
 def launched_local_ranks() -> int | None:
     """Return the number of ranks on this machine that the launcher names in the environment; None if it names none."""
-    said = (os.environ.get(name, "") for name in _LOCAL_RANKS)
-    return next((max(1, int(number)) for number in said if number.isdigit()), None)
+    values = (os.environ.get(name, "") for name in _LOCAL_RANKS)
+    return next((max(1, int(number)) for number in values if number.isdigit()), None)
 
 
 def local_ranks() -> int:
@@ -66,8 +66,8 @@ def cores_of_a_rank(root: str | os.PathLike[str] = "/") -> int:
 
 def _is_bound(n_cores: int) -> bool:
     """Return whether SLURM bound this rank to its own cores: fewer than the job has on this machine."""
-    of_job = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    return "LOCAL_WORLD_SIZE" not in os.environ and of_job.isdigit() and n_cores < int(of_job)
+    job_cores = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return "LOCAL_WORLD_SIZE" not in os.environ and job_cores.isdigit() and n_cores < int(job_cores)
 
 
 @cache

@@ -104,10 +104,10 @@ class RequestTimes:
             counts: times of each class, from any number of histograms.
             share: 0 to 1.
         """
-        wanted, sum_ = share * sum(counts), 0.0
+        target, sum_ = share * sum(counts), 0.0
         for at, count in enumerate(counts):
             sum_ += count
-            if count and sum_ >= wanted:
+            if count and sum_ >= target:
                 return cls.MIN_SECONDS * 2 ** (at / cls.PER_OCTAVE)
         return 0.0
 
@@ -170,10 +170,10 @@ class Counters:
 
     def add(self, **amounts: float) -> None:
         """Add to counters by name; takes about a microsecond."""
-        with self._lock_of_here():
-            own = self._own_row()
+        with self._process_lock():
+            row = self._own_row()
             for name, amount in amounts.items():
-                own[self._places[name]] += amount
+                row[self._places[name]] += amount
 
     def add_batch(self, rows: int, waited: float) -> None:
         """Count a delivered batch, in half the time of ``add``.
@@ -182,11 +182,11 @@ class Counters:
             rows: rows of the batch.
             waited: seconds of waiting for it.
         """
-        with self._lock_of_here():
-            own = self._own_row()
-            own[self._places["rows"]] += rows
-            own[self._places["batches"]] += 1
-            own[self._places["wait_seconds"]] += waited
+        with self._process_lock():
+            row = self._own_row()
+            row[self._places["rows"]] += rows
+            row[self._places["batches"]] += 1
+            row[self._places["wait_seconds"]] += waited
 
     def add_request(self, n_bytes: int, seconds: float) -> None:
         """Count a request to the origin of a file that is staged.
@@ -195,20 +195,20 @@ class Counters:
             n_bytes: bytes that it fetched.
             seconds: that it took.
         """
-        with self._lock_of_here():
-            own = self._own_row()
-            own[self._places["origin_requests"]] += 1
-            own[self._places["origin_bytes"]] += n_bytes
-            own[len(self.names) + RequestTimes.class_of(seconds)] += 1
+        with self._process_lock():
+            row = self._own_row()
+            row[self._places["origin_requests"]] += 1
+            row[self._places["origin_bytes"]] += n_bytes
+            row[len(self.names) + RequestTimes.class_of(seconds)] += 1
 
     def set_kept(self, n_bytes: int) -> None:
         """Set the bytes of rows that this worker keeps now."""
-        with self._lock_of_here():
+        with self._process_lock():
             self._own_row()[self._places["kept_bytes"]] = n_bytes
 
     def begin(self, epoch: int, step: int) -> None:
         """Note which batch this worker is about to read, for the error if it crashes."""
-        with self._lock_of_here():
+        with self._process_lock():
             self._own_row()[-1] = epoch * MAX_STEPS + step + 1
 
     def begun_by(self, worker: int) -> tuple[int, int] | None:
@@ -220,7 +220,7 @@ class Counters:
         at = int(self._block[worker + 1, -1])
         return divmod(at - 1, MAX_STEPS) if at else None
 
-    def _lock_of_here(self) -> threading.Lock:
+    def _process_lock(self) -> threading.Lock:
         if self._pid != os.getpid():  # a forked worker inherits the row, and possibly a locked lock
             self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
         return self._lock
@@ -228,17 +228,17 @@ class Counters:
     def _own_row(self) -> memoryview[float]:
         if self._own is None:
             worker = worker_number()
-            row = 0 if worker is None else worker + 1
+            number = 0 if worker is None else worker + 1
             # Workers beyond the last row share it.
-            own: Any = self._block[min(row, len(self._block) - 1)]
-            self._own = memoryview(own)  # NumPy takes four times as long to add a single number
+            values: Any = self._block[min(number, len(self._block) - 1)]
+            self._own = memoryview(values)  # NumPy takes four times as long to add a single number
         return self._own
 
     def own(self, *names: str) -> tuple[float, ...]:
         """Return counters of this process, by name."""
-        with self._lock_of_here():
-            own = self._own_row()
-            return tuple(own[self._places[name]] for name in names)
+        with self._process_lock():
+            row = self._own_row()
+            return tuple(row[self._places[name]] for name in names)
 
     def total(self) -> dict[str, float]:
         """Return the sums over this process and its workers, since the start."""
@@ -266,8 +266,8 @@ class Counters:
         return {"_shared": self._shared, "names": self.names, "_places": self._places}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        shared: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle has its own memory
-        self._shared, self._block = shared, shared.numpy()
+        tensor: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle has its own memory
+        self._shared, self._block = tensor, tensor.numpy()
         self.names, self._places = state["names"], state["_places"]
         self._lock = threading.Lock()
         self._own = None

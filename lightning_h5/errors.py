@@ -77,17 +77,17 @@ def without_frames(function: Callable[_Args, _Result]) -> Callable[_Args, _Resul
     Its text is complete; they would only hide the line of the user's script. All other errors keep theirs.
 
     Args:
-        function: what a user calls.
+        function: a function that users call.
     """
 
     @functools.wraps(function)
-    def short(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+    def wrapper(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
         try:
             return function(*args, **kwargs)
         except H5Error as error:
             raise error.with_traceback(None) from None
 
-    return short
+    return wrapper
 
 
 def named(argument: str, function: Callable[..., Any]) -> str:
@@ -103,7 +103,7 @@ def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
     Whatever iterates over batches or samples would take it for their end.
 
     Args:
-        argument: what the function was passed as.
+        argument: the argument that the function was passed as.
         function: the function.
     """
     return RuntimeError(
@@ -115,12 +115,12 @@ def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
 def listing(names: Iterable[object], most: int = 12) -> str:
     """Names for a message: quoted, separated by commas, cut after ``most`` of them; a very long one in its middle."""
     quoted = [_without_middle(repr(name)) for name in names]
-    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
-    return (", ".join(quoted[:most]) + more) or "nothing"
+    rest = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return (", ".join(quoted[:most]) + rest) or "nothing"
 
 
 def shown(name: str) -> str:
-    """A name as it is, or quoted where it would speak to the terminal; a very long one cut in its middle."""
+    """A name as it is, or quoted if it has control characters for a terminal; a very long one cut in its middle."""
     return _without_middle(name if name.isprintable() else repr(name))
 
 
@@ -147,11 +147,13 @@ def _without_middle(text: str) -> str:
 def near(name: str, names: Iterable[str]) -> str:
     """A ``did you mean`` sentence for a misspelled name, with a leading blank, or nothing."""
     names = list(names)
-    folded = {other.casefold(): other for other in names}
-    tail = {other.rsplit("/", 1)[-1].casefold(): other for other in names}
-    last = name.rsplit("/", 1)[-1].casefold()
-    hit = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
-    if hit:
-        return f" Did you mean {folded[hit[0]]!r}?"
-    hit = difflib.get_close_matches(last, tail, n=1, cutoff=0.6) or [other for other in tail if other.startswith(last)]
-    return f" Did you mean {tail[hit[0]]!r}?" if last and len(hit) == 1 else ""
+    folded = {candidate.casefold(): candidate for candidate in names}
+    tail = {candidate.rsplit("/", 1)[-1].casefold(): candidate for candidate in names}
+    last_part = name.rsplit("/", 1)[-1].casefold()
+    matches = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    if matches:
+        return f" Did you mean {folded[matches[0]]!r}?"
+    matches = difflib.get_close_matches(last_part, tail, n=1, cutoff=0.6) or [
+        candidate for candidate in tail if candidate.startswith(last_part)
+    ]
+    return f" Did you mean {tail[matches[0]]!r}?" if last_part and len(matches) == 1 else ""

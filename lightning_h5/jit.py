@@ -27,14 +27,14 @@ from .kept_files import read_kept, write_kept
 
 __all__ = ["c_call", "compiled"]
 
-_Given = ParamSpec("_Given")
-_Gives = TypeVar("_Gives")
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 NAMED = "by meaning"  # how functions in the machine code are named
 COMPILERS = ("numba", "llvmlite", "numpy")  # their versions are part of the cache key
 
 
-def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
+def compiled(loop: Callable[_Args, _Result]) -> Callable[_Args, _Result] | None:
     """Return a loop as machine code, compiled or loaded from disk when it is first called with arrays of some dtype.
 
     Args:
@@ -53,8 +53,8 @@ def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
     machine = numba.njit(nogil=True)(loop)
     with suppress(Exception):  # no writable folder, or a Numba version with other internals
         machine._cache = _disk_cache()(machine)
-    found: Callable[_Given, _Gives] = machine
-    return found
+    function: Callable[_Args, _Result] = machine
+    return function
 
 
 @cache
@@ -112,7 +112,7 @@ def _disk_cache() -> Any:
         """The machine code of one loop.
 
         Args:
-            machine: the loop, as Numba has it.
+            machine: Numba's dispatcher of the loop.
         """
 
         def __init__(self, machine: Any) -> None:
@@ -151,7 +151,7 @@ def _disk_cache() -> Any:
 
 @cache
 def _versions() -> tuple[Any, ...]:
-    """Return what the machine code depends on, apart from the loop, its arguments and the processor."""
+    """Return versions and settings that machine code depends on, besides the loop, its arguments and the processor."""
     settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
     settings = {
         name: settings[name] for name in sorted(settings) if name not in ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")
@@ -173,21 +173,26 @@ def _meaning_of(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if isinstance(value, tuple | frozenset):
-        return [_meaning_of(each) for each in (value if isinstance(value, tuple) else sorted(value, key=repr))]
+        return [_meaning_of(part) for part in (value if isinstance(value, tuple) else sorted(value, key=repr))]
     if isinstance(value, ModuleType):
         return value.__name__
     if isinstance(value, type | BuiltinFunctionType) or getattr(value, "__module__", "").split(".")[0] in COMPILERS:
         return value.__module__, value.__qualname__
     if isinstance(value, CodeType):
-        return value.co_code.hex(), value.co_names, value.co_varnames, [_meaning_of(each) for each in value.co_consts]
+        return value.co_code.hex(), value.co_names, value.co_varnames, [_meaning_of(part) for part in value.co_consts]
     if isinstance(value, FunctionType):
-        used = {name: value.__globals__[name] for name in _names_of_code(value.__code__) if name in value.__globals__}
+        references = {
+            name: value.__globals__[name] for name in _names_of_code(value.__code__) if name in value.__globals__
+        }
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [_meaning_of(each) for each in (value.__code__, *used, *used.values(), *cells, value.__defaults__)]
+        return [
+            _meaning_of(part)
+            for part in (value.__code__, *references, *references.values(), *cells, value.__defaults__)
+        ]
     raise TypeError(f"it is not known what {value!r} computes")
 
 
 def _names_of_code(code: CodeType) -> list[str]:
     """Return the names that code uses, also in the functions that it defines."""
-    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names_of_code(each)]
+    inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names_of_code(constant)]
     return sorted({*code.co_names, *inner})

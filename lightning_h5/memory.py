@@ -17,8 +17,8 @@ class AvailableMemory(NamedTuple):
     """How much memory may still be taken.
 
     Attributes:
-        n_bytes: that many.
-        limit: what sets the limit, as text.
+        n_bytes: bytes that may still be taken.
+        limit: the origin of the limit, as text.
     """
 
     n_bytes: int
@@ -42,11 +42,11 @@ def page_cache_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: the folder of the system's files; for tests.
     """
-    found = [*_left_by_control_groups(root, ["inactive_file", "active_file"])]
+    limits = [*_left_by_control_groups(root, ["inactive_file", "active_file"])]
     machine = _numbers_of_file(root / "proc/meminfo")
     if "MemAvailable" in machine:
-        found.append(AvailableMemory(machine["MemAvailable"] << 10, ""))
-    return min(found).n_bytes if found else None
+        limits.append(AvailableMemory(machine["MemAvailable"] << 10, ""))
+    return min(limits).n_bytes if limits else None
 
 
 def _of_machine(root: Path) -> Iterator[AvailableMemory]:
@@ -55,12 +55,12 @@ def _of_machine(root: Path) -> Iterator[AvailableMemory]:
         yield AvailableMemory(machine["MemAvailable"] << 10, "the machine's memory")
     with suppress(OSError, KeyError):
         if (root / "proc/sys/vm/overcommit_memory").read_text().strip() == "2":
-            left = machine["CommitLimit"] - machine["Committed_AS"]
-            yield AvailableMemory(max(0, left) << 10, "vm.overcommit_memory=2")
+            n_left = machine["CommitLimit"] - machine["Committed_AS"]
+            yield AvailableMemory(max(0, n_left) << 10, "vm.overcommit_memory=2")
 
 
 def _left_by_control_groups(root: Path, pages: Sequence[str]) -> Iterator[AvailableMemory]:
-    """Yield what control groups leave, with some of their pages of files, by the names that these have."""
+    """Yield the memory that control groups leave, counting some of their pages of files, by the kernel's names."""
     for line in _lines_of_file(root / "proc/self/cgroup"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not path:
@@ -74,15 +74,15 @@ def _left_by_control_groups(root: Path, pages: Sequence[str]) -> Iterator[Availa
 
 def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: Sequence[str]) -> Iterator[AvailableMemory]:
     """Yield the limits of a control group and of those above it."""
-    here = mount / path.lstrip("/")
+    folder = mount / path.lstrip("/")
     # In a container the path may be that of the host, while the group itself is mounted.
-    for group in [here, *here.parents] if here.is_dir() else [mount]:
+    for group in [folder, *folder.parents] if folder.is_dir() else [mount]:
         with suppress(OSError, ValueError):
-            most = int((group / limit).read_text())
-            used = int((group / usage).read_text())
+            maximum = int((group / limit).read_text())
+            n_used = int((group / usage).read_text())
             stat = _numbers_of_file(group / "memory.stat")
-            free = sum(stat.get(name, 0) for name in reclaimable)
-            yield AvailableMemory(max(0, most - used + free), f"the control group's {limit}")
+            n_free = sum(stat.get(name, 0) for name in reclaimable)
+            yield AvailableMemory(max(0, maximum - n_used + n_free), f"the control group's {limit}")
         if group == mount:
             return
 
@@ -90,7 +90,7 @@ def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: Seque
 def _numbers_of_file(path: Path) -> Mapping[str, int]:
     """Return the names and numbers of a file, as the kernel writes them."""
     words = (line.replace(":", " ").split() for line in _lines_of_file(path))
-    return {some[0]: int(some[1]) for some in words if len(some) > 1 and some[1].isdigit()}
+    return {fields[0]: int(fields[1]) for fields in words if len(fields) > 1 and fields[1].isdigit()}
 
 
 def _lines_of_file(path: Path) -> list[str]:

@@ -146,16 +146,16 @@ class LoaderMetrics(Metric):
             H5ValueError: a loader reads no dataset of this package.
         """
         amounts = {"seconds": self._elapsed()}
-        present: dict[str, float] = {"kept_bytes": 0.0, "is_staged": 0.0, "timed_loaders": 0.0}
+        gauges: dict[str, float] = {"kept_bytes": 0.0, "is_staged": 0.0, "timed_loaders": 0.0}
         for loader in loaders:
             for name, amount in self._added(loader).items():
                 amounts[name] = amounts.get(name, 0.0) + amount
             for dataset in datasets_of(loader):
-                counted = dataset.counters.total()
-                present["kept_bytes"] += dataset.kept_bytes + counted["kept_bytes"]
-                present["is_staged"] = max(present["is_staged"], float(_staged_bytes(counted) > 0))
-            present["timed_loaders"] += isinstance(loader, H5DataLoader)
-        self._add(amounts, present)
+                counts = dataset.counters.total()
+                gauges["kept_bytes"] += dataset.kept_bytes + counts["kept_bytes"]
+                gauges["is_staged"] = max(gauges["is_staged"], float(_staged_bytes(counts) > 0))
+            gauges["timed_loaders"] += isinstance(loader, H5DataLoader)
+        self._add(amounts, gauges)
 
     def add(self, **amounts: float) -> None:
         """Add to amounts that loaders do not count, such as ``transfer_seconds``; on all ranks to the same ones."""
@@ -192,7 +192,7 @@ class LoaderMetrics(Metric):
         return elapsed
 
     def _added(self, loader: Loader) -> dict[str, float]:
-        """Return what a loader and its datasets counted since the last call."""
+        """Return the amounts that a loader and its datasets counted since the last call."""
         datasets = datasets_of(loader)
         if not datasets:
             raise H5ValueError(
@@ -201,31 +201,31 @@ class LoaderMetrics(Metric):
             )
         amounts = {"bytes_given": 0.0}
         for dataset in datasets:
-            counted = self._since_mark(dataset.counters, self._totals(dataset.counters))
+            counts = self._since_mark(dataset.counters, self._totals(dataset.counters))
             if not isinstance(loader, H5DataLoader):
-                counted |= {"rows": counted["direct_rows"], "batches": counted["direct_batches"]}
-            for name, amount in counted.items():
+                counts |= {"rows": counts["direct_rows"], "batches": counts["direct_batches"]}
+            for name, amount in counts.items():
                 amounts[name] = amounts.get(name, 0.0) + amount
-            amounts["bytes_given"] += counted["rows"] * dataset.cost.row_bytes
+            amounts["bytes_given"] += counts["rows"] * dataset.cost.row_bytes
         return amounts
 
     @staticmethod
     def _totals(counters: Counters) -> dict[str, float]:
-        """Return what a process and its workers counted since the start."""
+        """Return the counts of a process and its workers since the start."""
         return counters.total()
 
     def _since_mark(self, source: object, totals: dict[str, float]) -> dict[str, float]:
-        """Return what a source of counts added to its totals since the last call."""
+        """Return the increase of a source's totals since the last call."""
         mark = self._marks.get(source, {})
         self._marks[source] = totals
         return {name: total - mark.get(name, 0.0) for name, total in totals.items() if name != "kept_bytes"}
 
-    def _add(self, amounts: Mapping[str, float], present: Mapping[str, float] | None = None) -> None:
+    def _add(self, amounts: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> None:
         """Add amounts to the state, and set amounts that are not summed over time."""
         counts = self.counts()
         for name, amount in amounts.items():
             counts[name] = counts.get(name, 0.0) + amount
-        counts |= present or {}
+        counts |= gauges or {}
         self.names = tuple(counts)
         self.amounts = torch.tensor([*counts.values()], dtype=torch.float64, device=self.amounts.device)
         self._computed = None
@@ -305,9 +305,9 @@ def gather_ranks(values: torch.Tensor, device: torch.device | None = None) -> li
     if device is None:
         is_on_gpu = torch.distributed.get_backend() == "nccl"
         device = torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else values.device
-    own = values.to(device)
-    ranks = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(ranks, own)
+    local_values = values.to(device)
+    ranks = [torch.empty_like(local_values) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(ranks, local_values)
     return [rank.to(values.device) for rank in ranks]
 
 
@@ -371,12 +371,14 @@ def _staged_bytes(amounts: Mapping[str, float]) -> float:
 
 def _hit_rate(amounts: Mapping[str, float]) -> float:
     """Return the share of requests served from memory: recently used rows, decoded chunks, or rows held whole."""
-    lookups, used, given = (
+    lookups, blocks_used, bytes_given = (
         amounts["cache_hits"] + amounts["cache_misses"],
         amounts["blocks_used"],
         amounts["bytes_given"],
     )
-    used_last = amounts["cache_hits"] / lookups if lookups else 0.0
-    missing, total = (amounts["blocks_loaded"], used) if used else (amounts["bytes_decoded"], given)
-    held = 1 - missing / total if total else 0.0
-    return used_last + (1 - used_last) * max(0.0, held)
+    row_hit_rate = amounts["cache_hits"] / lookups if lookups else 0.0
+    n_missing, n_total = (
+        (amounts["blocks_loaded"], blocks_used) if blocks_used else (amounts["bytes_decoded"], bytes_given)
+    )
+    block_hit_rate = 1 - n_missing / n_total if n_total else 0.0
+    return row_hit_rate + (1 - row_hit_rate) * max(0.0, block_hit_rate)

@@ -14,12 +14,12 @@ def natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
     number of their own, since names of parts and versions, ``1.9`` and ``1.10``, are as common as decimals.
     """
     key: list[tuple[int, int, str]] = []
-    for before, digits, other in re.findall(r"(?:(?<=[0-9])(\.))?([0-9]+)|([^0-9])", name):
-        if before:
+    for point, digits, letter in re.findall(r"(?:(?<=[0-9])(\.))?([0-9]+)|([^0-9])", name):
+        if point:
             key.append((ord("."), 0, ""))
-        if other:
-            key.append((ord(other), 0, ""))
-        elif before and (digits[0] == "0" or not key[-2][1]):
+        if letter:
+            key.append((ord(letter), 0, ""))
+        elif point and (digits[0] == "0" or not key[-2][1]):
             key.append((ord("0"), 0, digits))
         else:
             number = digits.lstrip("0")  # compared by their number of digits first: int() refuses thousands of them

@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB", delay: float = 1.0) -> Progress:
-    """Return a bar if the standard error is a terminal or a notebook's, otherwise what writes a line every 30 seconds.
+    """Return a bar if the standard error is a terminal or a notebook's, otherwise lines in a log every 30 seconds.
 
     Args:
-        total: of the units; ``update`` adds to what is done of them.
+        total: number of units; ``update`` adds those that are done.
         what: the name of the work.
         shows_progress: whether anything is shown at all.
         unit: of what is counted; ``iB`` are bytes.
@@ -97,4 +97,4 @@ class _Lines:
 
 
 Progress: TypeAlias = "tqdm[Any] | _Lines"
-"""What shows how far work has come: ``update(n)``, ``set_postfix_str(text)``, ``close()``; also a context manager."""
+"""Shows the progress of work: ``update(n)``, ``set_postfix_str(text)``, ``close()``; also a context manager."""

@@ -11,6 +11,7 @@ import atexit
 import os
 import resource
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from .errors import H5Error
 __all__ = ["EndingThread", "HelperThreads", "Task", "naming_task_limits", "start_helpers", "task_limits"]
 
 Task: TypeAlias = Callable[[], None]
-"""Raises nothing: errors are passed to what waits for the result."""
+"""Raises nothing: errors are passed to the thread that waits for the result."""
 
 END_SECONDS = 5.0
 """How long Python's exit waits for all threads: one may wait for a server or a file system that does not answer."""
@@ -33,7 +34,7 @@ class EndingThread(threading.Thread):
     """A daemon thread that is ended when Python exits, however it comes to that.
 
     Args:
-        target: what it runs.
+        target: the function that it runs.
         args: arguments of the target.
         name: for stacks and debuggers.
         end: makes the target return soon; called in another thread, also if the target has returned. It waits for
@@ -79,12 +80,24 @@ def naming_task_limits(name: str) -> Iterator[None]:
 
 def start_helpers(threads: Iterable[EndingThread]) -> list[EndingThread]:
     """Start threads that others can do without; return those that the system allows."""
-    started = []
+    helpers = []
     with suppress(H5Error):
         for thread in threads:
             thread.start()
-            started.append(thread)
-    return started
+            helpers.append(thread)
+    return helpers
+
+
+_all_helpers: weakref.WeakSet[HelperThreads] = weakref.WeakSet()
+
+
+def _start_helpers_afresh() -> None:
+    for helpers in list(_all_helpers):
+        helpers.start_process()
+
+
+# Not when a child first needs them: two of its threads could do so at the same time, and lose tasks of each other.
+os.register_at_fork(after_in_child=_start_helpers_afresh)
 
 
 class HelperThreads:
@@ -97,41 +110,37 @@ class HelperThreads:
         name: of each thread, for stacks and debuggers.
         most: threads at a time.
         idle_seconds: after which a thread without a task ends.
+
+    Attributes:
+        n_unfinished: tasks that run, or that no thread has begun.
     """
 
     def __init__(self, name: str, most: int, idle_seconds: float) -> None:
         self.name, self.most, self.idle_seconds = name, most, idle_seconds
-        self._start_process()
+        self.start_process()
+        _all_helpers.add(self)
 
-    def _start_process(self) -> None:
-        """Start afresh: threads do not survive a fork."""
-        self._pid = os.getpid()
+    def start_process(self) -> None:
+        """Start afresh, in a new process: threads do not survive a fork."""
         self._todo: deque[Task] = deque()
-        self._n_threads = self._n_unfinished = 0
+        self._n_threads = self.n_unfinished = 0
         self._is_over = False
         lock = threading.Lock()
         self._has_task, self._has_ended = threading.Condition(lock), threading.Condition(lock)
-
-    @property
-    def n_unfinished(self) -> int:
-        """Tasks that run, or that no thread has begun."""
-        return self._n_unfinished if self._pid == os.getpid() else 0
 
     def put(self, task: Task) -> bool:
         """Have a thread run a task.
 
         Args:
-            task: what to run.
+            task: the function to run.
 
         Returns:
             False if the system allows no thread at all: the task will not be run.
         """
-        if self._pid != os.getpid():
-            self._start_process()
         with self._has_task:
             self._todo.append(task)
-            self._n_unfinished += 1
-            if self._n_threads >= min(self.most, self._n_unfinished):
+            self.n_unfinished += 1
+            if self._n_threads >= min(self.most, self.n_unfinished):
                 self._has_task.notify()
                 return True
             self._n_threads += 1
@@ -142,13 +151,11 @@ class HelperThreads:
             if self._n_threads or task not in self._todo:
                 return True
             self._todo.remove(task)
-            self._n_unfinished -= 1
+            self.n_unfinished -= 1
         return False
 
     def end(self) -> None:
         """End all threads, and wait for the tasks that they run; no thread begins another one."""
-        if self._pid != os.getpid():
-            return
         self._stop()
         with self._has_ended:
             while self._n_threads:
@@ -158,7 +165,7 @@ class HelperThreads:
     def _stop(self) -> None:
         with self._has_task:
             self._is_over = True
-            self._n_unfinished -= len(self._todo)
+            self.n_unfinished -= len(self._todo)
             self._todo.clear()
             self._has_task.notify_all()
 
@@ -167,7 +174,7 @@ class HelperThreads:
             task()
             del task  # a thread that waits must not keep a task's memory alive
             with self._has_task:
-                self._n_unfinished -= 1
+                self.n_unfinished -= 1
 
     def _next(self) -> Task | None:
         """Return a task; None if there was none for a while."""
@@ -186,22 +193,22 @@ def task_limits(root: str = "/") -> str:
     Args:
         root: root of the system's files, for tests.
     """
-    of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    limits = [f"`ulimit -u` is {of_user:,}" if of_user >= 0 else "`ulimit -u` is unlimited"]
+    user_limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limits = [f"`ulimit -u` is {user_limit:,}" if user_limit >= 0 else "`ulimit -u` is unlimited"]
     return " and ".join([*limits, *(f"pids.max of the container is {limit:,}" for limit in _container_limits(root))])
 
 
 def _container_limits(root: str) -> Iterator[int]:
     """Yield the lowest limit of the control groups of this process."""
-    groups, found = ["sys/fs/cgroup/pids", "sys/fs/cgroup"], []
+    groups, limits = ["sys/fs/cgroup/pids", "sys/fs/cgroup"], []
     with suppress(OSError, ValueError):
-        own = Path(root, "proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
-        groups += [f"sys/fs/cgroup/{group}" for group in (own, *map(str, Path(own).parents))]
+        own_group = Path(root, "proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
+        groups += [f"sys/fs/cgroup/{group}" for group in (own_group, *map(str, Path(own_group).parents))]
     for group in groups:
         with suppress(OSError, ValueError):
-            found.append(int(Path(root, group, "pids.max").read_text()))  # "max" is no limit
-    if found:
-        yield min(found)
+            limits.append(int(Path(root, group, "pids.max").read_text()))  # "max" is no limit
+    if limits:
+        yield min(limits)
 
 
 _exits: list[Any] = []

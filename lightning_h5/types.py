@@ -59,7 +59,7 @@ class cached_property(functools.cached_property[_T]):  # noqa: N801, TID251  # t
 
 
 class Draws(NamedTuple):
-    """What decides the random draws of a batch's transforms; not the rank, nor the worker.
+    """The numbers that decide the random draws of a batch's transforms; neither rank nor worker is among them.
 
     Attributes:
         seed: seed of the run.
@@ -73,7 +73,7 @@ class Draws(NamedTuple):
 
 
 class BatchToken(NamedTuple):
-    """What the sampler hands to the dataset for one step.
+    """The sampler's request for the rows of one step, which the dataset reads.
 
     The epoch travels with the rows because persistent workers see nothing else of the main process.
 
@@ -95,7 +95,7 @@ class BatchToken(NamedTuple):
 
     @property
     def draws(self) -> Draws:
-        """What decides the draws of the batch's transforms."""
+        """The numbers that decide the random draws of the batch's transforms."""
         return Draws(self.seed, self.epoch, self.position)
 
 
@@ -103,7 +103,7 @@ class RowReader(Protocol):
     """Rows of one array in, one ndarray out: the seam behind which all ways of reading stand."""
 
     dtype: np.dtype[Any]
-    """What ``read`` gives, in native byte order; ``object`` for text."""
+    """Dtype of rows as ``read`` returns them, in native byte order; ``object`` for text."""
     row_shape: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class RowReader(Protocol):
         ...
 
     def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Rows in the order asked.
+        """Return rows in the requested order.
 
         Args:
             rows: any integers in ``[0, len(self))``: unsorted, repeated, none at all.

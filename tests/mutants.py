@@ -93,7 +93,7 @@ MUTANTS = [
     Mutant(
         "no cycle walking",
         "order/permutation.py",
-        "while len(outside):\n            values",
+        "while len(outliers):\n            values",
         "while False:\n            values",
         SAMPLING,
     ),
@@ -101,8 +101,8 @@ MUTANTS = [
     Mutant(
         "the state counts one batch too few",
         "order/position.py",
-        "before[-1].n_batches + more.n_batches)",
-        "before[-1].n_batches + more.n_batches - 1)",
+        "segments[-1].n_batches + segment.n_batches)",
+        "segments[-1].n_batches + segment.n_batches - 1)",
         STATE + RESUME,
     ),
     Mutant("a damaged state is taken", "order/position.py", 'if state.get("digest") != digest:', "if False:", STATE),
@@ -297,14 +297,14 @@ MUTANTS = [
     Mutant(
         "an epoch of a mixture begins each source anew",
         "order/mixture.py",
-        "each = schedule.counts(n_units)",
-        "each = 0 * schedule.counts(n_units)",
+        "cycle_units = schedule.counts(n_units)",
+        "cycle_units = 0 * schedule.counts(n_units)",
         MIXTURES,
     ),
     Mutant(
         "a row that comes again has the number that it had",
         "order/recipes.py",
-        "return rows + (drawn - draws.before(rows)) * blocks.n_rows",
+        "return rows + (draw_numbers - draws.before(rows)) * blocks.n_rows",
         "return rows",
         ("tests/order/test_weighted.py",),
     ),
@@ -438,7 +438,7 @@ MUTANTS = [
     Mutant(
         "statistics of other shapes are taken",
         "datasets/normalize.py",
-        "if stats.row_shape is not None and (others := [each for each in shapes if each != stats.row_shape]):",
+        "if stats.row_shape is not None and (others := [other for other in shapes if other != stats.row_shape]):",
         "if others := []:",
         NORMALIZATION,
     ),

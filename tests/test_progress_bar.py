@@ -188,9 +188,9 @@ def fit(rank, path, kind):
         asked = {
             "a range": {"where": {"y": {"min": 3}}},
             "a function": {"where": {"y": lambda y: y >= 3}},
-            "a label": {"where": {"y": lambda y: y >= 3}, "field_map": {"target": "y"}, "label": 5},
+            "a label": {"where": {"y": lambda y: y >= 3}, "fields": {"x": "x", "target": "y"}, "label": 5},
         }[kind]
-        data = CombinedHDF5DataModule(path, **nested(load_fields=["x"], batch_size=4, with_index=True, **asked))
+        data = CombinedHDF5DataModule(path, **nested(**{"fields": ["x"], "batch_size": 4, "with_index": True} | asked))
     else:
         data = RankCachedH5DataModule(path, x_key="x", batch_size=4, with_index=True)
     quiet_trainer(max_epochs=1, devices=2, strategy="ddp").fit(Recorder(), datamodule=data)

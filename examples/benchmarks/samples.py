@@ -37,9 +37,15 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "chunks",
         {"x_key": "x", "segments": {"lengths": "lengths"}, "sample": "segment", "collate_fn": "pad"},
     ),
+    "segments in memory": (
+        "cached",
+        "chunks",
+        {"x_key": "x", "segments": {"lengths": "lengths"}, "sample": "segment", "collate_fn": "pad"},
+    ),
     "patches": ("lazy", "volume", {"x_key": "v", "patch": {"shape": [16, 16, 16], "stride": 8}}),
     "patches in memory": ("cached", "volume", {"x_key": "v", "patch": {"shape": [16, 16, 16], "stride": 8}}),
     "sparse rows": ("lazy", "cells", {"x_key": "X"}),
+    "sparse rows in memory": ("cached", "cells", {"x_key": "X"}),
     "sparse rows in CSR form": ("lazy", "cells", {"x_key": "X", "decode": {"X": "csr"}}),
 }
 """For each kind of sample: where its rows live, the file, and the arguments of the data module."""

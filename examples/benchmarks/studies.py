@@ -277,7 +277,7 @@ def _pairs(loader: Any) -> Callable[[int], Iterator[Any]]:
 def _shares(sources: dict[str, str], n_steps: int) -> dict[str, int]:
     module = CombinedHDF5DataModule(
         mixture={"sources": sources, "strategy": "weighted", "epoch_length": n_steps, "weights": WEIGHTS},
-        load_fields=["labels"],
+        fields=["labels"],
         batch_size=1,
     )
     module.setup("fit")

@@ -1,4 +1,4 @@
-"""What a stage counted, on one rank and on all; the time that copies to a device take."""
+"""Counts of a stage, on one rank and over all, and the time of copies to a device."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Meter:
     """
 
     def __init__(self, loaders: Sequence[Loader], before: LoaderMetrics, *, has_collectives: bool) -> None:
-        own = [loader for loader in loaders if isinstance(loader, H5DataLoader)]
-        self.by_step = LoaderMetrics(*own, sync_on_compute=has_collectives)
-        self.by_epoch = LoaderMetrics(*own, sync_on_compute=has_collectives)
-        self.whole = StageTotals(*own, sync_on_compute=False)
+        own_loaders = [loader for loader in loaders if isinstance(loader, H5DataLoader)]
+        self.by_step = LoaderMetrics(*own_loaders, sync_on_compute=has_collectives)
+        self.by_epoch = LoaderMetrics(*own_loaders, sync_on_compute=has_collectives)
+        self.whole = StageTotals(*own_loaders, sync_on_compute=False)
         for metric in self._metrics:
             metric.count_since(before)
         self.n_slow = 0
@@ -95,14 +95,14 @@ class Meter:
 
 
 class TransferTimer:
-    """Times what a strategy copies to its device, without waiting for the device.
+    """Times the copies of a strategy to its device, without waiting for the device.
 
-    Lightning has no hook around that copy that a user's own may not take; so the strategy's method is wrapped for as
-    long as a stage runs. On CUDA it records events in the stream of the copies, which are read once they are over. On
-    other devices it takes the time of the call, which is right if the call waits for the copy.
+    Users may override every Lightning hook around this copy, so the strategy's method is wrapped while a stage runs. On
+    CUDA the timer records events in the stream of the copies, and reads them once the copies have ended. On other
+    devices it takes the time of the call, which is right if the call waits for the copy.
 
     Args:
-        strategy: a Trainer's.
+        strategy: the strategy of a Trainer.
     """
 
     def __init__(self, strategy: Any) -> None:

@@ -35,18 +35,18 @@ class SaveOnPreemption(Callback):
     SLURM so does a fit without ``ckpt_path``. Pass the same folder as ``default_root_dir``.
 
     One value is reduced over all ranks after each batch, which takes as long as one small collective. If a validation
-    or the end of the epoch follows a batch, these come first, and the next batch is the one after which it is saved: a
-    run that resumes would leave them out. Give the job as much time as they take.
+    or the end of the epoch follows a batch, it comes first, and the checkpoint is saved after the next batch: a run
+    that resumes would leave it out. Give the job enough time for it.
 
     Args:
         dirpath: folder of the checkpoints; None for the trainer's ``default_root_dir``.
-        signals: their names. SIGUSR1 is what ``#SBATCH --signal=SIGUSR1@90`` sends, SIGTERM what Kubernetes,
-            ``scancel`` and cloud providers send.
+        signals: names of signals. ``#SBATCH --signal=SIGUSR1@90`` sends SIGUSR1; Kubernetes, ``scancel`` and cloud
+            providers send SIGTERM.
         requeue: run ``scontrol requeue`` once it is saved. "auto" does so for jobs of SLURM, unless the signal was
             SIGTERM, by which SLURM also cancels a job.
 
     Raises:
-        H5ValueError: a signal has no such name.
+        H5ValueError: no signal has this name.
         SystemExit: from ``Trainer.fit`` on all ranks once it is saved, with code 0 for a requeued job, otherwise with
             128 and the number of the signal, as shells report it. Ranks that Lightning's launcher started end with 0.
     """
@@ -58,24 +58,24 @@ class SaveOnPreemption(Callback):
         requeue: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
-        known = signal.Signals.__members__
-        if isinstance(signals, str) or any(name not in known for name in signals):
+        numbers = signal.Signals.__members__
+        if isinstance(signals, str) or any(name not in numbers for name in signals):
             raise H5ValueError(
                 f"signals={signals!r} was given. Pass a list of names of signals, such as ['SIGUSR1', 'SIGTERM']."
             )
         self.dirpath = None if dirpath is None else expand_user(dirpath)
         self.requeue = requeue
-        self._signals = [known[name] for name in signals]
+        self._signals = [numbers[name] for name in signals]
         self._arrived: list[int] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Become the last callback, so that the states of others that are saved include the batch."""
         # A `Checkpoint` would be last as well, but Lightning then leaves out its own `ModelCheckpoint`.
-        trainer.callbacks = [one for one in trainer.callbacks if one is not self] + [self]  # type: ignore[attr-defined]
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self] + [self]  # type: ignore[attr-defined]
         self._arrived.clear()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's handlers; its teardown sets those that there were before."""
+        """Replace Lightning's handlers; its teardown restores the previous ones."""
         self._note_signals()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,8 +122,8 @@ class SaveOnPreemption(Callback):
         folder = self.dirpath or root
         files, place = fsspec.core.url_to_fs(folder)
         names = files.ls(place, detail=False) if files.exists(place) else []
-        found = [re.fullmatch(r".*hpc_ckpt_(\d+)\.ckpt", path.rstrip("/")) for path in names]
-        return f"{folder}/hpc_ckpt_{max((int(one[1]) for one in found if one), default=0) + 1}.ckpt"
+        matches = [re.fullmatch(r".*hpc_ckpt_(\d+)\.ckpt", path.rstrip("/")) for path in names]
+        return f"{folder}/hpc_ckpt_{max((int(match[1]) for match in matches if match), default=0) + 1}.ckpt"
 
 
 def _requeue() -> bool:
@@ -132,8 +132,8 @@ def _requeue() -> bool:
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
-        failure = (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+        process = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
+        failure = (process.stderr.strip() or f"exit code {process.returncode}") if process.returncode else ""
     except OSError as error:
         failure = str(error)
     if failure:

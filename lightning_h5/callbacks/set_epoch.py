@@ -28,7 +28,7 @@ class SetEpochCallback(Callback):
         _call(trainer, "apply_position")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Let the data module correct what Lightning counts after a resume."""
+        """Let the data module correct Lightning's counters after a resume."""
         _call(trainer, "position_before_step")
 
     def on_train_batch_end(

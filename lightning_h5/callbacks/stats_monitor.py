@@ -28,16 +28,16 @@ IN_PROGRESS_BAR = ("samples_per_second", "wait_fraction")
 
 
 class H5StatsMonitor(Callback):
-    """Reports how fast rows come, how long training waits for them, and what to change.
+    """Reports how fast rows arrive, how long training waits for them, and which setting to change.
 
     The data modules of this package insert it themselves; pass one to set its options. It works without a
     logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, except
-    in prediction, in which ranks may have no rows: there rank 0 shows its own. The figures are those of
-    :class:`lightning_h5.metrics.LoaderMetrics`.
+    in prediction, in which ranks may have no rows: there rank 0 shows its own.
+    :class:`lightning_h5.metrics.LoaderMetrics` computes the figures.
 
     Under torch's own ``DataLoader`` over a dataset of this package, rows and bytes are counted, but waiting is not
-    measured and its figures are left out. Of a stage whose loaders read no dataset of this package nothing is
-    logged, and one message explains why.
+    measured and its figures are left out. Nothing is logged for a stage if its
+    loaders read no dataset of this package, and one message explains why.
 
     Logged each ``log_every_n_steps`` optimizer steps, over the time since the last log, and for each epoch with the
     suffix ``_epoch``. Steps have the numbers that Lightning logs, and if Lightning logs at the same step the values
@@ -45,10 +45,10 @@ class H5StatsMonitor(Callback):
 
     - ``h5/samples_per_second``: rows handed to training, per second.
     - ``h5/read_mib_per_second``: MiB taken from files, per second (an estimate if the HDF5 library reads).
-    - ``h5/decoded_mib_per_second``: MiB of these after decoding, per second.
+    - ``h5/decoded_mib_per_second``: MiB of them after decoding, per second.
     - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
     - ``h5/wait_ms``: milliseconds waited for a batch, on average.
-    - ``h5/cache_hit_rate``: share of what was asked for that was in memory: recently used rows, decoded chunks,
+    - ``h5/cache_hit_rate``: share of requested data that was in memory: recently used rows, decoded chunks,
       or rows held whole; 0 to 1.
     - ``h5/cache_mib``: MiB of rows that are kept in memory, over all ranks and workers.
     - ``h5/origin_mib``: MiB read from the origin, the slow storage, of files that are staged; this and the next three
@@ -62,17 +62,17 @@ class H5StatsMonitor(Callback):
 
     The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
     the time that a batch was waited for, the median and 99th percentile of the time that requests to the origin took,
-    and a sentence that names the bottleneck and what to change. Figures that are 0 in all stages are left out, and so
+    and a sentence that names the bottleneck and the remedy. Figures that are 0 in all stages are left out, and so
     is the hit rate of rows that are in memory as a whole.
 
     Args:
         log_every_n_steps: optimizer steps, so that steps which accumulate gradients do not count. None takes the
             trainer's.
         print_summary: print a table when a stage ends, on rank 0.
-        prefix: what the keys begin with.
+        prefix: the beginning of all keys.
         progress_bar: show rows a second and the share of waiting in the progress bar as well.
         slow_batch_seconds: a batch that is waited for longer is reported at once, with its step, through Python's
-            logging, by the rank that waits. The default is far above what reading takes and far below a time limit;
+            logging, by the rank that waits. The default is far above the time of reading and far below a time limit;
             None reports none.
 
     Raises:
@@ -110,7 +110,7 @@ class H5StatsMonitor(Callback):
     # Training ------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note what the datasets of loaders that were passed to the trainer have counted before."""
+        """Note earlier counts of the datasets in loaders that were passed to the trainer."""
         self._before = StageTotals(*[loader for loader in passed_loaders(trainer) if datasets_of(loader)])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -130,11 +130,11 @@ class H5StatsMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Report a batch that was waited for too long."""
-        most = self.slow_batch_seconds
-        if most is None:
+        limit = self.slow_batch_seconds
+        if limit is None:
             return
         for loader in self._training:
-            if (waited := loader.waits.last) > most:
+            if (waited := loader.waits.last) > limit:
                 loader.waits.last = 0.0  # report once, even if another loader's batch is next
                 self._meters["train"].n_slow += 1
                 logger.warning(
@@ -144,7 +144,7 @@ class H5StatsMonitor(Callback):
                     batch_idx,
                     trainer.current_epoch,
                     logged_step(trainer),
-                    most,
+                    limit,
                 )
 
     def on_train_batch_end(
@@ -158,14 +158,16 @@ class H5StatsMonitor(Callback):
         if "train" not in self._meters or not every or not is_logging_step(trainer, every):
             return
         step = logged_step(trainer)
-        named = self._named(self._figures(trainer, self._meters["train"].by_step))
-        shown = {self.prefix + name for name in IN_PROGRESS_BAR if self.progress_bar}
-        for name, value in named.items():  # the same on all ranks by now
-            pl_module.log(name, value, prog_bar=name in shown, logger=bool(trainer.loggers), on_step=True, batch_size=1)
-        self._logged = tuple(named)
+        named_figures = self._named(self._figures(trainer, self._meters["train"].by_step))
+        bar_names = {self.prefix + name for name in IN_PROGRESS_BAR if self.progress_bar}
+        for name, value in named_figures.items():  # the same on all ranks by now
+            pl_module.log(
+                name, value, prog_bar=name in bar_names, logger=bool(trainer.loggers), on_step=True, batch_size=1
+            )
+        self._logged = tuple(named_figures)
         if not is_logging_step(trainer):  # otherwise Lightning writes them itself after this hook
-            for each in trainer.loggers:
-                each.log_metrics(named, step=step)
+            for trainer_logger in trainer.loggers:
+                trainer_logger.log_metrics(named_figures, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the epoch's figures."""
@@ -229,7 +231,7 @@ class H5StatsMonitor(Callback):
         self._meters = {}  # an interrupted stage must not count for the next one
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Do what Lightning calls ``teardown`` for, which it does not call after an error."""
+        """Call ``teardown``, which Lightning does not call after an error."""
         self.teardown(trainer, pl_module, "")
 
     # Parts ---------------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ class H5StatsMonitor(Callback):
         return {self.prefix + name: value for name, value in figures.items()}
 
     def _end(self, trainer: Trainer, *stages: str) -> None:
-        """Print the table of these stages, and forget them."""
+        """Print the table of the stages, and drop their meters."""
         ranks: dict[str, list[dict[str, float]]] = {}
         limit, alone = None, list[str]()
         for stage in stages:
@@ -279,7 +281,7 @@ class H5StatsMonitor(Callback):
             meter.whole.update(*loaders)
             amounts = meter.whole.counts() | {"n_slow": float(meter.n_slow), "memory": _peak_memory()}
             # A rank without batches skips the loop and this hook, so that it would be missed in a collective.
-            has_idle_rank = any(isinstance(one, H5DataLoader) and one.sampler.has_idle_rank for one in loaders)
+            has_idle_rank = any(isinstance(loader, H5DataLoader) and loader.sampler.has_idle_rank for loader in loaders)
             if trainer.world_size > 1 and (stage == "predict" or has_idle_rank):
                 alone.append(stage)
             own = trainer.world_size == 1 or stage in alone
@@ -287,10 +289,10 @@ class H5StatsMonitor(Callback):
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
             remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
-            whose = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
+            scope = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
             if alone and len(alone) < len(ranks):
                 remarks.append(f"{listing(alone)}: on rank 0 alone, since another rank has no batches.")
-            sys.stdout.write(stage_table(f"lightning_h5: rows from HDF5{whose}", ranks, remarks))
+            sys.stdout.write(stage_table(f"lightning_h5: rows from HDF5{scope}", ranks, remarks))
             sys.stdout.flush()
 
 
@@ -306,7 +308,7 @@ def _own_loaders(trainer: Trainer) -> list[H5DataLoader]:
 
 
 def _limit_of(stage: str, amounts: Mapping[str, float], every_loader: Sequence[Loader]) -> str | None:
-    """Return what limits a stage, as a remark; None if a loader did not measure waiting."""
+    """Return the bottleneck of a stage, as a remark; None if a loader did not measure waiting."""
     loaders = [loader for loader in every_loader if isinstance(loader, H5DataLoader)]
     if len(loaders) < len(every_loader):
         return None
@@ -317,7 +319,7 @@ def _limit_of(stage: str, amounts: Mapping[str, float], every_loader: Sequence[L
 
 
 def _to_keep(loaders: list[H5DataLoader]) -> str:
-    """Return what to pass so that all decoded rows of training stay in memory; empty if they do."""
+    """Return the argument that keeps all decoded rows of training in memory; empty if they fit."""
     missing = []  # for each loader whose rows do not fit: bytes of all its rows, and the argument to raise
     for loader in loaders:
         dataset = loader.dataset
@@ -332,12 +334,12 @@ def _to_keep(loaders: list[H5DataLoader]) -> str:
     return name and f"{name}='{-(-all_bytes >> 20)} MiB' holds all"
 
 
-def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) -> list[str]:
+def _remarks(ranks: Mapping[str, list[dict[str, float]]], slow_seconds: float | None) -> list[str]:
     """Return remarks on slow batches, and on the memory of the largest rank."""
     amounts = [rank for stage in ranks.values() for rank in stage]
     n_slow = sum(rank["n_slow"] for rank in amounts)
     batches = f"{n_slow:,.0f} batch{'es' if n_slow != 1 else ''}"
-    slow = [f"{batches} took longer than {most:g} s to arrive; the log has the steps."] if n_slow else []
+    slow = [f"{batches} took longer than {slow_seconds:g} s to arrive; the log has the steps."] if n_slow else []
     memory = max(rank["memory"] for rank in amounts) / 2**20
     return [f"peak memory of a rank's main process: {memory:,.0f} MiB", *slow]
 

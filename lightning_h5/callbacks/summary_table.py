@@ -26,7 +26,7 @@ def stage_table(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]],
 
     Args:
         title: the line above it.
-        stages: for each stage what each rank counted, waiting times included.
+        stages: for each stage the counts of each rank, waiting times included.
         remarks: lines below the table.
     """
     columns = [_stage_column(ranks) for ranks in stages.values()]
@@ -40,15 +40,17 @@ def stage_table(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]],
     text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
     rule = "-" * max(len(title), *map(len, text))
     width = max(len(rule), min(WIDTH, get_terminal_size((WIDTH, 24)).columns))
-    below = [line for remark in remarks for line in wrap(remark, width, subsequent_indent="  ", break_long_words=False)]
-    return "\n".join(["", title, rule, text[0], rule, *text[1:], rule, *below, ""])
+    remark_lines = [
+        line for remark in remarks for line in wrap(remark, width, subsequent_indent="  ", break_long_words=False)
+    ]
+    return "\n".join(["", title, rule, text[0], rule, *text[1:], rule, *remark_lines, ""])
 
 
 def _stage_column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Return a stage's figures by name."""
     amounts = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     figures = figures_of(amounts, len(ranks))
-    most, worst = max((waiting_share(rank), -number) for number, rank in enumerate(ranks))
+    share, worst = max((waiting_share(rank), -number) for number, rank in enumerate(ranks))
     # A hit rate is meaningless if all rows are held, or none.
     has_cache = amounts["cache_hits"] + amounts["cache_misses"] + amounts["blocks_used"] > 0
     p95 = WaitTimes.quantile([amounts[name] for name in WAITS], 0.95)
@@ -61,7 +63,7 @@ def _stage_column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
         READ: _three_digits(figures["read_mib_per_second"]),
         DECODED: _three_digits(figures["decoded_mib_per_second"]),
         "waiting for data": f"{figures['wait_fraction']:.1%}" if "wait_fraction" in figures else "-",
-        "waiting, worst rank": f"{most:.1%} (rank {-worst})" if len(ranks) > 1 and most >= 0.0005 else "-",
+        "waiting, worst rank": f"{share:.1%} (rank {-worst})" if len(ranks) > 1 and share >= 0.0005 else "-",
         "wait per batch, ms": _three_digits(figures["wait_ms"]) if "wait_ms" in figures else "-",
         "wait, 95th percentile, ms": _three_digits(1000 * p95),
         "cache hits": f"{figures['cache_hit_rate']:.1%}" if has_cache else "-",

@@ -1,10 +1,10 @@
-"""What is in files: arrays, layouts, identity, side tables. It knows no samples."""
+"""The contents of files: arrays, layouts, identity, side tables. Samples are unknown here."""
 
 from .catalog import Catalog
 from .column_values import Categories, classes_of, decoded, pairs_of, values_of
 from .compatibility import (
     WITHOUT_THEM,
-    Asked,
+    ArrayRequest,
     Compatibility,
     Skip,
     Span,
@@ -13,11 +13,13 @@ from .compatibility import (
     each_readable,
     has_lists,
     is_encoded,
+    joined_arrays,
     refuse_images,
     refuse_other_files,
     shape_of_images,
     with_stacks,
 )
+from .content_digest import whole_digest
 from .discovery import (
     SKIP_THEM,
     TARGET,
@@ -31,7 +33,6 @@ from .discovery import (
     names_to_load,
     paths_of,
     skip_into,
-    stacks_of,
 )
 from .file_contents import collector_paused
 from .file_counts import boundaries_in, ends_of
@@ -41,7 +42,6 @@ from .part_layouts import ListedParts, PartLayouts, StoredParts
 from .reference_values import values_of_cells
 from .segment_parts import FoundParts, NamedParts, PartNames, filled, parts_in
 from .side_table import OR_DROP, PREFIX, SideTable, is_of_table
-from .whole_digest import whole_digest
 
 __all__ = [
     "OR_DROP",
@@ -49,7 +49,7 @@ __all__ = [
     "SKIP_THEM",
     "TARGET",
     "WITHOUT_THEM",
-    "Asked",
+    "ArrayRequest",
     "Catalog",
     "Categories",
     "Compatibility",
@@ -81,6 +81,7 @@ __all__ = [
     "hashable",
     "is_encoded",
     "is_of_table",
+    "joined_arrays",
     "keys_of",
     "names_to_load",
     "pairs_of",
@@ -90,7 +91,6 @@ __all__ = [
     "refuse_other_files",
     "shape_of_images",
     "skip_into",
-    "stacks_of",
     "values_of",
     "values_of_cells",
     "whole_digest",

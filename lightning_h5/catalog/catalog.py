@@ -29,16 +29,16 @@ _T = TypeVar("_T")
 class Catalog:
     """The requested contents of files. Splits, columns, filters and datasets are views of it.
 
-    A file is opened when it is first asked for, and again only for arrays that were not announced. What was found is
-    kept as long as the catalog: ``setup`` makes one and drops it.
+    A file is opened on the first request for it, and again only for arrays that were not announced. Contents are cached
+    as long as the catalog exists: ``setup`` creates a catalog and drops it.
 
     Args:
-        fields: arrays that will be asked for, if a file has them.
-        columns: arrays with values that will be asked for, too.
-        of_all_ranks: all ranks make this catalog, and find the same number of rows if a file grows.
-        categories: of arrays, by what is known of them.
-        first_files: returns the files with the first categories, such as those of training; none for those of the
-            first table.
+        fields: arrays that will be requested, if a file has them.
+        columns: arrays that will be requested together with their values.
+        of_all_ranks: all ranks create this catalog, and agree on one number of rows if a file grows.
+        categories: names of categories that already have codes.
+        first_files: returns the files with the first categories, such as the files of training; no files for the
+            files of the first table.
         matched: see ``Joins``.
         staging: how objects of stores are read.
     """
@@ -63,21 +63,21 @@ class Catalog:
         self._alike = AlikeArrays()
         self._files: dict[tuple[str, FileOptions], FileContents | H5FileError] = {}
         self._n_rows: dict[tuple[str, str], int] = {}
-        self._made: dict[Any, Any] = {}
+        self._shared: dict[Any, Any] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
 
     def files(self, paths: Paths, name: str = "path") -> tuple[str, ...]:
-        """Return the files that a path argument names: see ``expand_paths``. Looks for the same ones once."""
-        given = repr(paths)
-        if given not in self._paths:
-            found = expand_paths(paths, name, self.staging)
-            self._paths[given] = self._paths[repr(found)] = found
-        return self._paths[given]
+        """Return the files that a path argument names (see ``expand_paths``). The same argument is expanded once."""
+        argument = repr(paths)
+        if argument not in self._paths:
+            files = expand_paths(paths, name, self.staging)
+            self._paths[argument] = self._paths[repr(files)] = files
+        return self._paths[argument]
 
     def recoded(
         self, layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
     ) -> list[tuple[ArrayLayout, ...]]:
-        """Return the arrays of files, with codes of categories that mean the same in all."""
+        """Return the arrays of files. Codes of categories mean the same in all files."""
 
         def first(key: str) -> list[ArrayLayout]:
             return [self.describe(path, [key], options)[1][0] for path in self._first_files()]
@@ -97,70 +97,70 @@ class Catalog:
         """
         for key in keys:
             if (column := column_of_codes(key)) is not None:
-                files = [self._files[_which(path, options)] for path in paths]
+                files = [self._files[_file_key(path, options)] for path in paths]
                 names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, FileContents)]
                 check_same(column, names, options)
 
-    def once(self, which: Any, make: Callable[[], _T]) -> _T:
-        """Return what is made once: all splits of the same files share it.
+    def once(self, key: Any, make: Callable[[], _T]) -> _T:
+        """Return an object that is created once, and shared by all splits of the same files.
 
         Args:
-            which: all that it follows from.
-            make: makes it.
+            key: everything that the object depends on.
+            make: creates it.
         """
-        if which not in self._made:
-            self._made[which] = make()
-        found: _T = self._made[which]
-        return found
+        if key not in self._shared:
+            self._shared[key] = make()
+        shared: _T = self._shared[key]
+        return shared
 
     def search(
         self, path: str, options: OpenOptions, name: str, search: Callable[[Any], tuple[_T, Iterable[str]]]
     ) -> _T:
-        """Return what a search in an open file finds.
+        """Return the result of a search in an open file.
 
         Args:
             path: the file.
             options: how it is opened.
             name: of the search.
-            search: looks at the open file; also returns arrays that will be asked for because of what it found.
+            search: looks at the open file; returns its result, and arrays that will be requested because of it.
 
         Raises:
             H5Error: the search failed, or the file cannot be opened.
         """
-        file = self._files.get(_which(path, options))
-        if not isinstance(file, FileContents) or name not in file.found:
+        file = self._files.get(_file_key(path, options))
+        if not isinstance(file, FileContents) or name not in file.results:
             file = self._open(path, (), options, {name: search})
-        found: _T = file.found[name]
-        return found
+        result: _T = file.results[name]
+        return result
 
     def look(
         self, path: str, options: OpenOptions, name: Any, search: Callable[[Any, ChangeGuard, AlikeArrays], _T]
     ) -> tuple[ChangeGuard, _T]:
-        """Return the guard of a file, and what a search in the open file finds.
+        """Return the guard of a file, and the result of a search in the open file.
 
         Args:
             path: the file.
             options: how it is opened.
             name: of the search.
-            search: gets the open file, its guard, and what describes arrays.
+            search: gets the open file, its guard, and an object that describes arrays.
 
         Raises:
             H5Error: the search failed, or the file cannot be opened.
         """
-        file = self._files.get(_which(path, options))
-        if not isinstance(file, FileContents) or name not in file.found:
-            file = self._open(path, (), options, {name: search}, own=True)
-        found: _T = file.found[name]
-        return file.guard, found
+        file = self._files.get(_file_key(path, options))
+        if not isinstance(file, FileContents) or name not in file.results:
+            file = self._open(path, (), options, {name: search}, with_guard=True)
+        result: _T = file.results[name]
+        return file.guard, result
 
     @property
     def templates(self) -> list[ArrayLayout]:
-        """The arrays that others are described like (see ``AlikeArrays``)."""
+        """The arrays that serve as templates for alike arrays (see ``AlikeArrays``)."""
         return self._alike.templates
 
     def has_described(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
-        """Return whether these are known to be arrays of a file, without opening it."""
-        file = self._files.get(_which(path, options))
+        """Return whether a file is known to have all of these arrays, without opening it."""
+        file = self._files.get(_file_key(path, options))
         return isinstance(file, FileContents) and all(isinstance(file.arrays.get(key), ArrayLayout) for key in keys)
 
     def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
@@ -173,8 +173,8 @@ class Catalog:
         return True
 
     def values(self, path: str, key: str, options: OpenOptions) -> npt.NDArray[Any] | None:
-        """Return the values of a column as they are stored; None if they were not read when the file was opened."""
-        file = self._files.get(_which(path, options))
+        """Return the stored values of a column; None if they were not read when the file was opened."""
+        file = self._files.get(_file_key(path, options))
         values = file.values.get(key) if isinstance(file, FileContents) else None
         return None if values is None else values.copy()
 
@@ -183,8 +183,8 @@ class Catalog:
     ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
         """Return the guard of a file and its arrays.
 
-        Arrays of a file that grows have one number of rows, on all ranks: that of the shortest, as it was seen first,
-        since the writer appends to one after the other.
+        Arrays of a file that grows have one number of rows, on all ranks: the length of the shortest array at the first
+        look, since the writer appends to one array after the other.
 
         Args:
             path: the file.
@@ -194,29 +194,29 @@ class Catalog:
         Raises:
             H5Error: the file cannot be opened, or an array is missing or refused.
         """
-        guard, found = self._describe(path, keys, options)
+        guard, layouts = self._describe(path, keys, options)
         if not options.swmr:
-            return guard, found
-        shortest = min(layout.n_rows for layout in found)
-        names = [(path, layout.key) for layout in found]
-        if not (seen := [self._n_rows[name] for name in names if name in self._n_rows]):
-            seen = [first_value(f"rows of {names}", shortest) if self._of_all_ranks else shortest]
-        n_rows = min(seen)
+            return guard, layouts
+        shortest = min(layout.n_rows for layout in layouts)
+        names = [(path, layout.key) for layout in layouts]
+        if not (lengths := [self._n_rows[name] for name in names if name in self._n_rows]):
+            lengths = [first_value(f"rows of {names}", shortest) if self._of_all_ranks else shortest]
+        n_rows = min(lengths)
         self._n_rows.update(dict.fromkeys(names, n_rows))
         end = time.monotonic() + PATIENCE
-        while min(layout.n_rows for layout in found) < n_rows:
+        while min(layout.n_rows for layout in layouts) < n_rows:
             if time.monotonic() >= end:
-                return guard, found
+                return guard, layouts
             time.sleep(PAUSE)
-            found = self._describe(path, keys, options, is_new=True)[1]
-        return guard, tuple(replace(layout, n_rows=n_rows) for layout in found)
+            layouts = self._describe(path, keys, options, is_new=True)[1]
+        return guard, tuple(replace(layout, n_rows=n_rows) for layout in layouts)
 
     # One file ---------------------------------------------------------------------------------------------------
 
     def _describe(
         self, path: str, keys: Sequence[str], options: OpenOptions, *, is_new: bool = False
     ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
-        file = self._files.get(_which(path, options))
+        file = self._files.get(_file_key(path, options))
         if isinstance(file, H5FileError):
             raise file
         if is_new or file is None or any(key not in file.arrays for key in keys):
@@ -229,7 +229,7 @@ class Catalog:
             arrays.append(array)
         if not any(file.others.values()):
             return file.guard, tuple(arrays)
-        others = {other.path: other for key in keys for other in file.others.get(key, ())}
+        others = {guard.path: guard for key in keys for guard in file.others.get(key, ())}
         guard = replace(file.guard, others=tuple(others.values()))
         return guard, tuple(array.guarded(guard) for array in arrays)
 
@@ -240,20 +240,20 @@ class Catalog:
         options: OpenOptions,
         searches: dict[Any, Callable[..., Any]],
         *,
-        own: bool = False,
+        with_guard: bool = False,
     ) -> FileContents:
-        which = _which(path, options)
-        old = self._files.get(which)
+        file_key = _file_key(path, options)
+        old = self._files.get(file_key)
         try:
-            file = self._look(path, keys, options, searches, own=own)
+            file = self._look(path, keys, options, searches, with_guard=with_guard)
         except H5FileError as error:
-            self._files[which] = error
+            self._files[file_key] = error
             raise
         if isinstance(old, FileContents):
-            file.found = old.found | file.found
+            file.results = old.results | file.results
             if old.guard == file.guard:
                 file.arrays, file.others = old.arrays | file.arrays, old.others | file.others
-        self._files[which] = file
+        self._files[file_key] = file
         return file
 
     def _look(
@@ -263,24 +263,24 @@ class Catalog:
         options: OpenOptions,
         searches: dict[Any, Callable[..., Any]],
         *,
-        own: bool,
+        with_guard: bool,
     ) -> FileContents:
         with opened(path, options) as (h5, guard):
             file = FileContents(guard)
             for name, search in searches.items():
-                if own:
-                    file.found[name] = search(h5, guard, self._alike)
+                if with_guard:
+                    file.results[name] = search(h5, guard, self._alike)
                     continue
-                file.found[name], more = search(h5)
-                self._expected = tuple(dict.fromkeys([*self._expected, *more]))
-            wanted = [*keys, *self._expected]
-            wanted += [f"{name}/categories" for name in map(column_of_codes, wanted) if name is not None]
-            for key in dict.fromkeys(wanted):
-                file.describe(h5, path, key, options, self._alike, is_asked=key in keys)
+                file.results[name], announced = search(h5)
+                self._expected = tuple(dict.fromkeys([*self._expected, *announced]))
+            arrays = [*keys, *self._expected]
+            arrays += [f"{name}/categories" for name in map(column_of_codes, arrays) if name is not None]
+            for key in dict.fromkeys(arrays):
+                file.describe(h5, path, key, options, self._alike, is_required=key in keys)
             for key in self._columns if not options.swmr else ():
                 file.read_if_short(h5, key)
         return file
 
 
-def _which(path: str, options: OpenOptions) -> tuple[str, FileOptions]:
+def _file_key(path: str, options: OpenOptions) -> tuple[str, FileOptions]:
     return path, options.files

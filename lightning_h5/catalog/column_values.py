@@ -1,4 +1,4 @@
-"""The values of columns as comparisons need them: decoded, and with the names of categories instead of codes.
+"""Values of columns for comparisons: decoded, and with the names of categories instead of codes.
 
 ``Categories`` makes codes mean the same in all files, which need not have the same names of categories.
 """
@@ -36,7 +36,7 @@ N_TRIED = 100  # rows of an array that may be one-hot
 
 
 class Categories:
-    """What codes stand for, the same in all files.
+    """The categories that codes stand for, the same in all files.
 
     Names that come first keep their codes: those of the first files, in their order if all of these have the same names
     and sorted otherwise; names that only other files have follow, sorted.
@@ -77,11 +77,11 @@ class Categories:
         Args:
             layouts: of each file.
             options: how files are opened.
-            first: returns an array of the files with the first names, if these are others.
+            first: returns an array in the files with the first names, if these are other files.
         """
         if not layouts or all(array.categories is None for array in layouts[0]):
             return list(layouts)
-        by_field = [list(each) for each in zip(*layouts, strict=True)]
+        by_field = [list(arrays) for arrays in zip(*layouts, strict=True)]
         for at, arrays in enumerate(by_field):
             if all(array.categories is not None and array.decoding is None for array in arrays):
                 by_field[at] = self._of_field(arrays, options, first)
@@ -91,22 +91,22 @@ class Categories:
         self, layouts: Sequence[ArrayLayout], options: OpenOptions, first: Callable[[str], Sequence[ArrayLayout]]
     ) -> list[ArrayLayout]:
         key = layouts[0].key
-        each = [_category_names(layout, options) for layout in layouts]
+        by_file = [_category_names(layout, options) for layout in layouts]
         if key not in self.known:
-            lists = [_category_names(layout, options) for layout in first(key)] or each
+            lists = [_category_names(layout, options) for layout in first(key)] or by_file
             is_one = all(names == lists[0] for names in lists)
             self.known[key] = tuple(lists[0] if is_one else sorted({name for names in lists for name in names}))
-        more = {name for names in each for name in names} - set(self.known[key])
-        self.known[key] += tuple(sorted(more))
+        further = {name for names in by_file for name in names} - set(self.known[key])
+        self.known[key] += tuple(sorted(further))
         codes = {name: code for code, name in enumerate(self.known[key])}
         return [
             layout.decoded(Recode(tuple(codes[name] for name in names)))
-            for layout, names in zip(layouts, each, strict=True)
+            for layout, names in zip(layouts, by_file, strict=True)
         ]
 
 
 def column_of_codes(key: str) -> str | None:
-    """Return the column whose codes a name is of; None if it is another array's."""
+    """Return the categorical column that an array of codes belongs to; None for any other array."""
     column, _, last = key.rpartition("/")
     return column if column and last == "codes" else None
 
@@ -116,7 +116,7 @@ def check_same(column: str, arrays: Sequence[Any], options: OpenOptions) -> None
 
     Args:
         column: the categorical column.
-        arrays: the names of its categories in each file; something else if there are none.
+        arrays: the array with its category names in each file; any other value if a file has none.
         options: how files are opened.
 
     Raises:
@@ -140,7 +140,7 @@ def _digest_of_names(names: Sequence[Any]) -> str:
 
 
 def names_of_codes(layout: ArrayLayout, codes: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
-    """Return what the codes of an array stand for; empty text, or NaN, for missing ones.
+    """Return the categories that codes of an array stand for; empty text, or NaN, for missing codes.
 
     Args:
         layout: the array.
@@ -158,8 +158,8 @@ def names_of_codes(layout: ArrayLayout, codes: npt.NDArray[Any], options: OpenOp
     Recode(tuple(range(len(names)))).check(codes, layout)
     is_text = not names or isinstance(names[0], str)
     missing = [] if not is_text and (codes >= 0).all() else ["" if is_text else np.nan]
-    found: npt.NDArray[Any] = np.array([*names, *missing], dtype=object if is_text else None)[codes]  # -1 is the last
-    return found
+    named: npt.NDArray[Any] = np.array([*names, *missing], dtype=object if is_text else None)[codes]  # -1 is the last
+    return named
 
 
 def _category_names(layout: ArrayLayout, options: OpenOptions) -> list[Any]:
@@ -175,11 +175,11 @@ def names_in(array: ArrayLayout, options: OpenOptions) -> list[Any]:
             "names. Write the column again."
         )
     values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows)).tolist()
-    return [one.decode() if isinstance(one, bytes) else one for one in values]
+    return [name.decode() if isinstance(name, bytes) else name for name in values]
 
 
 def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
-    """Return a column for comparisons: packed numbers are decoded, with NaN for missing ones; codes become names."""
+    """Return a column for comparisons. Packed numbers are decoded, missing ones to NaN; codes become names."""
     if layout.categories is not None:
         return names_of_codes(layout, column, options)
     is_kept = layout.packing is None or layout.packing.policy == "keep"
@@ -187,7 +187,7 @@ def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions)
 
 
 def classes_of(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """Return one class for each row: values of one axis as they are, and the place of the 1 in one-hot rows.
+    """Return one class for each row: the value itself, or the position of the 1 in a one-hot row.
 
     Args:
         values: a value for each row, or a row of zeros with a single 1.
@@ -215,7 +215,7 @@ def classes_of(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 
 
 def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
-    """Return the values of an array with one value a row, for comparisons; text as ``str``, one-hot rows as classes.
+    """Return the values of an array for comparisons, one a row: text as ``str``, one-hot rows as classes.
 
     Raises:
         H5ValueError: it has rows of another shape.
@@ -245,6 +245,6 @@ def flat_values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]
         values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows))
     values = decoded(array, values.reshape(-1), options)
     if values.dtype.kind in "OS":
-        texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())
+        texts = (text.decode() if isinstance(text, bytes) else text for text in values.tolist())
         values = np.fromiter(texts, dtype=object, count=len(values))
     return values

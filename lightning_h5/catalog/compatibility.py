@@ -1,9 +1,10 @@
-"""Check that arrays are as requested, that arrays and files belong together, and which files can be read."""
+"""Check that arrays are as requested, that arrays and files belong together, and that files can be read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,7 +36,7 @@ from ..types import Paths
 
 __all__ = [
     "WITHOUT_THEM",
-    "Asked",
+    "ArrayRequest",
     "Compatibility",
     "Skip",
     "Span",
@@ -44,6 +45,7 @@ __all__ = [
     "each_readable",
     "has_lists",
     "is_encoded",
+    "joined_arrays",
     "refuse_images",
     "refuse_other_files",
     "shape_of_images",
@@ -60,29 +62,29 @@ class Span(NamedTuple):
 
 
 MAX_CHANNELS = 4
-"""Values of a pixel, at most, on the last axis of an image."""
+"""Largest number of values of a pixel, on the last axis of an image."""
 
 MAX_RATIO = 4
-"""An axis of an image or volume is at most so many times as long as another."""
+"""Largest ratio of the lengths of two axes of an image or volume."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ArrayRequest:
     """A requested array.
 
     Attributes:
         key: its name in the files.
         text_ok: whether it may hold text (a label may, a single input may not).
-        dtype: the dtype that the user asked for, if any.
-        argument: how the user can name a dtype for it, such as ``"x_dtype={}"``; None if there is no way.
+        dtype: the dtype that the user requested, if any.
+        argument: the argument that sets its dtype, such as ``"x_dtype={}"``; None if there is none.
         takes_packed: accept packed integers as they are stored: they are decoded later, or no value is used.
-        only_counted: whether nothing but its number of rows is used, so that a row may be anything.
+        only_counted: whether only its number of rows is used, so that rows may have any dtype.
         codec: decodes rows; None if values are as stored.
-        stacks: what is stacked, if these are several arrays, or members of a table; ``key`` is then its name.
-        is_stack: whether it is arrays; of a table its members are decoded together.
-        paths: other files that have the array; None for those of the data.
-        taken: of rows along axis 0, what is taken of further axes, as stored: pairs of an axis, and an index, indices
-            or a slice.
+        stacks: the names of stacked arrays, or of members of a table; ``key`` is then the name of the result.
+        is_stack: whether several arrays are stacked. Members of one table are decoded together instead.
+        paths: other files that have the array; None for the files of the data.
+        taken: the selection along axes other than axis 0, as stored: pairs of an axis, and an index, indices or a
+            slice.
     """
 
     key: str
@@ -98,28 +100,29 @@ class Asked:
     taken: tuple[tuple[int, int | Span | tuple[int, ...]], ...] = ()
 
     @classmethod
-    def of(cls, key: str, codec: Codec | None, stacks: StackedKeys | None, **more: Any) -> Asked:
-        """Return what is asked for; several arrays that are in no one group can be no members of a table."""
-        return cls(key=key, codec=codec, stacks=stacks, is_stack=stacks is not None and stacks.group is None, **more)
+    def of(cls, key: str, codec: Codec | None, stacks: StackedKeys | None, **options: Any) -> ArrayRequest:
+        """Return a request. Several names without a common group are arrays, not members of a table."""
+        is_stack = stacks is not None and stacks.group is None
+        return cls(key=key, codec=codec, stacks=stacks, is_stack=is_stack, **options)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The arrays that are looked for in files."""
+        """The names of its arrays in the files."""
         return self.stacks.names if self.is_stack and self.stacks is not None else (self.key,)
 
     def joined(self, arrays: Sequence[ArrayLayout]) -> ArrayLayout:
-        """Return the array that is made of those of ``keys``."""
+        """Return the requested array, stacked if it is made of several arrays (``keys``)."""
         return stack_arrays(arrays, self.key) if self.is_stack else arrays[0]
 
     def decoded(self, array: ArrayLayout) -> ArrayLayout:
-        """Return the array with rows as they are decoded: packed numbers of netCDF files unless asked otherwise."""
+        """Return the array with the decoding of its rows. Packed numbers of netCDF files are decoded by default."""
         if array.stacked:
             codec = self.codec.of_each if isinstance(self.codec, Stack) else self.codec
-            each = replace(self, codec=codec, stacks=None, is_stack=False)
-            array = stack_arrays([each.decoded(one) for one in array.stacked], self.key)
+            request = replace(self, codec=codec, stacks=None, is_stack=False)
+            array = stack_arrays([request.decoded(member) for member in array.stacked], self.key)
             axis = None if self.stacks is None else self.stacks.axis
             return array if axis is None else array.decoded(MoveLast(axis))
-        array = self._cut(array) if self.taken else array
+        array = self._selected(array) if self.taken else array
         packing = array.packing
         if isinstance(self.codec, Conventions):
             return array if packing is None else array.decoded(Unpack(packing))
@@ -140,22 +143,22 @@ class Asked:
             return array.decoded(Unpack(packing))
         return array
 
-    def _cut(self, array: ArrayLayout) -> ArrayLayout:
-        """Return the array with the part of its rows that is taken."""
-        shape, taken = (array.n_rows, *array.axes), {}
+    def _selected(self, array: ArrayLayout) -> ArrayLayout:
+        """Return the array with the selected part of its rows."""
+        shape, parts = (array.n_rows, *array.axes), {}
         for axis, part in self.taken:
             if not -len(shape) < axis < len(shape) or axis % len(shape) == 0:
                 raise H5ValueError(
                     f"select names axis {axis} of {array.key!r} in {array.path!r}, which has the shape {shape} and "
                     "rows along axis 0. Name one of its other axes."
                 )
-            if axis % len(shape) in taken:
+            if axis % len(shape) in parts:
                 raise H5ValueError(f"select names axis {axis} of {array.key!r} twice. Name each axis once.")
-            taken[axis % len(shape)] = slice(*part) if isinstance(part, Span) else part
-        return array.seen((0,), taken)
+            parts[axis % len(shape)] = slice(*part) if isinstance(part, Span) else part
+        return array.seen((0,), parts)
 
     def takes_stored(self, array: ArrayLayout) -> bool:
-        """Return whether the user named the stored dtype of packed numbers, or one that holds all that are values."""
+        """Return whether the user requested the stored dtype of packed numbers, or one that holds all their values."""
         if self.dtype is None or array.packing is None or array.dtype.kind == "f":
             return False
         if self.dtype == torch_dtype(array.dtype, "dtype"):
@@ -163,30 +166,44 @@ class Asked:
         return array.packing.only_misses and _holds(self.dtype, array.dtype)
 
 
-def with_stacks(asked: Sequence[Asked], error: GroupError) -> list[Asked] | None:
-    """Return what is looked for if a name turned out to be a group, of which arrays are stacked.
+def joined_arrays(requests: Sequence[ArrayRequest], arrays: Iterable[ArrayLayout]) -> list[ArrayLayout]:
+    """Return one array per request; several arrays of a file are stacked if a request names them.
 
     Args:
-        asked: what was looked for: a list of names may be of members of a table.
-        error: what the search raised.
+        requests: the requested arrays.
+        arrays: of the file: for each request the arrays of its ``keys``, one after the other.
+    """
+    of_keys = iter(arrays)
+    return [request.joined(list(islice(of_keys, len(request.keys)))) for request in requests]
+
+
+def with_stacks(requests: Sequence[ArrayRequest], error: GroupError) -> list[ArrayRequest] | None:
+    """Return the requests after a name turned out to be a group: its arrays are stacked.
+
+    Args:
+        requests: the requests before, which took the list of names for members of a table.
+        error: the error about the group.
 
     Returns:
-        None if the group was not named so.
+        None if no request stacks arrays of the group.
     """
-    found = [replace(one, is_stack=True) if one.stacks is not None and one.key == error.key else one for one in asked]
-    return None if found == list(asked) else found
+    changed = [
+        replace(request, is_stack=True) if request.stacks is not None and request.key == error.key else request
+        for request in requests
+    ]
+    return None if changed == list(requests) else changed
 
 
 class Compatibility:
-    """Checks the arrays of one file after the other; those that are built as others before them cost next to nothing.
+    """Checks the arrays of one file after the other. Arrays of a structure that was checked before cost almost nothing.
 
     Args:
-        asked: the arrays, in the order of the fields.
+        requests: the arrays, in the order of the fields.
         of_one_row: whether row i of each array belongs together, and rows have the same shape in all files.
     """
 
-    def __init__(self, asked: Sequence[Asked], *, of_one_row: bool = True) -> None:
-        self._asked, self._of_one_row = tuple(asked), of_one_row
+    def __init__(self, requests: Sequence[ArrayRequest], *, of_one_row: bool = True) -> None:
+        self._requests, self._of_one_row = tuple(requests), of_one_row
         self._first: tuple[ArrayLayout, ...] = ()
         self._passed: dict[tuple[int, ...], tuple[ArrayLayout, ...]] = {}
 
@@ -198,41 +215,41 @@ class Compatibility:
                 from those of the first file.
             H5CorruptError: two arrays have bytes in common.
         """
-        # Arrays of one structure share these objects. Checked ones are kept here, so that no id is reused.
-        structure = tuple(id(each) for one in layouts for each in (one.dtype, one.row_shape, one.packing))
+        # Arrays of one structure share these objects. Checked arrays are kept, so that no id is reused.
+        structure = tuple(id(part) for layout in layouts for part in (layout.dtype, layout.row_shape, layout.packing))
         if structure not in self._passed:
-            for layout, one in zip(layouts, self._asked, strict=True):
-                if not one.only_counted:
-                    _check_tensor_kind(layout, text_ok=one.text_ok)
-                if not one.takes_packed:
-                    for each in layout.stored_arrays:
-                        _check_packing(each, one)
+            for layout, request in zip(layouts, self._requests, strict=True):
+                if not request.only_counted:
+                    _check_tensor_kind(layout, text_ok=request.text_ok)
+                if not request.takes_packed:
+                    for stored in layout.stored_arrays:
+                        _check_packing(stored, request)
         if self._of_one_row:
             _check_rows(layouts)
-        check_no_overlap([one for one in layouts if one.path == layouts[0].path])  # others are of another file
+        check_no_overlap([layout for layout in layouts if layout.path == layouts[0].path])  # not those of other files
         if structure not in self._passed:
             self._first = self._first or layouts
             _check_same_rows(self._first, layouts, shapes=self._of_one_row)
-            _check_packed_alike(self._first, layouts, self._asked)
+            _check_packed_alike(self._first, layouts, self._requests)
             self._passed[structure] = layouts
 
 
-def refuse_other_files(asked: Sequence[Asked]) -> None:
+def refuse_other_files(requests: Sequence[ArrayRequest]) -> None:
     """Raise an ``H5ValueError`` if an array is of another file: these are matched row by row."""
-    if others := [one.key for one in asked if one.paths is not None]:
+    if keys := [request.key for request in requests if request.paths is not None]:
         raise H5ValueError(
-            f"{listing(others)} of another file was named, which is matched row by row, and samples are no rows. Put "
+            f"{listing(keys)} of another file was named, which is matched row by row, and samples are no rows. Put "
             "it into the data's files, or pass table."
         )
 
 
 def is_encoded(array: ArrayLayout) -> bool:
-    """Return whether rows are decoded one by one, to arrays of several shapes."""
+    """Return whether rows are decoded one by one, to arrays of different shapes."""
     return array.decoding is not None and isinstance(array.decoding.codec, RowCodec)
 
 
 def has_lists(array: ArrayLayout) -> bool:
-    """Return whether rows are lists of numbers, other than bytes, of several lengths."""
+    """Return whether rows are lists of numbers, other than bytes, of different lengths."""
     stored = array.decoding
     return stored is not None and isinstance(stored.codec, Ragged) and not is_bytes(stored.array.dtype)
 
@@ -269,16 +286,16 @@ def _check_tensor_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
     )
 
 
-def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
-    """Refuse packed integers, which are no values, unless the user named the stored dtype.
+def _check_packing(layout: ArrayLayout, request: ArrayRequest) -> None:
+    """Refuse packed integers, unless the user requested the stored dtype: they are no values.
 
-    If they are the values themselves, except some that stand for missing ones, any integers that hold them will do.
+    If they are the values themselves, except markers of missing ones, any dtype that holds these integers is accepted.
     """
     packing = layout.packing
-    if packing is None or packing.policy in ("keep", "guard") or asked.takes_stored(layout):
+    if packing is None or packing.policy in ("keep", "guard") or request.takes_stored(layout):
         return
-    field = layout.key if asked.stacks is None else asked.key
-    raw = "" if asked.argument is None else asked.argument.replace("{}", repr(str(layout.dtype)))
+    field = layout.key if request.stacks is None else request.key
+    raw = "" if request.argument is None else request.argument.replace("{}", repr(str(layout.dtype)))
     transform = "target_transform" if raw.startswith(("y_dtype", "dtype_y")) else "transform"
     raise H5ValueError(
         f"{layout.key!r} in {layout.path!r} holds packed integers ({layout.dtype} with {packing}), whose values are "
@@ -288,30 +305,32 @@ def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
     )
 
 
-def _holds(wanted: torch.dtype | None, stored: np.dtype[Any]) -> bool:
-    """Return whether a dtype is one of integers that has all values of a stored one."""
-    if wanted is None or wanted.is_floating_point or wanted.is_complex or wanted == torch.bool:
+def _holds(dtype: torch.dtype | None, stored: np.dtype[Any]) -> bool:
+    """Return whether a dtype of integers holds all values of a stored dtype."""
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return False
-    limits, needed = torch.iinfo(wanted), np.iinfo(stored)
+    limits, needed = torch.iinfo(dtype), np.iinfo(stored)
     return limits.min <= needed.min and needed.max <= limits.max
 
 
-def _check_packed_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], asked: Sequence[Asked]) -> None:
-    for a, b, one in zip(expected, found, asked, strict=True):
+def _check_packed_alike(
+    expected: Sequence[ArrayLayout], layouts: Sequence[ArrayLayout], requests: Sequence[ArrayRequest]
+) -> None:
+    for a, b, request in zip(expected, layouts, requests, strict=True):
         for left, right in zip(a.stored_arrays, b.stored_arrays, strict=False):
-            if not (one.takes_packed or are_packed_alike(left, right)):
+            if not (request.takes_packed or are_packed_alike(left, right)):
                 raise different_packing(left, right)
 
 
 def are_packed_alike(a: ArrayLayout, b: ArrayLayout) -> bool:
-    """Return whether stored numbers of two arrays mean the same, as far as these are not kept as they are anyway."""
-    refused = [None if one.packing is None or one.packing.policy == "keep" else one.packing for one in (a, b)]
-    return refused[0] == refused[1]
+    """Return whether stored numbers of two arrays mean the same. Arrays that are never decoded count as not packed."""
+    left, right = (None if x.packing is None or x.packing.policy == "keep" else x.packing for x in (a, b))
+    return left == right
 
 
 def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
-    """Return the error about stored integers that mean something else in another file."""
-    left, right = (f"packed with {one.packing}" if one.packing else "not packed" for one in (a, b))
+    """Return the error about stored integers with different meanings in two files."""
+    left, right = (f"packed with {array.packing}" if array.packing else "not packed" for array in (a, b))
     return H5ValueError(
         f"{a.key!r} is {left} in {a.path!r}, and {b.key!r} is {right} in {b.path!r}: one formula does not decode both. "
         "Pass decode={...: 'cf'} to decode each file by its own formula, or train on files with the same one."
@@ -322,16 +341,16 @@ def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_file
     """Refuse files that may be an image or volume each: their rows would be lines of pixels.
 
     Args:
-        arrays: those of one file that are asked for; others have the same but for the number of rows.
+        arrays: the requested arrays of one file; those of other files differ at most in the number of rows.
         n_rows: of each file.
-        n_files: how many files were given, those that cannot be read among them.
+        n_files: number of all files, including those that cannot be read.
     """
     shape = shape_of_images(arrays, n_rows, n_files)
     if shape is not None:
         raise H5ValueError(
             f"{listing(array.key for array in arrays)} have the shape {shape} in each of {n_files} files, such as "
             f"{arrays[0].path!r}, and no array has other axes: each file may be one image or volume, and its rows the "
-            "lines of it. If a file is a sample, pass sample='segment' (not to CombinedHDF5DataModule). If an "
+            "lines of it. If a file is a sample, pass sample='segment'. If an "
             "index along axis 0 is a sample, pass sample='row'."
         )
 
@@ -339,15 +358,15 @@ def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_file
 def shape_of_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_files: int) -> tuple[int, ...] | None:
     """Return the shape of the image that each of several files may be; None if an index along axis 0 is a sample.
 
-    Files may be images if there are several, with as many rows each, and their arrays, two or more, have one 2-D or 3-D
-    shape, up to four channels on a further, last axis left out, of which no axis is more than four times as long as
-    another. A single array leaves no trace of what it is: rows of one array, equally many in each file, are the usual
-    case and are taken.
+    Files may be images if all of this holds: there are several files, with equally many rows; each has several arrays;
+    these have one 2-D or 3-D shape, without a last axis of up to four channels; and no axis is more than four times as
+    long as another. A single array says nothing: one array with equally many rows in each file is the usual case of
+    rows as samples.
 
     Args:
-        arrays: see ``refuse_images``, as all of these.
+        arrays: see ``refuse_images``.
         n_rows: of each file.
-        n_files: how many were given.
+        n_files: number of all files.
     """
     if n_files == 1 or len(arrays) == 1 or len(set(n_rows)) != 1 or arrays[0].n_rows <= 1:
         return None
@@ -368,25 +387,25 @@ def _check_rows(arrays: Sequence[ArrayLayout]) -> None:
             )
 
 
-def _check_same_rows(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], *, shapes: bool) -> None:
-    for a, b in zip(expected, found, strict=True):
-        pairs = [("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)]
+def _check_same_rows(expected: Sequence[ArrayLayout], layouts: Sequence[ArrayLayout], *, shapes: bool) -> None:
+    for a, b in zip(expected, layouts, strict=True):
+        properties = [("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)]
         if a.categories is not None and b.categories is not None:  # their codes become those of one dtype
             continue
-        for what, left, right in pairs if shapes else pairs[:1]:
-            if left != right and not (kind_of(a.dtype) == kind_of(b.dtype) == "text" and what == "dtype"):
-                other = right if a.key == b.key else f"{b.key!r} has {right}"
+        for name, left, right in properties if shapes else properties[:1]:
+            if left != right and not (kind_of(a.dtype) == kind_of(b.dtype) == "text" and name == "dtype"):
+                difference = right if a.key == b.key else f"{b.key!r} has {right}"
                 raise H5ValueError(
-                    f"{a.key!r} has the {what} {left} in {a.path!r} and {other} in {b.path!r}. Train on files with "
-                    "equal arrays, or create a data module for each kind."
+                    f"{a.key!r} has the {name} {left} in {a.path!r} and {difference} in {b.path!r}. Train on files "
+                    "with equal arrays, or create a data module for each kind."
                 )
 
 
 WITHOUT_THEM = "Repair them, or pass a list of files without them; files are never skipped silently."
-"""What to do about broken files in classes that have no argument for it."""
+"""The advice about broken files in errors of classes that have no argument for it."""
 
 Skip = Callable[[str, H5FileError], None]
-"""Called with a file that is missing or broken, and is left out, and its error."""
+"""Called with a file that is left out, since it is missing or broken, and with its error."""
 
 _T = TypeVar("_T")
 
@@ -394,22 +413,22 @@ _T = TypeVar("_T")
 def each_readable(
     paths: Sequence[str], look: Callable[[str], _T], skip: Skip | None, advice: str, bar: Iterable[str] | None = None
 ) -> Iterator[tuple[str, _T]]:
-    """Yield files with what is found in them, one after the other, without broken ones if the user asked for that.
+    """Yield each file with its contents. Broken files are left out if the user asked for that.
 
     Args:
         paths: the files.
-        look: looks at one.
+        look: returns the contents of a file.
         skip: called with a file that is left out; None raises its error.
-        advice: what to do to train without broken files, for the error.
+        advice: the way to train without broken files, for the error.
         bar: yields the files and shows progress.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
     """
-    n_found = 0
+    n_readable = 0
     for path in paths if bar is None else bar:
         try:
-            found = look(path)
+            contents = look(path)
         except H5FileError as error:
             if skip is not None:
                 skip(path, error)
@@ -417,10 +436,10 @@ def each_readable(
             # System errors, such as locks, and changed files do not mean that a file is broken.
             is_broken = not isinstance(error, H5DataChangedError) and getattr(error.__cause__, "errno", None) is None
             if len(paths) > 1 and is_broken:
-                find = "`lightning-h5 check` finds all unreadable files."
-                error.args = (f"{error} It is one of {len(paths):,} files: {find} {advice}",)
+                check = "`lightning-h5 check` finds all unreadable files."
+                error.args = (f"{error} It is one of {len(paths):,} files: {check} {advice}",)
             raise
-        n_found += 1
-        yield path, found
-    if not n_found:
+        n_readable += 1
+        yield path, contents
+    if not n_readable:
         raise H5FileError(f"none of {listing(paths)} can be read. See the error that was logged for each.")

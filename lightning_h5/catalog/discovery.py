@@ -45,9 +45,10 @@ __all__ = [
     "stacks_of",
 ]
 
-_log = logging.getLogger(__name__)
-
 TARGET = "target"
+"""The field that has labels, if nothing else is named."""
+
+_log = logging.getLogger(__name__)
 
 FieldMap = Mapping[str, Any]
 """For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
@@ -76,6 +77,7 @@ def names_to_load(
     keys: Mapping[str, str],
     more: Sequence[str],
     bad: dict[str, str] | None,
+    argument: str = "load_fields",
 ) -> list[str]:
     """Return the fields to load, by their names here.
 
@@ -87,6 +89,7 @@ def names_to_load(
         keys: arrays that have another name here.
         more: further arrays that filters name.
         bad: see ``files_to_read``.
+        argument: what names fields, for errors.
 
     Raises:
         H5Error: see ``fields_of_files``; or names do not fit the arrays.
@@ -94,7 +97,8 @@ def names_to_load(
     if given is not None:
         return checked_names(given)
     of_filters = {keys.get(name, name).strip("/") for name in more}
-    found = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, {*keys.values(), *of_filters})
+    named = {*keys.values(), *of_filters}
+    found = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, named, argument=argument)
     ours = {theirs: name for name, theirs in keys.items()}
     stripped = [theirs.strip("/") for theirs in found]
     names = [ours.get(key, theirs) for key, theirs in zip(stripped, found, strict=True)]
@@ -103,15 +107,15 @@ def names_to_load(
     if twice := [name for name in keys if names.count(name) > 1]:
         raise H5ValueError(
             f"field_map renames other arrays to {listing(twice)}, but {files[0]!r} has arrays of these names. Name the "
-            "fields to load (load_fields)."
+            "fields to load ({argument})."
         )
     return names
 
 
 def bad_files(on_bad_file: str) -> dict[str, str] | None:
     """Return where files that are left out are noted, with what is wrong with them; None if they are errors."""
-    if on_bad_file not in ("error", "skip"):
-        raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
+    if on_bad_file not in ("raise", "skip"):
+        raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'raise' or 'skip'.")
     return {} if on_bad_file == "skip" else None
 
 
@@ -133,6 +137,7 @@ def fields_of_files(
     skip: Skip | None,
     advice: str,
     named: Collection[str] = (),
+    argument: str = "load_fields",
 ) -> list[str]:
     """Return the names of arrays of numbers and text that share axis 0; the same in all files.
 
@@ -148,6 +153,7 @@ def fields_of_files(
         skip: called with files that are missing or broken, which are left out; None raises their errors.
         advice: what to do to train without broken files, for their errors.
         named: arrays that the user named elsewhere, in filters or names of fields: these are fields.
+        argument: what names fields, for errors.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
@@ -158,7 +164,7 @@ def fields_of_files(
     name = f"fields {sorted(named)}"
 
     def look(path: str) -> list[str]:
-        return catalog.search(path, options, name, partial(_search, path, named))
+        return catalog.search(path, options, name, partial(_search, path, named, argument))
 
     for path, found in each_readable(paths, look, skip, advice):
         first = first or (path, found)
@@ -166,13 +172,13 @@ def fields_of_files(
             here, there = sorted(set(found) - set(first[1])), sorted(set(first[1]) - set(found))
             raise H5ValueError(
                 f"{first[0]!r} and {path!r} have different fields: {listing(there)} only in the first, "
-                f"{listing(here)} only in the second. Name those to load (load_fields), or leave one of the files out."
+                f"{listing(here)} only in the second. Name those to load ({argument}), or leave one of the files out."
             )
     assert first is not None, "an error otherwise"
     return first[1]
 
 
-def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], list[str]]:
+def _search(path: str, named: Collection[str], argument: str, file: Any) -> tuple[list[str], list[str]]:
     """Return the fields of an open file, and what will be asked for: these and the arrays that the user named."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     left_out = []
@@ -194,12 +200,12 @@ def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], li
     if len(longest) != 1:
         each = "; ".join(f"{n_rows} rows: {listing(names)}" for n_rows, names in by_rows.items())
         raise H5KeyError(
-            f"load_fields was not given, and it is unclear what a row of {path!r} is: it has "
-            f"{each or 'no arrays of numbers or text'}. Name the arrays to load, as load_fields."
+            f"{argument} was not given, and it is unclear what a row of {path!r} is: it has "
+            f"{each or 'no arrays of numbers or text'}. Name the arrays to load, as {argument}."
         )
-    _refuse_groups(path, by_rows[longest[0]], looks)
+    _refuse_groups(path, by_rows[longest[0]], looks, argument)
     if not any(name in named for name in by_rows[longest[0]]):
-        _refuse_alike(path, by_rows[longest[0]], looks)
+        _refuse_alike(path, by_rows[longest[0]], looks, argument)
     left_out += [name for n_rows, names in by_rows.items() if n_rows != longest[0] for name in names]
     if left_out:
         _log.warning(
@@ -212,7 +218,7 @@ _Look = tuple[str, np.dtype[Any], tuple[int, ...]]
 """An array's group, its dtype and the shape of its rows."""
 
 
-def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) -> None:
+def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look], argument: str) -> None:
     """Refuse arrays of one name in several groups of one level, since each group may have rows of its own.
 
     Codes of categories are columns of one table (AnnData, pandas), each in a group of its own.
@@ -230,14 +236,14 @@ def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look])
     first, *others = ("/".join([*names[: level + 1], ""]) for names in parts)
     belong = [field for field in fields if field.startswith(first) or not field.startswith(tuple(others))]
     raise H5KeyError(
-        f"load_fields was not given, and {path!r} has arrays of the same name in several groups: {listing(same)}. Each "
+        f"{argument} was not given, and {path!r} has arrays of the same name in several groups: {listing(same)}. Each "
         "group may have its own rows, even if all have the same number. If so, name the arrays that belong to one "
-        f"group, such as load_fields={belong!r}, or pass segments='*' and names relative to a group, so that each "
+        f"group, such as {argument}={belong!r}, or pass segments='*' and names relative to a group, so that each "
         "group has samples of its own; otherwise name all arrays that are fields of one row."
     )
 
 
-def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) -> None:
+def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look], argument: str) -> None:
     """Refuse arrays that may be a sample each: they differ in their names alone.
 
     An array that is the only field of its dtype and shape of a row is no such sample.
@@ -250,9 +256,9 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
         is_all = len(fields) > 1 and set(fields) <= set(others)
         if kinds[looks[field][1:]] > 1 and ((longer and has_axes) or (is_all and (longer or has_axes))):
             raise H5KeyError(
-                f"load_fields was not given, and {path!r} has arrays of one dtype and one shape of a row in one group: "
+                f"{argument} was not given, and {path!r} has arrays of one dtype and one shape of a row in one group: "
                 f"{listing(others)}{', of different lengths' if longer else ''}. Each may be a sample instead of a "
-                f"field. If they are fields, name those to load, such as load_fields={fields[:4]!r}; otherwise make a "
+                f"field. If they are fields, name those to load, such as {argument}={fields[:4]!r}; otherwise make a "
                 "data set for each array."
             )
     numbered: dict[Any, list[str]] = defaultdict(list)
@@ -261,9 +267,9 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
     if min(map(len, numbered.values())) > 1:
         first = [names[0] for names in numbered.values()]
         raise H5KeyError(
-            f"load_fields was not given, and all arrays of {path!r} are numbered: {listing(fields)}. Each number may "
+            f"{argument} was not given, and all arrays of {path!r} are numbered: {listing(fields)}. Each number may "
             "have its own rows, even if all have the same number of rows. If so, name the arrays of one number, such "
-            f"as load_fields={first!r}, and make a data set for each number; otherwise name all arrays that are fields "
+            f"as {argument}={first!r}, and make a data set for each number; otherwise name all arrays that are fields "
             "of one row."
         )
 
@@ -337,17 +343,21 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
     return keys, layout
 
 
-def checked_names(names: Any) -> list[str]:
+def checked_names(names: Any, argument: str = "load_fields") -> list[str]:
     """Return the fields to load, each once.
+
+    Args:
+        names: what was given.
+        argument: the argument that it was given as, for errors.
 
     Raises:
         H5ValueError: these are no names, or one comes twice.
     """
     given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
     if not given or not all(isinstance(name, str) and name.strip("/") for name in given):
-        raise H5ValueError(f"load_fields={names!r} names no field. Pass a list of names, or None for all fields.")
+        raise H5ValueError(f"{argument}={names!r} names no field. Pass a list of names, or None for all fields.")
     if len(set(given)) < len(given):
-        raise H5ValueError(f"load_fields={names!r} names a field twice. A sample has each once.")
+        raise H5ValueError(f"{argument}={names!r} names a field twice. A sample has each once.")
     return given
 
 

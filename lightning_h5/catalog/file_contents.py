@@ -1,4 +1,4 @@
-"""What one file has in it, as it was when it was opened."""
+"""The contents of one file, as they were when it was opened."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ COLUMN_BYTES = 1 << 20
 
 @dataclass
 class FileContents:
-    """What one file has in it.
+    """The contents of one file.
 
     Attributes:
-        guard: how it looked.
-        arrays: descriptions of arrays, or why there are none.
-        others: guards of other files that arrays have rows in, by array.
+        guard: the state of the file.
+        arrays: description of each array, or the error if it cannot be described.
+        others: for each array, guards of the other files that hold some of its rows.
         values: of columns.
-        found: what searches found, by name.
+        results: of searches, by name.
     """
 
     guard: ChangeGuard
     arrays: dict[str, ArrayLayout | H5Error] = field(default_factory=dict)
     others: dict[str, tuple[ChangeGuard, ...]] = field(default_factory=dict)
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    found: dict[Any, Any] = field(default_factory=dict)
+    results: dict[Any, Any] = field(default_factory=dict)
 
     def describe(
-        self, h5: Any, path: str, key: str, options: OpenOptions, alike: AlikeArrays, *, is_asked: bool
+        self, h5: Any, path: str, key: str, options: OpenOptions, alike: AlikeArrays, *, is_required: bool
     ) -> None:
-        """Describe an array, or note why that is an error.
+        """Describe an array, or note the error.
 
         Args:
             h5: the open file.
@@ -49,22 +49,22 @@ class FileContents:
             key: of the array.
             options: how it was opened.
             alike: describes it.
-            is_asked: whether it has to exist.
+            is_required: whether it has to exist.
         """
         files = options.files
         try:
-            found = alike.describe(h5, path, key, files, self.guard, if_exists=not is_asked)
-            if files.allow_external and found is not None:
+            layout = alike.describe(h5, path, key, files, self.guard, if_exists=not is_required)
+            if files.allow_external and layout is not None:
                 strict = files.verify is not None
                 self.others[key] = external_guards(h5, [key], files, grows=options.swmr, strict=strict)
         except H5Error as error:
             self.arrays[key] = error.with_traceback(None)
             return
-        if found is not None:
-            self.arrays[key] = found
+        if layout is not None:
+            self.arrays[key] = layout
 
     def read_if_short(self, h5: Any, key: str) -> None:
-        """Keep the values of a column that is short and lies in the open file as it is read."""
+        """Read the values of a column, if it is short and stored in the open file without filters."""
         layout = self.arrays.get(key)
         if not isinstance(layout, ArrayLayout) or layout.offset is None or layout.row_shape or layout.members:
             return
@@ -77,7 +77,7 @@ class FileContents:
 
 @contextmanager
 def opened(path: str, options: OpenOptions) -> Iterator[tuple[Any, ChangeGuard]]:
-    """Open a file, and yield it with its guard: of one and the same file, though another may take its place meanwhile.
+    """Open a file, and yield it with its guard. Both are of the same file, even if another replaces it meanwhile.
 
     Raises:
         H5DataChangedError: it changed while it was open, whatever error that caused.
@@ -101,7 +101,7 @@ def opened(path: str, options: OpenOptions) -> Iterator[tuple[Any, ChangeGuard]]
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: it would go again and again through thousands of descriptions that are kept."""
+    """Pause the garbage collector, which would scan thousands of live descriptions again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -12,14 +12,14 @@ from ..types import IntArray
 __all__ = ["boundaries_in", "counts_up_to", "ends_of"]
 
 
-def counts_up_to(values: npt.NDArray[Any], most: int) -> IntArray | None:
-    """Return whole numbers from 0 to ``most`` as int64; None if some values are others.
+def counts_up_to(values: npt.NDArray[Any], maximum: int) -> IntArray | None:
+    """Return whole numbers from 0 to ``maximum`` as int64; None if a value is out of this range.
 
     Args:
         values: of an integer dtype, shape ``(n,)``.
-        most: the largest number that is possible, such as the rows of an array.
+        maximum: the largest possible number, such as the rows of an array.
     """
-    if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= most:
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= maximum:
         return None
     return values.astype(np.int64)
 
@@ -29,7 +29,7 @@ def ends_of(lengths: npt.NDArray[Any], total: int) -> IntArray | None:
 
     Args:
         lengths: of an integer dtype, shape ``(n,)``.
-        total: the sum that is possible.
+        total: the only possible sum.
     """
     counts = counts_up_to(lengths, total)
     if counts is None:
@@ -41,7 +41,7 @@ def ends_of(lengths: npt.NDArray[Any], total: int) -> IntArray | None:
 
 
 def boundaries_in(values: npt.NDArray[Any], total: int) -> IntArray | None:
-    """Return ascending numbers from 0 to at most ``total``, the first one 0; None if values are others."""
+    """Return ascending numbers from 0 to at most ``total``, the first of them 0; None if values are others."""
     bounds = counts_up_to(values, total)
     is_right = bounds is not None and len(bounds) and bounds[0] == 0 and (np.diff(bounds) >= 0).all()
     return bounds if is_right else None

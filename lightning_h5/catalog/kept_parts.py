@@ -1,4 +1,4 @@
-"""What is in files with thousands of arrays, kept on disk: describing them again takes as long as opening each."""
+"""Contents of files with thousands of arrays, cached on disk: describing an array takes as long as opening it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..types import IntArray
 __all__ = ["MIN_ARRAYS", "KeptParts", "PackedText"]
 
 MIN_ARRAYS = 2000
-"""Arrays of a file from which on its contents are kept: describing them takes a tenth of a second or more."""
+"""Contents of files with at least so many arrays are kept: describing them takes a tenth of a second or more."""
 
 MIN_BYTES = 100  # of a file for each of its arrays: no header is shorter
 
@@ -32,7 +32,7 @@ HEAD = struct.Struct("<Q")
 
 
 class PackedText(Sequence[str]):
-    """Texts in one piece of memory, of which each takes 8 bytes and its letters.
+    """Texts in one piece of memory: 8 bytes for each text, and its letters.
 
     Args:
         texts: UTF-8, one after the other.
@@ -44,18 +44,18 @@ class PackedText(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> PackedText:
-        """Return texts as they are kept."""
-        each = [text.encode(errors="surrogateescape") for text in texts]
-        return cls(b"".join(each), np.cumsum([len(one) for one in each], dtype=np.int64))
+        """Pack texts."""
+        encoded = [text.encode(errors="surrogateescape") for text in texts]
+        return cls(b"".join(encoded), np.cumsum([len(text) for text in encoded], dtype=np.int64))
 
     @classmethod
-    def joined(cls, each: Sequence[PackedText]) -> PackedText:
-        """Return several one after the other."""
-        if len(each) == 1:
-            return each[0]
-        before = np.cumsum([0, *(len(one.texts) for one in each)]).tolist()
-        ends = [one.ends + n for one, n in zip(each, before, strict=False)]
-        return cls(b"".join([one.texts for one in each]), np.concatenate(ends))
+    def joined(cls, pieces: Sequence[PackedText]) -> PackedText:
+        """Return the texts of all pieces, one after the other."""
+        if len(pieces) == 1:
+            return pieces[0]
+        starts = np.cumsum([0, *(len(piece.texts) for piece in pieces)]).tolist()
+        ends = [piece.ends + start for piece, start in zip(pieces, starts, strict=False)]
+        return cls(b"".join([piece.texts for piece in pieces]), np.concatenate(ends))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -73,7 +73,7 @@ Describe = Callable[[Sequence[str], int], tuple[ArrayLayout, int | None]]
 
 
 class KnownParts(NamedTuple):
-    """What was kept of a file.
+    """The parts of a file, as they were kept.
 
     Attributes:
         stars: names of parts (see ``FoundParts``).
@@ -88,50 +88,50 @@ class KnownParts(NamedTuple):
 
 @dataclass(frozen=True)
 class KeptParts:
-    """The kept contents of a file: names of parts, and what tells alike arrays apart.
+    """The kept contents of a file: names of parts, and the numbers that tell alike arrays apart.
 
-    What they are like is not kept: one array of each kind is described again, and compared.
+    Templates of alike arrays are not kept: one array of each kind is described again, and compared.
 
     Attributes:
-        kept_at: where they are kept.
-        meaning: all that they depend on: the file as it is, and what is asked of it.
+        path: the file on disk that keeps them.
+        meaning: everything that they depend on: the state of the file, and the request.
     """
 
-    kept_at: str
+    path: str
     meaning: str
 
     @classmethod
-    def of(cls, path: str, guard: ChangeGuard, options: OpenOptions, asked: Any) -> KeptParts | None:
-        """Return where the contents of a file are kept; None if they are not.
+    def of(cls, path: str, guard: ChangeGuard, options: OpenOptions, request: Any) -> KeptParts | None:
+        """Return the kept contents of a file, which may be missing on disk; None if they are never kept.
 
         Args:
             path: the file.
             guard: of the file.
             options: how it is opened.
-            asked: the parts and arrays, as plain values.
+            request: the requested parts and arrays, as plain values.
         """
         files = options.files
         folder = kept_folder() if files.catalog_dir == "auto" else files.catalog_dir
-        has_few = asked[0] is None or guard.n_bytes < MIN_ARRAYS * MIN_BYTES
+        has_few = request[0] is None or guard.n_bytes < MIN_ARRAYS * MIN_BYTES
         if folder is None or has_few or files.swmr or files.allow_external or files.verify is not None:
             return None
-        which = [FORMAT, path, asked, files.trusted, files.min_integrity]
-        name = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:32]
-        seen = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
-        return cls(os.path.join(os.path.expanduser(folder), f"{name}.catalog"), json.dumps([which, seen]))
+        identity = [FORMAT, path, request, files.trusted, files.min_integrity]
+        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+        state = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
+        return cls(os.path.join(os.path.expanduser(folder), f"{name}.catalog"), json.dumps([identity, state]))
 
     def read(self, describe: Describe, is_attribute: npt.NDArray[np.bool_]) -> KnownParts | None:
-        """Return what was kept; None if nothing was, if it is damaged, or of another state of the file.
+        """Return the kept parts; None if there are none, if they are damaged, or of another state of the file.
 
         Args:
-            describe: describes arrays of which more is needed than was kept.
-            is_attribute: for each array of a part whether it is an attribute, whose value is read again.
+            describe: describes arrays that are not kept in full.
+            is_attribute: for each array of a part whether it is an attribute. Attributes are always read again.
 
         Raises:
             H5Error: an array is refused.
         """
         try:
-            data = read_kept(self.kept_at)
+            data = read_kept(self.path)
             if data is None:
                 return None
             at = HEAD.size + HEAD.unpack_from(data)[0]
@@ -147,26 +147,26 @@ class KeptParts:
         stars = PackedText(pieces[0], np.frombuffer(pieces[1], np.int64))
         arrays, numbers = ArrayColumns(), np.frombuffer(pieces[2], np.int32)
         again = np.tile(is_attribute, len(stars)) | (numbers < 0)
-        kinds, firsts, which = np.unique(np.where(again, -1, numbers), return_index=True, return_inverse=True)
+        kinds, firsts, kind_numbers = np.unique(np.where(again, -1, numbers), return_index=True, return_inverse=True)
         for name, piece in zip(COLUMNS, pieces[2:], strict=True):
             getattr(arrays, name).frombytes(piece)
-        found = []
+        templates = []
         for kind, first in zip(kinds.tolist(), firsts.tolist(), strict=True):
             layout, number = describe(stars, first) if kind >= 0 else (None, -1)
             if layout is not None and (number is None or not arrays.has(first, layout)):
                 return None
-            found.append(number)
-        arrays.numbers = array("i", np.array(found, dtype=np.int32)[which].tobytes())
-        for one in np.flatnonzero(again).tolist():
-            arrays.put(one, *describe(stars, one))
+            templates.append(number)
+        arrays.numbers = array("i", np.array(templates, dtype=np.int32)[kind_numbers].tobytes())
+        for number in np.flatnonzero(again).tolist():
+            arrays.put(number, *describe(stars, number))
         return KnownParts(stars, arrays, aliases)
 
     def write(self, stars: PackedText, arrays: ArrayColumns, aliases: Mapping[str, str]) -> None:
-        """Keep the contents; errors of the disk are ignored, and so are files that are described in no time."""
+        """Keep the contents, if describing them takes long. Errors of the disk are ignored."""
         if len(arrays.numbers) < MIN_ARRAYS:
             return
         pieces = [stars.texts, stars.ends.tobytes(), *(getattr(arrays, name).tobytes() for name in COLUMNS)]
         sizes = [len(piece) for piece in pieces]
         head = json.dumps({"meaning": self.meaning, "sizes": sizes, "aliases": dict(aliases)}).encode()
         with suppress(OSError):
-            write_kept(self.kept_at, b"".join([HEAD.pack(len(head)), head, *pieces]))
+            write_kept(self.path, b"".join([HEAD.pack(len(head)), head, *pieces]))

@@ -26,7 +26,7 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         kinds: kind of each part. Arrays of parts of one kind differ in their names, the place of their bytes, and their
             rows, if these are rows as stored; shape ``(n_parts,)``.
         firsts: first part of each kind.
-        whole_digest: what ``whole_digest`` returned of them; None before.
+        whole_digest: the result of ``whole_digest``; None before its first call.
     """
 
     kinds: npt.NDArray[np.int32]
@@ -48,12 +48,12 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         return self.of_kinds(lambda arrays: arrays[field].n_rows)
 
     def first_bytes(self, parts: IntArray, field: int) -> list[int | str]:
-        """Return where the bytes of a field's arrays begin in their files; the names of those without bytes."""
+        """Return the first byte of a field's arrays in their files; the name of an array without bytes."""
         arrays = (self.one(part, field) for part in parts.tolist())
         return [array.name if (place := array.first_byte) is None else place for array in arrays]
 
     def name_pattern(self, field: int) -> str:
-        """Return the name that a field's arrays have in all parts, with a ``*`` for what differs."""
+        """Return the name of a field's arrays in all parts, with a ``*`` for the text that differs."""
         return self.one(0, field).key
 
     def with_fields(self, fields: Sequence[int]) -> PartLayouts:
@@ -65,7 +65,7 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         raise NotImplementedError
 
     def identity(self, paths: Sequence[str], guards: Sequence[ChangeGuard], files: IntArray) -> str:
-        """Return a digest of what files hold (see ``file_identity``), in their order; it is computed once.
+        """Return a digest of the contents of files (see ``file_identity``), in their order; it is computed once.
 
         Args:
             paths: the files.
@@ -75,8 +75,9 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         if self._identity is None:
             n_parts = np.bincount(files, minlength=len(paths))
             parts = np.split(np.argsort(files, kind="stable"), np.cumsum(n_parts)[:-1])
-            each = [self.identity_of(*one) for one in zip(paths, guards, parts, strict=True)]
-            self._identity = each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+            digests = [self.identity_of(*file) for file in zip(paths, guards, parts, strict=True)]
+            joined = "".join(digests)
+            self._identity = joined if len(digests) == 1 else hashlib.sha256(joined.encode()).hexdigest()[:32]
         return self._identity
 
     def __len__(self) -> int:
@@ -139,17 +140,17 @@ class ListedParts(PartLayouts):
 
 @dataclass(frozen=True, eq=False)
 class StoredParts:
-    """The arrays of parts as they are stored, which are described when they are asked for.
+    """The stored arrays of parts, which are described on request.
 
     Attributes:
-        table: what is known of the arrays.
-        names: how they are called.
-        stars: what the ``*`` in a name stands for, for each part.
+        table: compact descriptions of the arrays.
+        names: of parts and arrays.
+        stars: the text that the ``*`` in a name stands for, for each part.
         files: number of each part's file.
         paths: the files.
         guards: of the files.
         stacks: for a column of several arrays that are stacked, the columns of all of them.
-        stacked_as: what such a column is called.
+        stacked_as: the name of such a column.
     """
 
     table: LayoutTable
@@ -169,7 +170,7 @@ class StoredParts:
         return self._single(part, column)
 
     def columns_of(self, column: int) -> tuple[int, ...]:
-        """Return the columns that a column is made of."""
+        """Return the columns that are stacked in a column; itself if none are."""
         return self.stacks.get(column, (column,))
 
     def check_stacks(self) -> None:
@@ -190,18 +191,18 @@ class StoredParts:
         """Return the kind of each part, and the first part of each kind, in the order of the parts.
 
         Args:
-            n_arrays: arrays that are alike in parts of a kind: so many of each part.
-            fixed: those that also have as many rows.
-            further: a number of each part that is also equal; None for none.
+            n_arrays: parts are of one kind if so many of their arrays are alike.
+            fixed: arrays that also have as many rows in parts of a kind.
+            further: numbers, one a part, that are also equal in parts of a kind; None for none.
         """
         table = self.table
-        alone = np.zeros(len(self.files), dtype=np.int64)  # parts with arrays that are like no other
+        alone = np.zeros(len(self.files), dtype=np.int64)  # numbers parts with an array that is like no other
         alike = [at for column in range(n_arrays) for at in self.columns_of(column)]
         for number, part in enumerate(sorted({part for part, at in table.others if at in alike})):
             alone[part] = number + 1
         columns = [alone, *table.numbers[:, alike].T, *table.n_rows[:, fixed].T]
         columns += [] if further is None else [np.asarray(further)]
-        each = np.stack(columns, axis=1)
-        _, firsts, kinds = np.unique(each, axis=0, return_index=True, return_inverse=True)
+        features = np.stack(columns, axis=1)
+        _, firsts, kinds = np.unique(features, axis=0, return_index=True, return_inverse=True)
         order = np.argsort(firsts)
         return np.argsort(order).astype(np.int32)[kinds.reshape(-1)], firsts[order]

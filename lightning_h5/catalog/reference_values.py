@@ -1,4 +1,4 @@
-"""Columns of references: the texts, or the numbers, that an array of references leads to."""
+"""Columns of references: the texts or numbers that an array of references points to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["values_of_cells"]
 
 
 def values_of_cells(catalog: Catalog, path: str, key: str, options: OpenOptions) -> npt.NDArray[Any]:
-    """Return the texts, or the numbers, that an array of references leads to.
+    """Return the texts or numbers that an array of references points to.
 
     Args:
         catalog: opens the file.
@@ -24,7 +24,7 @@ def values_of_cells(catalog: Catalog, path: str, key: str, options: OpenOptions)
         options: how the file is opened.
 
     Raises:
-        H5ValueError: a cell has something else, or some have numbers and some text.
+        H5ValueError: a cell has more than one number or line of text, or some have numbers and some text.
         H5Error: see ``referenced_arrays``.
     """
 

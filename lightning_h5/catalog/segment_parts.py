@@ -1,4 +1,4 @@
-"""The parts of a file that are segments each: groups, or arrays, that match a pattern; attributes of these."""
+"""The parts of a file, each of them a segment: groups or arrays that match a pattern, and their attributes."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from .kept_parts import KeptParts, PackedText
 __all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "filled", "parts_in"]
 
 LEVEL = re.compile(r"@name\[(\d+)\]")
-"""The key of a field with the name of the group that a ``*`` of a pattern stands in."""
+"""The key of a field that has names as values: of the groups at the level of a ``*`` of the pattern."""
 
 _log = logging.getLogger(__name__)
 
-MANY = 5000  # parts of a file from which on the user sees how far it is
+MANY = 5000  # a progress bar is shown for a file with at least so many parts
 
 
 @dataclass(frozen=True)
 class PartNames:
-    """How the parts of a file, and their arrays, are called.
+    """The names of the parts of a file, and of their arrays.
 
     Attributes:
-        pattern: of the parts, with a ``*`` in at least one level; None if each file is one.
-        is_group: whether parts are groups, which the keys are relative to; arrays if not.
+        pattern: of the parts, with a ``*`` in at least one level; None if each file is one part.
+        is_group: whether parts are groups, and keys relative to them; if not, parts are arrays.
         keys: the arrays of a part.
         columns: keys of columns of a side table among them, which have the same name in all parts.
-        cells: keys of arrays of references among them, each of which names an array of a part; its ``*`` stands for
-            the names of these.
+        cells: keys of arrays of references among them, each of which names an array of a part. The ``*`` stands for
+            the names of these arrays.
         drops: leave out parts that lack an array.
     """
 
@@ -74,7 +74,7 @@ class PartNames:
     def of(
         cls, keys: Sequence[str], groups: str | None, columns: Collection[str] = (), *, drops: bool = False
     ) -> PartNames:
-        """Return the names for arrays, and the pattern of groups, as the user gave them."""
+        """Return the names for the user's keys and pattern of groups."""
         columns = frozenset(columns)
         if groups is not None:
             if with_star := [key for key in keys if "*" in key]:
@@ -86,20 +86,20 @@ class PartNames:
         return cls(next(iter(patterns), None), False, tuple(keys), columns, drops=drops)
 
     def part(self, star: str) -> str:
-        """Return the name of a part, from what the ``*`` stands for."""
+        """Return the name of a part, from the text that the ``*`` stands for."""
         if self.cells:
             return star.partition(SEPARATOR)[0]
         return "" if self.pattern is None else filled(self.pattern.strip("/"), star)
 
     def level(self, star: str, number: int) -> str:
-        """Return the name of the group, or array, that a ``*`` of the pattern stands in.
+        """Return the name of the group, or array, at the level of a ``*`` of the pattern.
 
         Args:
-            star: what each ``*`` stands for.
+            star: the text for each ``*``.
             number: of the ``*``, from 0 on.
 
         Raises:
-            H5ValueError: the pattern has not so many.
+            H5ValueError: the pattern has fewer.
         """
         levels = [] if self.pattern is None or self.cells else self.pattern.strip("/").split("/")
         varying = [at for at, level in enumerate(levels) if "*" in level]
@@ -111,17 +111,17 @@ class PartNames:
         return self.part(star).split("/")[varying[number]]
 
     def of_cells(self, cells: Sequence[str]) -> PartNames:
-        """Return the names if arrays of references name the arrays of parts."""
+        """Return the names with arrays of references that name the arrays of parts."""
         return replace(self, pattern=cells[0], cells=tuple(cells)) if cells else self
 
     def key_pattern(self, at: int) -> str:
-        """Return the name in the file of an array of any part, with a ``*`` for what ``star`` returns of it."""
+        """Return the name in the file of an array of any part, with a ``*`` for the text that ``star`` returns."""
         if self.keys[at] in self.cells or self.pattern is None:
             return "*" if self.keys[at] in self.cells else self.key(at, "*")
         return self.key(at, "/".join("*" * self.pattern.count("*")))
 
     def star(self, at: int, star: str) -> str:
-        """Return what the ``*`` stands for in the name of an array of a part."""
+        """Return the text that the ``*`` stands for in the name of an array of a part."""
         key = self.keys[at]
         return star.split(SEPARATOR)[self.cells.index(key)] if key in self.cells else star
 
@@ -138,7 +138,7 @@ class PartNames:
 
 
 def filled(pattern: str, star: str) -> str:
-    """Return a pattern with names in place of each ``*``: ``star`` has one for each, separated by ``/``."""
+    """Return a pattern with a name in place of each ``*``. ``star`` has these names, separated by ``/``."""
     if pattern.count("*") <= 1:
         return pattern.replace("*", star)
     first, *others = pattern.split("*")
@@ -149,8 +149,8 @@ class NamedParts(Sequence[str]):
     """The names of parts.
 
     Args:
-        names: how parts are called.
-        stars: what the ``*`` stands for in each.
+        names: of parts and arrays.
+        stars: the text that the ``*`` stands for in each part.
     """
 
     def __init__(self, names: PartNames, stars: Sequence[str]) -> None:
@@ -167,12 +167,12 @@ class FoundParts(NamedTuple):
     """The parts of a file, and their arrays.
 
     Attributes:
-        stars: what the ``*`` stands for in each part.
+        stars: the text that the ``*`` stands for in each part.
         arrays: the arrays, part by part.
-        names: how they are called.
-        others: guards of other files that arrays have rows in.
-        aliases: further names of parts: for what the ``*`` stands for in each, what it stands for in the part's own.
-        n_missing: parts that lack an array and were left out.
+        names: of parts and arrays.
+        others: guards of other files that hold rows of arrays.
+        aliases: further names of parts: their text for the ``*``, and the one in ``stars``.
+        n_missing: number of parts that lack an array and were left out.
     """
 
     stars: PackedText
@@ -191,11 +191,11 @@ def parts_in(
     guard: ChangeGuard,
     alike: AlikeArrays,
 ) -> FoundParts:
-    """Return the parts of an open file, and describe their arrays: from what was kept of the file, if it is the same.
+    """Return the parts of an open file with the descriptions of their arrays, from kept contents if it is unchanged.
 
     Args:
         path: the file.
-        names: how parts and arrays are called.
+        names: of parts and arrays.
         options: how the file is opened.
         file: the open file.
         guard: of the file.
@@ -222,32 +222,32 @@ def parts_in(
             layout = of_cells.of_column(key, part, len(stars))
             return layout, alike.value(layout, key)
         try:
-            found = alike.describe_alike(
+            described = alike.describe_alike(
                 file, path, key, files, guard, alike=names.keys[number], takes_scalars=not names.cells
             )
         except ScalarError:
-            scalar = scalar_layout(file, path, key, guard)
-            found = scalar, None
+            described = scalar_layout(file, path, key, guard), None
         except GroupError as error:
             error.key = names.keys[number]
             raise
-        assert found is not None, "it was asked for"
+        assert described is not None, "required arrays exist"
+        layout, template = described
         if names.cells:
-            found = of_cells.checked(found[0], names.keys[number], part), found[1]
-        if found[0].value is not None:
+            layout = of_cells.checked(layout, names.keys[number], part)
+        if layout.value is not None:
             scalars.append(key)
-            return found[0], alike.value(found[0], names.keys[number])
+            return layout, alike.value(layout, names.keys[number])
         if files.allow_external:
-            given = external_guards(file, [key], files, grows=options.swmr, strict=files.verify is not None)
-            others.update((each.path, each) for each in given)
-        return found
+            guards = external_guards(file, [key], files, grows=options.swmr, strict=files.verify is not None)
+            others.update((other.path, other) for other in guards)
+        return layout, template
 
-    kept = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
+    store = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
     is_attribute = np.array(
         [is_attribute_key(key) or bool(names.cells and key not in names.cells) for key in names.keys], dtype=np.bool_
     )
-    if kept is not None and (known := kept.read(describe, is_attribute)) is not None:
-        return FoundParts(known.stars, known.arrays, names, aliases=known.aliases)
+    if store is not None and (parts := store.read(describe, is_attribute)) is not None:
+        return FoundParts(parts.stars, parts.arrays, names, aliases=parts.aliases)
     stars, aliases = [""], dict[str, str]()
     objects = _SameObjects(file, names, files.allow_external)
     if names.cells:
@@ -263,44 +263,44 @@ def parts_in(
             return FoundParts(PackedText.of([]), ArrayColumns(), names, n_missing=1)
     arrays, used, n_missing = ArrayColumns(), list[str](), 0
     shows_progress = len(stars) >= MANY and resolve_replica().rank == 0  # all ranks look at them
-    what = f"looking at {os.path.basename(path)}"
-    for part in with_bar(range(len(stars)), what, unit="segment", shows_progress=shows_progress, delay=2):
-        described = list[tuple[ArrayLayout, int | None]]()
+    title = f"looking at {os.path.basename(path)}"
+    for part in with_bar(range(len(stars)), title, unit="segment", shows_progress=shows_progress, delay=2):
+        layouts = list[tuple[ArrayLayout, int | None]]()
         for number in range(n):
             try:
-                described.append(describe(stars, n * part + number))
+                layouts.append(describe(stars, n * part + number))
             except H5KeyError:
                 if not names.drops or objects.has(number, stars[part]):
                     raise
                 break
-        if len(described) < n:
+        if len(layouts) < n:
             n_missing += 1
             continue
-        if len(stars) > 1 and names.is_group and (first := objects.known(stars[part], described)) is not None:
+        if len(stars) > 1 and names.is_group and (first := objects.earlier(stars[part], layouts)) is not None:
             aliases[stars[part]] = first
             continue
         used.append(stars[part])
-        for layout, number_of_template in described:
-            arrays.append(layout, number_of_template)
+        for layout, template in layouts:
+            arrays.append(layout, template)
     cells = [names.keys[at] for at, array in arrays.others.items() if is_references(array)]
     if cells and names.pattern is None:
         return parts_in(path, names.of_cells(cells), options, file, guard, alike)
     if n_missing:
         are_used = set(used)
-        aliases = {other: star for other, star in aliases.items() if star in are_used}
+        aliases = {alias: star for alias, star in aliases.items() if star in are_used}
     if aliases and resolve_replica().rank == 0:
-        other, star = next(iter(aliases.items()))
+        alias, star = next(iter(aliases.items()))
         _log.info(
             "%s: %d further names of segments by links, such as %r of %r; each segment is used once",
             path,
             len(aliases),
-            names.part(other),
+            names.part(alias),
             names.part(star),
         )
-    found = FoundParts(PackedText.of(used), arrays, names, tuple(others.values()), aliases, n_missing)
-    if kept is not None and not scalars and not n_missing:  # values are not kept
-        kept.write(found.stars, arrays, aliases)
-    return found
+    packed = PackedText.of(used)
+    if store is not None and not scalars and not n_missing:  # values are not kept
+        store.write(packed, arrays, aliases)
+    return FoundParts(packed, arrays, names, tuple(others.values()), aliases, n_missing)
 
 
 class _SameObjects:
@@ -308,30 +308,30 @@ class _SameObjects:
 
     Args:
         file: the open file.
-        names: how parts are called.
-        allow_external: links into other files are followed.
+        names: of parts and arrays.
+        allow_external: follow links into other files.
     """
 
     def __init__(self, file: Any, names: PartNames, allow_external: bool) -> None:
         self._file, self._names, self._allow_external = file, names, allow_external
-        self._first: dict[Any, str] = {}  # by the places of a part's arrays
+        self._first: dict[Any, str] = {}  # by the first bytes of a part's arrays
 
     def named_once(self, targets: Mapping[str, Target]) -> tuple[list[str], dict[str, str]]:
-        """Return the names of parts, each object once, and the other names that objects have.
+        """Return one name for each object, and the further names of objects.
 
-        An object is called by a hard link rather than by a soft one, and by a name that is like those of other parts.
+        A hard link is preferred to a soft one, and then a name that resembles the names of other parts.
 
         Args:
-            targets: the objects that names of parts lead to.
+            targets: the object of each name.
         """
-        several = defaultdict[Any, list[str]](list)
+        names_by_object = defaultdict[Any, list[str]](list)
         for star, target in targets.items():
-            several[target.identity].append(star)
+            names_by_object[target.identity].append(star)
         aliases = dict[str, str]()
-        if len(several) == len(targets):
+        if len(names_by_object) == len(targets):
             return list(targets), aliases
         alike = Counter(map(_form_of_name, targets))
-        for same in several.values():
+        for same in names_by_object.values():
             if len(same) == 1:
                 continue
             same.sort(key=lambda star: (targets[star].is_linked, -alike[_form_of_name(star)]))
@@ -343,15 +343,15 @@ class _SameObjects:
                     aliases[star] = name
         return [star for star in targets if star not in aliases], aliases
 
-    def known(self, star: str, described: Sequence[tuple[ArrayLayout, Any]]) -> str | None:
+    def earlier(self, star: str, layouts: Sequence[tuple[ArrayLayout, Any]]) -> str | None:
         """Return the name of an earlier group with the same arrays; None if there is none.
 
         Args:
             star: the group.
-            described: its arrays.
+            layouts: its arrays.
         """
-        places = tuple([place for layout, _ in described if (place := layout.first_byte) is not None])
-        if (first := self._first.setdefault(places or self._identity(star), star)) == star:
+        first_bytes = tuple([byte for layout, _ in layouts if (byte := layout.first_byte) is not None])
+        if (first := self._first.setdefault(first_bytes or self._identity(star), star)) == star:
             return None
         return first if self._identity(first) == self._identity(star) else None
 
@@ -379,7 +379,7 @@ class _SameObjects:
         return name.rpartition("@")[2] in item.attrs
 
     def _identity(self, star: str) -> tuple[Any, ...]:
-        """Return the objects that a part has."""
+        """Return the identities of the objects of a part."""
         return tuple([self._object(at, star) for at in range(len(self._names.keys))])
 
     def _object(self, at: int, star: str) -> Any:
@@ -391,7 +391,7 @@ class _SameObjects:
 
 
 def _form_of_name(name: str) -> str:
-    """Return what names have in common that differ in numbers alone."""
+    """Return a name with zeros for its numbers: names that differ in numbers alone have the same form."""
     return re.sub(r"\d+", "0", name)
 
 

@@ -18,7 +18,7 @@ from ..hdf5 import ArrayLayout, ChangeGuard, Stack, column_layout, expand_user
 from ..options import TableOptions
 from ..regular_files import open_regular
 from ..types import IntArray
-from .compatibility import Asked
+from .compatibility import ArrayRequest
 
 __all__ = ["OR_DROP", "PREFIX", "SideTable", "is_of_table"]
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_of_table(key: str) -> bool:
-    """Return whether a name is that of a column of a side table, or of several that are stacked."""
+    """Return whether a name is a column of a side table, or several stacked columns."""
     return key.startswith(PREFIX) or key == PREFIX.rstrip("/")
 
 
@@ -42,8 +42,8 @@ class Column:
     """The values of a column.
 
     Attributes:
-        values: numbers, or text as objects; zero, or empty text, where one is missing.
-        is_missing: of each line whether it has no value; None if all have one. A float that is missing is NaN.
+        values: numbers, or text as objects; missing values are zero, or empty text.
+        is_missing: mask of lines without a value; None if all have one. Missing floats are NaN instead.
     """
 
     values: npt.NDArray[Any]
@@ -54,11 +54,11 @@ class SideTable:
     """A table with a line for each sample, or for each value of a field.
 
     Args:
-        options: which file, and how it is joined.
+        options: the file, and how it is joined.
 
     Raises:
         H5FileError: it cannot be read.
-        H5ValueError: it has no column to join on, or a key twice.
+        H5ValueError: the column to join on does not exist, or has a key twice.
     """
 
     def __init__(self, options: TableOptions) -> None:
@@ -73,7 +73,7 @@ class SideTable:
 
     @property
     def field(self) -> str | None:
-        """The array or attribute that lines are compared with; None if they are joined by names or by place."""
+        """The array or attribute that lines are compared with; None if they are joined by names or by number."""
         return None if self.compared_with in (None, "@stem", "@name") else self.compared_with
 
     def column(self, key: str) -> Column:
@@ -81,7 +81,7 @@ class SideTable:
 
         Raises:
             H5KeyError: there is none.
-            H5ValueError: it has lists, or other values that are neither numbers nor text.
+            H5ValueError: its values are neither numbers nor text, for example lists.
         """
         name, names = key.removeprefix(PREFIX), self._table.column_names
         if name not in names:
@@ -96,27 +96,25 @@ class SideTable:
         return self._columns[name]
 
     def lines_of(self, keys: npt.NDArray[Any], where: Callable[[int], str]) -> IntArray:
-        """Return the line of each key; -1 if there is none and these may be left out.
+        """Return the line of each key; -1 if there is none and the table may lack lines.
 
         Args:
             keys: numbers or text.
-            where: returns what has a key, by its place, for errors.
+            where: returns a description of the array or segment that has a key, by the key's index, for errors.
 
         Raises:
             H5ValueError: the table has no line for a key, or several.
         """
         is_number = keys.dtype.kind in "biuf"
         index = self._lines_by_key(is_number=is_number)
-        each = (
-            keys.tolist() if is_number else [one.decode() if isinstance(one, bytes) else one for one in keys.tolist()]
-        )
-        lines = np.array([index.get(one, -1) for one in each], dtype=np.int64)
+        values = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
+        lines = np.array([index.get(value, -1) for value in values], dtype=np.int64)
         if (lines < 0).any() and self.options.missing == "error":
             lacking = np.flatnonzero(lines < 0).tolist()
-            absent = list(dict.fromkeys(each[at] for at in lacking))
+            absent = list(dict.fromkeys(values[at] for at in lacking))
             raise H5ValueError(
                 f"{self.path!r} has no line in which {self.column_on!r} is {listing(map(str, absent))}, which "
-                f"{where(lacking[0])} has: {len(absent):,} of {len(set(each)):,} keys have no line. {OR_DROP}"
+                f"{where(lacking[0])} has: {len(absent):,} of {len(set(values)):,} keys have no line. {OR_DROP}"
             )
         self.note_used(lines)
         return lines
@@ -131,7 +129,7 @@ class SideTable:
         return self._lines[is_number]
 
     def note_used(self, lines: IntArray) -> None:
-        """Note that lines have a sample."""
+        """Note that lines belong to samples."""
         self._used.update(lines[lines >= 0].tolist())
 
     @property
@@ -143,7 +141,7 @@ class SideTable:
 
     def _index(self, *, is_number: bool) -> dict[Any, int]:
         """Return the line of each key."""
-        assert self.column_on is not None, "lines are joined by their place"
+        assert self.column_on is not None, "lines are joined by a key"
         column = self.column(self.column_on)
         lines = np.arange(self.n_lines) if column.is_missing is None else np.flatnonzero(~column.is_missing)
         texts = column.values[lines].tolist()
@@ -176,10 +174,10 @@ class SideTable:
             path: the file.
             n_rows: its rows.
             first: rows of the files before it.
-            keys: values of ``field``; None if lines are joined otherwise.
+            keys: values of ``field``; None if lines are joined by names or by number.
 
         Raises:
-            H5ValueError: rows have no line, or keys belong to others.
+            H5ValueError: rows have no line, or there are more or fewer keys than rows.
         """
         if self.compared_with is None:
             return np.arange(first, first + n_rows)
@@ -194,41 +192,41 @@ class SideTable:
         return np.repeat(self.lines_of(key, lambda _: f"{self.compared_with} of {path!r}"), n_rows)
 
     def key_of(self, path: str, name: str) -> str:
-        """Return what lines are compared with for a file, or for a group or array of it."""
+        """Return the key of a file, or of a group or array in it, which lines are compared with."""
         return stem_of(path) if self.compared_with == "@stem" else name.rpartition("/")[2]
 
     def check_number(self, n_rows: int) -> None:
-        """Raise an ``H5ValueError`` if lines, which are joined by their place, are more or fewer than rows."""
+        """Raise an ``H5ValueError`` if there are more or fewer lines than rows, which are joined by number."""
         if self.n_lines != n_rows:
             raise H5ValueError(
                 f"{self.path!r} has {self.n_lines} lines and the data has {n_rows} rows; without table.on line i "
                 "belongs to row i. Name what to join on (table.on), or complete the table."
             )
 
-    def layout(self, asked: Asked, path: str, guard: ChangeGuard, lines: IntArray) -> ArrayLayout:
+    def layout(self, request: ArrayRequest, path: str, guard: ChangeGuard, lines: IntArray) -> ArrayLayout:
         """Return a column as an array of a file.
 
         Args:
-            asked: the column.
-            path: the file that the rows are of.
+            request: the column.
+            path: the file with the rows.
             guard: of the file.
             lines: line of each row; rows without one have zeros, or empty text.
         """
-        return column_layout(self.values(asked, lines), path, asked.key, guard)
+        return column_layout(self.values(request, lines), path, request.key, guard)
 
-    def values(self, asked: Asked, lines: IntArray) -> npt.NDArray[Any]:
-        """Return the values of a column, or of several that are stacked, in some lines (see ``taken``)."""
-        if isinstance(asked.codec, Stack):
-            columns = [self.taken(PREFIX + member, lines) for member in asked.codec.members]
-            if text := [m for m, c in zip(asked.codec.members, columns, strict=True) if c.dtype.kind == "O"]:
+    def values(self, request: ArrayRequest, lines: IntArray) -> npt.NDArray[Any]:
+        """Return the values of a column, or of several stacked columns, in some lines (see ``column_at``)."""
+        if isinstance(request.codec, Stack):
+            columns = [self.column_at(PREFIX + member, lines) for member in request.codec.members]
+            if text := [m for m, c in zip(request.codec.members, columns, strict=True) if c.dtype.kind == "O"]:
                 raise H5ValueError(
                     f"{listing(text)} of {self.path!r} are text, and numbers are stacked. Leave them out."
                 )
             return np.stack([column.astype(np.float32) for column in columns], axis=-1)
-        return self.taken(asked.key, lines)
+        return self.column_at(request.key, lines)
 
-    def taken(self, key: str, lines: IntArray) -> npt.NDArray[Any]:
-        """Return the values of a column in some lines; zero, or empty text, for -1.
+    def column_at(self, key: str, lines: IntArray) -> npt.NDArray[Any]:
+        """Return the values of a column in some lines; zero, or empty text, for line -1.
 
         Raises:
             H5ValueError: whole numbers, booleans or text are missing in some of these lines.
@@ -247,13 +245,13 @@ class SideTable:
         return values
 
     def _name_of(self, line: int) -> str:
-        """Return what a user finds a line by."""
+        """Return the text by which a user finds a line."""
         if self.column_on is None:
             return f"line {line + 2}"
         return f"{self.column_on}={self.column(self.column_on).values[line]!r}"
 
     def log_unused(self) -> None:
-        """Log how many lines are of no sample, once they are all joined."""
+        """Log how many lines belong to no sample. Call it after all lines are joined."""
         if self.column_on is not None and (n := self.n_lines - len(self._used)):
             _log.info("%s: %d of %d lines are of no sample", self.path, n, self.n_lines)
 
@@ -264,7 +262,7 @@ def stem_of(path: str) -> str:
 
 
 def _read(path: str, key: str | None) -> Any:
-    """Return a table as ``pyarrow`` reads it."""
+    """Return a table as a ``pyarrow.Table``."""
     try:
         import pyarrow as pa
         from pyarrow import csv, parquet
@@ -298,9 +296,8 @@ def _read(path: str, key: str | None) -> Any:
         raise H5ValueError(
             f"table.on names the column {key!r}; {path!r} has {listing(names)}.{near(key, names)} Name one of these."
         )
-    if twice := [name for name in names if names.count(name) > 1]:
-        several = listing(dict.fromkeys(twice))
-        raise H5ValueError(f"{path!r} has several columns {several}. Give each a name of its own.")
+    if twice := dict.fromkeys(name for name in names if names.count(name) > 1):
+        raise H5ValueError(f"{path!r} has several columns {listing(twice)}. Give each a name of its own.")
     return table
 
 
@@ -309,11 +306,11 @@ def _column_values(column: Any, name: str, *, as_text: bool) -> Column:
 
     Args:
         column: the column.
-        name: what an error calls it.
-        as_text: return numbers as text, too.
+        name: for errors.
+        as_text: also return numbers as text.
 
     Raises:
-        H5ValueError: its values are lists, or other nested ones, or bytes.
+        H5ValueError: its values are nested, such as lists, or bytes.
     """
     import pyarrow as pa
 
@@ -330,5 +327,5 @@ def _column_values(column: Any, name: str, *, as_text: bool) -> Column:
     if (of.is_integer(column.type) or of.is_boolean(column.type)) and not as_text:
         filled = column if is_missing is None else column.fill_null(False if of.is_boolean(column.type) else 0)
         return Column(np.array(filled.to_numpy()), is_missing)
-    texts = ["" if one is None else str(one) for one in column.to_pylist()]
+    texts = ["" if value is None else str(value) for value in column.to_pylist()]
     return Column(np.array([*texts, None], dtype=object)[:-1], is_missing)

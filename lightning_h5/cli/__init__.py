@@ -21,16 +21,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a verb.
 
     Args:
-        arguments: what follows the program's name; None takes the process's.
+        arguments: the command line without the program's name; None takes ``sys.argv``.
 
     Raises:
-        SystemExit: with 2 for wrong usage, with 1 for a problem, or what the verb ends with.
+        SystemExit: with 2 for wrong usage, with 1 for a problem, or with the exit code of the verb.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    verb = given[0] if given else "--help"
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = words[0] if words else "--help"
     if verb in ("-h", "--help"):
-        (sys.stdout if given else sys.stderr).write(_usage())
-        raise SystemExit(0 if given else 2)
+        (sys.stdout if words else sys.stderr).write(_usage())
+        raise SystemExit(0 if words else 2)
     if verb == "--version":
         from .._version import __version__
 
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif verb in TRAINING:
         from .train import run_training
 
-        run_training(given)
+        run_training(words)
     elif verb in VERBS:
-        run_verb(verb, given[1:])
+        run_verb(verb, words[1:])
     else:
         names = ", ".join([*VERBS, *TRAINING])
         sys.stderr.write(f"lightning_h5: {verb!r} is not a verb; the verbs are {names}.\n\n{_usage()}")

@@ -35,14 +35,14 @@ def line_width() -> int:
 def paragraphs(head: str, lines: Iterable[str]) -> str:
     """Return wrapped lines, after a head in bold and below each other."""
     room = line_width() - len(head)
-    found = [each for line in lines for each in textwrap.wrap(safe(line), room, break_long_words=False)]
-    return bold(head.rstrip()) + " " * (len(head) - len(head.rstrip())) + f"\n{' ' * len(head)}".join(found)
+    wrapped_lines = [part for line in lines for part in textwrap.wrap(safe(line), room, break_long_words=False)]
+    return bold(head.rstrip()) + " " * (len(head) - len(head.rstrip())) + f"\n{' ' * len(head)}".join(wrapped_lines)
 
 
 def write(text: str = "") -> None:
     """Write lines to the standard output.
 
-    What its encoding lacks, and whatever of a file's names would move the cursor, is written as an escape.
+    Characters that its encoding lacks, or that would move the cursor, are written as escapes.
     """
     encoding = sys.stdout.encoding or "utf-8"
     parts = [part if _OURS.fullmatch(part) else safe(part) for part in _OURS.split(text)]
@@ -50,7 +50,7 @@ def write(text: str = "") -> None:
 
 
 def safe(name: str) -> str:
-    """Return a name out of a file without what moves a terminal's cursor, changes its colors, or ends a line."""
+    """Return a name from a file, with escapes for characters that move the cursor, change colors or end a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
@@ -71,9 +71,9 @@ def _plain_text(value: Any) -> Any:
     if hasattr(value, "tolist"):  # NumPy arrays and scalars
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain_text(each) for key, each in value.items()}
+        return {str(key): _plain_text(element) for key, element in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain_text(each) for each in value]
+        return [_plain_text(element) for element in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
@@ -91,8 +91,8 @@ def faint(text: str) -> str:
 
 def _coded(text: str, code: str) -> str:
     # https://no-color.org: any non-empty value
-    wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
+    has_colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{code}m{text}\x1b[0m" if has_colors else text
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -100,14 +100,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     rows = [[safe(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for first, *more in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(more, widths[1:], strict=True))]
+    for first, *numbers in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join([bold(lines[0]), *lines[1:]])
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Breaks no line within a word such as ``blosc-zstd``."""
+    """Breaks no line within a word with a hyphen, for example ``blosc-zstd``."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -115,10 +115,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 @contextmanager
 def ends_at_signals() -> Iterator[None]:
-    """End with what a signal raises, whatever error it causes.
+    """End with the exception of a signal, also if the signal causes another error.
 
-    Python calls a handler between any two steps of the program. What it raises while a lock is being released, for one,
-    leaves as the error of a lock that is not held.
+    Python calls a handler between any two steps of the program. An exception raised while a lock is being released, for
+    example, would surface as the error of a lock that is not held.
     """
     arrived: list[BaseException] = []
 

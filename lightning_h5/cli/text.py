@@ -18,9 +18,8 @@ if TYPE_CHECKING:  # these modules import torch
     from ..tools.bench import BenchReport
     from ..tools.check import CheckReport
     from ..tools.index_file import IndexReport
-    from ..tools.inspect import ArrayReport, FileReport, FolderReport, StoreCost
+    from ..tools.inspect import ArrayReport, FileReport, FolderReport, SampleCost, StoreCost
     from ..tools.repack import RepackReport, StoredAs
-    from ..tools.sample_advice import SampleCost
     from ..tools.stats import ArrayStats, StatsReport
 
 MAX_NAME = 36  # characters of a name in a table
@@ -33,12 +32,12 @@ SMALL_REQUEST = 256 << 10  # bytes, below which a request takes as long as one o
 NO_GAIN = 0.95  # relative to the size without compression
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
-    """Yield what ``inspect`` shows of a file, as far as ``depth`` levels."""
+    """Yield the report of ``inspect`` on a file, as far as ``depth`` levels."""
     kinds = [entry.kind for entry in report.entries]
     listed = ("group", "array", "soft link", "hard link", "external link")
     counts = ", ".join(_counted(kinds.count(kind), kind) for kind in listed if kind in kinds)
@@ -50,7 +49,7 @@ def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
 
 
 def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
-    """Yield what ``inspect`` shows of several files."""
+    """Yield the report of ``inspect`` on several files."""
     n_files = len(report.paths)
     cost = report.example.advice.cost
     rows = f"{report.n_rows:,} rows" if cost is None else _counted(cost.n_samples, "sample")
@@ -69,13 +68,13 @@ def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
 
 
 def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
-    """Yield a line for each name, indented by its depth; what makes it too wide goes below the name."""
+    """Yield a line for each name, indented by its depth; text that does not fit goes below the name."""
     arrays = {array.name: array for array in report.arrays}
-    shown = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
-    names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in shown]
+    entries = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
+    names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in entries]
     width = min(48, max(map(len, names), default=0))
     yield "/"
-    for entry, name in zip(shown, names, strict=True):
+    for entry, name in zip(entries, names, strict=True):
         text = _entry_text(entry, arrays.get(entry.name))
         line = f"{name:<{width}}  {text}".rstrip()
         if len(line) <= line_width() or not text:
@@ -85,9 +84,9 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
         indent = " " * (len(name) - len(name.lstrip()) + 4)
         room = max(line_width() - len(indent), MIN_ROOM)
         lines = [text] if "link" in entry.kind else wrap(text, room, break_long_words=False)
-        yield from (indent + each for each in lines)
-    if left := len(report.entries) - len(shown):
-        yield faint(f"... and {left} below; --depth shows more")
+        yield from (indent + part for part in lines)
+    if n_hidden := len(report.entries) - len(entries):
+        yield faint(f"... and {n_hidden} below; --depth shows more")
 
 
 def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
@@ -108,24 +107,24 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
 
 
 def _rows(report: FileReport) -> Iterator[str]:
-    """Yield what a random row costs of each array, the largest first; what cannot be read, and why."""
+    """Yield the cost of a random row of each array, the largest first, and the arrays that cannot be read."""
     # The cost of text is meaningless: the size of a row is that of a pointer.
-    costly = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
-    costly.sort(key=lambda each: -each[0].n_bytes)
+    row_costs = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
+    row_costs.sort(key=lambda pair: -pair[0].n_bytes)
     lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
-    for array, row in costly[:MAX_ARRAYS]:
+    for array, row in row_costs[:MAX_ARRAYS]:
         name = array.name if len(array.name) <= MAX_NAME else f"...{array.name[3 - MAX_NAME :]}"
         sizes = (array.n_bytes / max(1, (array.shape or (1,))[0]), row.bytes_read, row.bytes_decoded)
         lines.append([name, *map(bytes_text, sizes), str(row.n_chunks or "-")])
         if row.why_slow:
             notes.append(f"{array.name} is read through the HDF5 library, in one thread: {row.why_slow}")
-    if costly:
+    if row_costs:
         yield ""
         yield table(lines)
-    if len(costly) > MAX_ARRAYS:
-        yield faint(f"... and {len(costly) - MAX_ARRAYS} smaller arrays; --json has all")
+    if len(row_costs) > MAX_ARRAYS:
+        yield faint(f"... and {len(row_costs) - MAX_ARRAYS} smaller arrays; --json has all")
     notes += [f"{a.name}: {a.problem}" for a in report.arrays if a.problem is not None and a.row is None]
-    yield from (each for note in notes for each in wrap(safe(note), line_width(), subsequent_indent="  "))
+    yield from (line for note in notes for line in wrap(safe(note), line_width(), subsequent_indent="  "))
 
 
 def _advice_lines(report: FileReport) -> Iterator[str]:
@@ -135,8 +134,8 @@ def _advice_lines(report: FileReport) -> Iterator[str]:
         yield f"{bold('integrity')}  {report.integrity}"
     if advice.datamodule is not None:
         names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
-        what = "rows" if advice.cost is None else "steps"
-        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {what} of {names}"])
+        unit = "rows" if advice.cost is None else "steps"
+        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {unit} of {names}"])
     if (cost := advice.cost) is not None:
         yield paragraphs("samples    ", [_cost_text(cost)])
     if report.store is not None:
@@ -166,21 +165,19 @@ def _cost_text(cost: SampleCost) -> str:
         return f"{sample}, stored without chunks: nothing is decoded."
     chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
     plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_chunk_order)
-    return (
-        f"{sample} in {chunks}. Each takes {plain} of decoding in plain random order, {ordered} with shuffle='chunks'."
-    )
+    return f"{sample} in {chunks}. Reading one at random decodes {plain}, or {ordered} with shuffle='chunks'."
 
 
 def _store_text(cost: StoreCost) -> str:
-    each = cost.n_bytes / max(1, cost.n_requests)
+    n_bytes = cost.n_bytes / max(1, cost.n_requests)
     text = (
         f"An epoch takes at most {_counted(cost.n_requests, 'request')} for {bytes_text(cost.n_bytes)}; at "
         f"{cost.seconds * 1000:.0f} ms each and {cost.n_together} at a time {cost.epoch_seconds:,.1f} s, if the "
         "network is fast enough. Later epochs are read from the mirror."
     )
-    if cost.n_requests > cost.n_together and each < SMALL_REQUEST:
+    if cost.n_requests > cost.n_together and n_bytes < SMALL_REQUEST:
         text += (
-            f" A request fetches {bytes_text(each)}: write larger chunks with `lightning-h5 repack --rows-per-chunk "
+            f" A request fetches {bytes_text(n_bytes)}: write larger chunks with `lightning-h5 repack --rows-per-chunk "
             "auto --for-object-store`."
         )
     return text
@@ -196,13 +193,13 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
         for problem in of_file:
             array = "" if problem.array is None else f"{problem.array}: "
             yield safe(f"  {problem.severity} ({problem.kind}): {array}{problem.text}")
-    if (more := len(problems) - MAX_PROBLEMS) > 0:
-        yield faint(f"and {more:,} more problems; --json has all of them")
+    if (n_hidden := len(problems) - MAX_PROBLEMS) > 0:
+        yield faint(f"and {n_hidden:,} more problems; --json has all of them")
     read = f"{bytes_text(report.n_bytes)} decoded" if decoded else "metadata alone"
     sandboxed = ", each file in a process of its own" if report.sandboxed else ""
-    found = f"{_counted(len(report.errors), 'error')}, {_counted(len(report.warnings), 'warning')}"
+    totals = f"{_counted(len(report.errors), 'error')}, {_counted(len(report.warnings), 'warning')}"
     files, arrays = _counted(len(report.files), "file"), _counted(report.n_arrays, "array")
-    yield f"{files}, {arrays}, {read}{sandboxed}: {bold(found)}"
+    yield f"{files}, {arrays}, {read}{sandboxed}: {bold(totals)}"
     if report.digested:
         yield f"digests written for {_counted(len(report.digested), 'file')}"
     elif report.integrity is not None:
@@ -213,13 +210,13 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
 
 
 def bench_text(report: BenchReport) -> Iterator[str]:
-    """Yield what ``bench`` shows: a table of rates, and the settings to use."""
-    what = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
+    """Yield the report of ``bench``: a table of rates, and the settings to use."""
+    title = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
     rows = f"{_counted(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
     state = "cold" if report.cold else "warm"
-    yield f"{bold(what)}  {rows}, in shuffled batches of {report.batch_size}, {state}"
+    yield f"{bold(title)}  {rows}, in shuffled batches of {report.batch_size}, {state}"
     yield ""
-    plain = next((each.rows_per_second for each in report.results if each.datamodule is None), None)
+    plain = next((result.rows_per_second for result in report.results if result.datamodule is None), None)
     lines = [["", "rows/s", "MiB/s", "vs h5py"]]
     for result in report.results:
         rate = result.rows_per_second
@@ -236,7 +233,7 @@ def bench_text(report: BenchReport) -> Iterator[str]:
 
 
 def repack_text(report: RepackReport) -> Iterator[str]:
-    """Yield what ``repack`` shows: how each array was stored before, and after."""
+    """Yield the report of ``repack``: how each array was stored before and after."""
     rows = [["array", "chunks", "filters", "stored", "a row costs"]]
     for array in report.arrays:
         name = array.name + (" (rows shuffled)" if array.is_shuffled else "")
@@ -244,11 +241,11 @@ def repack_text(report: RepackReport) -> Iterator[str]:
         rows.append(["", *_stored_cells(array.after)] if array.is_rewritten else ["", "as before", "", "", ""])
     yield table(rows)
     yield from (faint(f"{array.name} {array.note}.") for array in report.arrays if array.note)
-    rewritten = [array for array in report.arrays if array.is_rewritten]
-    compressed = [array for array in rewritten if set(array.after.filters) - {"shuffle", "fletcher32"}]
-    if idle := [array.name for array in compressed if array.after.n_bytes > NO_GAIN * array.n_bytes]:
-        yield f"Compressed, {listing(idle, 3)} takes as much space as without: --compression none reads faster."
-    speed = sum(array.n_bytes for array in rewritten) / 2**20 / max(1e-9, report.seconds)
+    rewritten_arrays = [array for array in report.arrays if array.is_rewritten]
+    compressed_arrays = [array for array in rewritten_arrays if set(array.after.filters) - {"shuffle", "fletcher32"}]
+    if no_gain := [array.name for array in compressed_arrays if array.after.n_bytes > NO_GAIN * array.n_bytes]:
+        yield f"Compressed, {listing(no_gain, 3)} takes as much space as without: --compression none reads faster."
+    speed = sum(array.n_bytes for array in rewritten_arrays) / 2**20 / max(1e-9, report.seconds)
     verified = "" if report.verify_seconds is None else f"; verified in {report.verify_seconds:.1f} s"
     yield (
         f"{bytes_text(report.n_bytes_before)} became {bytes_text(report.n_bytes_after)} "
@@ -273,7 +270,7 @@ def _stored_cells(stored: StoredAs) -> list[str]:
 
 
 def stats_text(report: StatsReport) -> list[str]:
-    """Return what ``stats`` shows: a table for each array, with a line for each channel."""
+    """Return the report of ``stats``: a table for each array, with a line for each channel."""
     of_files = "" if len(report.files) == 1 else f" in {len(report.files)} files"
     text: list[str] = []
     for array in report.arrays:
@@ -281,8 +278,8 @@ def stats_text(report: StatsReport) -> list[str]:
         shape = "of several shapes," if array.row_shape is None else "x".join(map(str, array.row_shape)) or "1"
         head = f"{bold(array.key)}: {array.n_rows:,} rows{of_rows}{of_files}, each {shape} of {array.dtype}"
         text += [*([""] if text else []), head, table(_channel_rows(array))]
-        if (hidden := array.mean.size - MAX_CHANNELS) > 0:
-            text.append(faint(f"and {hidden:,} more channels; --json and --output have all of them"))
+        if (n_hidden := array.mean.size - MAX_CHANNELS) > 0:
+            text.append(faint(f"and {n_hidden:,} more channels; --json and --output have all of them"))
     return text
 
 
@@ -290,9 +287,9 @@ def _channel_rows(array: ArrayStats) -> list[list[str]]:
     """Return a line for each channel; columns of NaN and infinite values if there are any."""
     columns = {name: getattr(array, name) for name in ("mean", "std", "min", "max")}
     columns |= {name: n for name, n in (("NaN", array.n_nan), ("infinite", array.n_infinite)) if n.any()}
-    each = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
+    channels_of_columns = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
     lines = [["channel" if array.mean.ndim else "", *columns]]
-    for channel, numbers in enumerate(zip(*each, strict=True)):
+    for channel, numbers in enumerate(zip(*channels_of_columns, strict=True)):
         lines.append([str(channel) if array.mean.ndim else "all values", *map(_number_text, numbers)])
     return lines
 
@@ -303,12 +300,13 @@ def _number_text(value: float) -> str:
 
 
 def stats_doubts(report: StatsReport) -> Iterator[str]:
-    """Yield warnings to consider before these statistics are used."""
+    """Yield warnings to consider before the statistics are used."""
     for array in report.arrays:
         n_nan, n_infinite = int(array.n_nan.sum()), int(array.n_infinite.sum())
         if n_nan or n_infinite:
             yield f"{array.key!r} has {n_nan:,} NaN and {n_infinite:,} infinite values, which the statistics exclude."
-        flat = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
-        if flat:
-            which = f"channels {', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''} of " * array.mean.ndim
-            yield f"{which}{array.key!r}: all values are equal (std 0) and normalize to 0."
+        constant_channels = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
+        if constant_channels:
+            numbers = f"{', '.join(map(str, constant_channels[:12]))}{' ...' if len(constant_channels) > 12 else ''}"
+            channels = f"channels {numbers} of " if array.mean.ndim else ""
+            yield f"{channels}{array.key!r}: all values are equal (std 0) and normalize to 0."

@@ -18,7 +18,7 @@ def run_training(arguments: Sequence[str]) -> None:
     A config is code: it names classes that are imported and called.
 
     Args:
-        arguments: the verb, and what follows it.
+        arguments: the verb and its arguments.
 
     Raises:
         SystemExit: with 2 for a wrong config, with 1 for an error of this package.
@@ -35,11 +35,11 @@ def run_training(arguments: Sequence[str]) -> None:
     import_module("lightning_h5.datamodules")  # LightningCLI finds imported subclasses by their short names
     if os.getcwd() not in sys.path:  # unlike `python -m`, the console script does not import from the working directory
         sys.path.insert(0, os.getcwd())
-    given = _with_comments(arguments)
+    words = _with_comments(arguments)
     # LightningCLI reads sys.argv if `args` is None, and warns if it is not.
     are_own = list(arguments) == sys.argv[1:]
     if are_own:
-        sys.argv[1:] = given
+        sys.argv[1:] = words
     try:
         lightning_cli(
             LightningModule,
@@ -48,15 +48,16 @@ def run_training(arguments: Sequence[str]) -> None:
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={"prog": "lightning-h5"},
-            args=None if are_own else given,
+            args=None if are_own else words,
         )
     except SystemExit as ended:
         if ended.code == 2 and (models := models_of_the_other_package()):
-            ours, other = sorted(("lightning", "pytorch_lightning"), key=lambda name: name != PACKAGE.split(".")[0])
+            package = PACKAGE.split(".")[0]
+            (base,) = {"lightning", "pytorch_lightning"} - {package}
             sys.stderr.write(
-                f"lightning_h5: {', '.join(models)} derives from {other!r}, and this command runs the Trainer of "
-                f"{ours!r}; the two packages hold unrelated classes. Set LIGHTNING_H5_IMPORT={other}, or derive from "
-                f"{ours!r}.\n"
+                f"lightning_h5: {', '.join(models)} derives from {base!r}, and this command runs the Trainer of "
+                f"{package!r}; the two packages hold unrelated classes. Set LIGHTNING_H5_IMPORT={base}, or derive "
+                f"from {package!r}.\n"
             )
         raise
     except Exception as error:
@@ -67,7 +68,7 @@ def run_training(arguments: Sequence[str]) -> None:
 
 
 def _error_of_ours(error: BaseException | None) -> H5Error | None:
-    """Return the error of this package behind another one: jsonargparse wraps what a constructor raises."""
+    """Return the error of this package behind another one: jsonargparse wraps the exceptions of constructors."""
     while error is not None and not isinstance(error, H5Error):
         error = error.__cause__
     return error
@@ -75,5 +76,5 @@ def _error_of_ours(error: BaseException | None) -> H5Error | None:
 
 def _with_comments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments, with comments in a printed configuration if jsonargparse can write them."""
-    can = any(find_spec(name.split(".")[0]) and find_spec(name) for name in ("ruamel.yaml", "ruyaml"))
-    return [f"{each}=comments" if can and each == "--print_config" else each for each in arguments]
+    has_writer = any(find_spec(name.split(".")[0]) and find_spec(name) for name in ("ruamel.yaml", "ruyaml"))
+    return [f"{word}=comments" if has_writer and word == "--print_config" else word for word in arguments]

@@ -1,6 +1,6 @@
 """The verbs for files: their arguments, the function that each one calls, and how a verb ends.
 
-Functions are imported when their verb runs: inspecting a file needs no torch, whose import would take longer.
+Functions are imported when their verb runs: inspecting a file takes less time than importing torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
 
     Args:
         name: of the verb.
-        arguments: what follows the name.
+        arguments: the arguments after the verb.
 
     Raises:
         SystemExit: with 0, with 1 for a problem, with 2 for wrong usage, with 130 after Ctrl-C.
@@ -170,7 +170,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _repack_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..tools.compression import COMPRESSIONS
+    from ..tools.repack import COMPRESSIONS
 
     add = parser.add_argument
     add("source", metavar="IN", help="the file to copy; it is not changed")
@@ -180,8 +180,8 @@ def _repack_arguments(parser: argparse.ArgumentParser) -> None:
         "columns of a file with larger rows stay as they are, unless --keys names them"
     )
     add("--rows-per-chunk", type=_rows_per_chunk, metavar="N", help=rows)
-    known = f"one of {', '.join(COMPRESSIONS)} (default: keep)"
-    add("--compression", choices=COMPRESSIONS, metavar="NAME", help=known)
+    compressions = f"one of {', '.join(COMPRESSIONS)} (default: keep)"
+    add("--compression", choices=COMPRESSIONS, metavar="NAME", help=compressions)
     add("--level", type=int, metavar="L", help="compression level: gzip 1-9 (4), zstd 1-22 (3), blosc 0-9 (5)")
     add("--shuffle-filter", action="store_true", help="shuffle bytes before compressing")
     add("--checksum", action="store_true", help="store a checksum with each chunk")
@@ -242,10 +242,10 @@ def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     add("--segments", type=_option, metavar="OPTION", help=segments)
     add("--decode", type=_option, metavar="OPTION", help="what decodes arrays: '{t2m: cf}'")
     add("--select", type=_option, metavar="OPTION", help="part of an array: '{fields: {1: [0, 3], 2: {stop: 720}}}'")
-    which = parser.add_mutually_exclusive_group()
+    choice = parser.add_mutually_exclusive_group()
     of_rows = "rows to read, counted over all files; segments, if samples are made of these"
-    which.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help=of_rows)
-    which.add_argument("--split-file", metavar="FILE", help="read the rows of a split in this file of a data module")
+    choice.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help=of_rows)
+    choice.add_argument("--split-file", metavar="FILE", help="read the rows of a split in this file of a data module")
     add("--split", choices=("train", "val", "test"), default="train", help="which split of that file (default: train)")
     add("--output", metavar="FILE", help="write the file that `normalize` of data modules and datasets reads")
     add("--force", action="store_true", help="replace an existing output")
@@ -270,7 +270,7 @@ def _range(text: str) -> range:
 
 def _stats(options: argparse.Namespace) -> int:
     from ..hdf5 import expand_paths, expand_user
-    from ..tools.repack import check_output
+    from ..tools.output_files import check_output
     from ..tools.stats import compute_stats
     from .text import stats_doubts, stats_text
 
@@ -324,12 +324,12 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
     n_rows = count_rows(paths, named_keys(paths, keys)[0])
     groups = None if group_key is None else column_of(paths, group_key, n_rows, argument="group_key")
     splits = read_splits(name, n_rows, group_key, groups, {}) or {}
-    found = {str(each): rows for each, rows in splits.items()}
-    if not len(found.get(split, ())):
+    rows_of_splits = {str(key): rows for key, rows in splits.items()}
+    if not len(rows_of_splits.get(split, ())):
         raise H5ValueError(
             f"--split-file {name!r} does not exist, or has no row in the split {split!r}. Name another file or --split."
         )
-    return found[split]
+    return rows_of_splits[split]
 
 
 VERBS = {

@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
+from ..catalog import TARGET, checked_names
 from ..errors import H5ValueError
-from ..options import DistributedOptions, FileOptions, ShuffleOptions, StagingOptions, WorkerOptions
+from ..hdf5 import field_names
+from ..options import (
+    DistributedOptions,
+    FileOptions,
+    ShuffleOptions,
+    StagingOptions,
+    WorkerOptions,
+)
 from ..options.base import Options, check_callable, check_choice, check_whole
 from ..types import DTypeLike, Keys, PathLike
 
@@ -18,6 +26,7 @@ __all__ = [
     "SampleArguments",
     "Split",
     "argument_of",
+    "parsed_fields",
     "picked",
 ]
 
@@ -74,10 +83,11 @@ class LoaderArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleArguments:
-    """The parts of a sample of an input and a target; see the arguments of the data modules."""
+    """What samples are made of, and which are used; see the arguments of the data modules."""
 
     x_key: Keys | None
     y_key: Keys | None
+    fields: Any
     x_dtype: DTypeLike
     y_dtype: DTypeLike
     transform: Callable[..., Any] | None
@@ -88,6 +98,48 @@ class SampleArguments:
     with_index: bool
     table: Any
     decode: dict[str, Any] | None
+    where: Any
+    label: int | None
+    valid_mask: str | None
+    on_bad_file: Literal["raise", "skip"]
+
+    def __post_init__(self) -> None:
+        parsed_fields(self.fields)
+        beside = {"x_key": self.x_key, "y_key": self.y_key, "y_dtype": self.y_dtype}
+        beside["target_transform"] = self.target_transform
+        for name, value in beside.items():
+            if self.fields is not None and value is not None:
+                raise H5ValueError(
+                    f"fields and {name} were given. Pass fields for batches that are flat dicts, or x_key and y_key "
+                    "for batches x or (x, y)."
+                )
+
+
+def parsed_fields(fields: Any) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the argument ``fields`` as a mapping from batch keys to arrays, and the axes of the target if given.
+
+    Args:
+        fields: a list of arrays, or a mapping; None stays None.
+
+    Raises:
+        H5ValueError: it is neither, or names an array twice.
+    """
+    if fields is None:
+        return None, None
+    if not isinstance(fields, Mapping):
+        return {name: name for name in checked_names(fields, "fields")}, None
+    keys, axes = {}, None
+    for name, value in fields.items():
+        key = value
+        if isinstance(value, Mapping) and "layout" in value:
+            if name != TARGET:
+                raise H5ValueError(f"fields[{name!r}] has a layout, which only {TARGET!r} can have.")
+            axes = value["layout"]
+            key = {part: setting for part, setting in value.items() if part != "layout"}
+            key = key.get("key", name) if set(key) <= {"key"} else key
+        keys[str(name)] = key
+    field_names(keys, "fields")  # raises for what names no arrays
+    return keys, axes
 
 
 def picked(kind: type[T], given: Mapping[str, Any]) -> T:
@@ -114,7 +166,7 @@ def _with_staging(files: Any, staging: Any) -> Any:
     return replace(files, staging=StagingOptions.parse(staging, "staging"))
 
 
-NAMING = ("x_key", "y_key", "load_fields", "field_map", "valid_mask", "where", "split", "weights", "segments", "select")
+NAMING = ("x_key", "y_key", "fields", "valid_mask", "where", "split", "weights", "segments", "select")
 """Arguments that name arrays."""
 
 

@@ -82,8 +82,7 @@ class BaseH5DataModule(KeepsPosition):
         self._table = given.get("table")
         if self._table is not None:
             TableOptions.parse(self._table, "table")
-        paths = "path" if "train_path" in given else "paths"
-        self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
+        self._path_names = {split: f"{split}_path" for split in SPLITS}
         self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
         self._split = SplitOptions.parse(given.get("split"), "split")
         self._weights = WeightOptions.parse(given.get("weights"), "weights")

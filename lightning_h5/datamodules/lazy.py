@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..datasets import H5LazyDataset, MixtureDataset, weighted_dataset
+from ..datasets import FileSamples, H5LazyDataset
 from ..options import (
     DistributedOptions,
     FileOptions,
+    MixtureOptions,
     PatchOptions,
     SegmentOptions,
     ShuffleOptions,
@@ -22,12 +23,12 @@ from ..options import (
 from ..samples import MakesIndexer
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
-from .keyed import KeyedH5DataModule
+from .from_files import FilesH5DataModule
 
 __all__ = ["LazyH5DataModule"]
 
 
-class LazyH5DataModule(KeyedH5DataModule):
+class LazyH5DataModule(FilesH5DataModule):
     """Train from HDF5 files, reading rows on demand.
 
     Shards rows across ranks without any Trainer flag, shuffles each epoch, resumes exactly, and evaluates every row
@@ -48,11 +49,17 @@ class LazyH5DataModule(KeyedH5DataModule):
             ``{split}`` in it stands for train, val, test or predict. A name may end in a member of a table. In a
             mapping, a list of arrays of one shape is one field, with the arrays on a new last axis. If None, inferred
             when exactly one array qualifies; otherwise an error lists the arrays.
-        y_key: the target, in the same forms. None yields inputs alone.
-        x_dtype: dtype of the input by name, such as "float16", or a mapping from fields to names. None keeps the
-            file's. Packed integers (``scale_factor``, ``_FillValue`` and the like) of other files than netCDF are an
-            error unless ``decode`` or their stored dtype, such as "int16", is named.
-        y_dtype: dtype of the target, in the same forms.
+        y_key: the target, in the same forms. None yields inputs alone: a batch is x, otherwise (x, y).
+        fields: instead of ``x_key`` and ``y_key``, so that batches are flat dicts: a list of arrays, the keys of a
+            batch, or a mapping from keys to arrays in the forms of ``x_key``. The axes of a target can be given too:
+            ``{"target": {"key": "y", "layout": "NCT"}}`` (N rows, C classes, T steps). Names of fields stand for their
+            arrays in ``where``, ``split`` and ``weights``.
+        x_dtype: dtype of the input, or of fields. "auto" makes float64 float32, as models compute, and logs that; all
+            else comes as stored. A name, such as "float16", is for all of the input; for fields of several floats in a
+            row, but not ``target``, as 16 bits would change ids and labels. A mapping from fields to names is for
+            those. None keeps all as stored. Packed integers (``scale_factor``, ``_FillValue`` and the like) of other
+            files than netCDF are an error unless ``decode`` or their stored dtype, such as "int16", is named.
+        y_dtype: dtype of the target: a name, or a mapping from fields to names. None keeps the stored one.
         transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global generators of
             Python, NumPy and torch depends on the seed, the epoch and the batch, not on the rank or worker. If it has a
             parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that depends on (seed, epoch, row) only.
@@ -108,6 +115,23 @@ class LazyH5DataModule(KeyedH5DataModule):
             numbers as pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8``
             each), "dense" or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
+        where: rows to keep, of all splits: conditions on arrays with a value a row, by name: a value, a list of values,
+            or a range ``{"min": 3, "max": 5}`` (bounds included, either may be left out); from Python also a function
+            from the array to a mask, or one function from all arrays of a file, by name, to a mask. With segments,
+            arrays have a value for each segment, which stays or goes as a whole, or for each step: windows do not reach
+            over steps that are left out. Rows are split before they are filtered: another filter moves no row to
+            another split. Of a file with a live writer, rows that exist in ``setup`` are asked.
+        label: keep rows that have this class at any step of the target, which is ``y_key`` if that is one array, or
+            else the field or array ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot ``(N, T, C)`` and
+            ``(N, C, T)``, distinguished by shape and values. Steps that were padded with 0 have class 0: name a
+            ``valid_mask`` to look for that one.
+        valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
+        mixture: instead of ``train_path``, several sets of files to mix: a mapping from each source's name to its
+            files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``epoch_length``, ``mix``,
+            ``pattern``). Batches, or inputs, that are dicts have the name of each row's source, as
+            ``"source"``.
+        on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
+            do not leave out the same stop.
         workers: how worker processes are run: ``WorkerOptions`` (``persistent``, ``start_method``, ``timeout``,
             ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
@@ -134,7 +158,8 @@ class LazyH5DataModule(KeyedH5DataModule):
         *,
         x_key: Keys | None = None,
         y_key: Keys | None = None,
-        x_dtype: DTypeLike = None,
+        fields: list[str] | dict[str, Any] | None = None,
+        x_dtype: DTypeLike = "auto",
         y_dtype: DTypeLike = None,
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None,
@@ -160,6 +185,11 @@ class LazyH5DataModule(KeyedH5DataModule):
         table: TableOptions | dict[Any, Any] | PathLike | None = None,
         decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
+        where: Any = None,
+        label: int | None = None,
+        valid_mask: str | None = None,
+        mixture: MixtureOptions | dict[str, Any] | None = None,
+        on_bad_file: Literal["raise", "skip"] = "raise",
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         staging: StagingOptions | PathLike | dict[str, Any] | None = None,
@@ -167,12 +197,6 @@ class LazyH5DataModule(KeyedH5DataModule):
     ) -> None:
         super().__init__(locals())
 
-    def build_dataset(self, split: Split) -> H5LazyDataset | MixtureDataset | None:
-        """Return the dataset of a split, or None without data for it."""
-        samples = self.open_split(split)
-        if samples is None:
-            return None
-        dataset = H5LazyDataset.of(samples)
-        if split != "train" or not self._weights.is_given:
-            return dataset
-        return weighted_dataset(dataset, self.weights_of_rows(dataset))
+    def dataset_of(self, samples: FileSamples, split: Split, *, n_sources: int = 1) -> H5LazyDataset:
+        """See ``FilesH5DataModule.dataset_of``."""
+        return H5LazyDataset.of(samples)

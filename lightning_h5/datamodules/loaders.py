@@ -198,7 +198,7 @@ class MakesLoaders(RecordsSettings):
             num_workers=self._options.num_workers,
             nodes=self._nodes,
             memory=self._free_memory,
-            kept=next(iter(self.kept_modes()), None),
+            saved_mode=next(iter(self.kept_modes()), None),
         )
         weights = weights_of(dataset)
         return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))
@@ -363,8 +363,8 @@ class MakesLoaders(RecordsSettings):
         self._log_once(f"training order: {text}; {checksums}integrity level {integrity} of 4")
         self._log_mixing(order, dataset)
         self._log_rates(order, dataset)
-        is_of_patches = isinstance(dataset, TableDataset) and dataset.table.indexer.held_as == "cells"
-        chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
+        has_patches = isinstance(dataset, TableDataset) and bool(dataset.table.fields_cut)
+        chunks = "" if has_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         workers = ", or use fewer workers" if self._options.num_workers > 1 else ""
         for each in order.sources or (order,):
             if each.mode == "chunks" and each.window < FEW_BLOCKS:

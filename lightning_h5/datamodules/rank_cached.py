@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 
 from .._lightning import rank_zero_info
-from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
+from ..datasets import FileSamples, RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
 from ..hdf5 import name_objects
 from ..loading.choose_order import Order
@@ -19,6 +19,7 @@ from ..options import (
     DistributedOptions,
     FileOptions,
     MemoryOptions,
+    MixtureOptions,
     PatchOptions,
     SegmentOptions,
     ShuffleOptions,
@@ -29,20 +30,23 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
-from ..order import PlanSampler, ShardRows, ShardSampler, resolve_replica
+from ..order import PlanSampler, RowWeights, ShardRows, ShardSampler, resolve_replica
 from ..samples import MakesIndexer
 from ..types import DTypeLike, Identity, Keys, PathLike, Paths
 from .arguments import Split
-from .keyed import KeyedH5DataModule
+from .from_files import FilesH5DataModule
+from .lazy import LazyH5DataModule
 from .resume import is_running
+from .shared_docs import with_arguments_of
 
 __all__ = ["RankCachedH5DataModule"]
 
 
-class RankCachedH5DataModule(KeyedH5DataModule):
+@with_arguments_of(LazyH5DataModule)
+class RankCachedH5DataModule(FilesH5DataModule):
     """Trains from rows that each rank holds in memory: loaded once, in ``setup``, and served at the speed of memory.
 
-    Takes the configuration of ``LazyH5DataModule``. Use it where the rows fit into the memory of the machines, each
+    Use it where the rows fit into the memory of the machines, each
     rank's part next to the others'. This is checked before anything is loaded.
 
     A rank trains on the rows of its own shard, in an order of its own each epoch. Ranks take equally many steps, and
@@ -55,88 +59,20 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     An argument that takes an option object also takes a mapping with its fields, which is its form in YAML.
 
+    Takes all arguments of ``LazyH5DataModule``, with the same batches, except for ``mixture``.
+
     Args:
-        train_path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Several files
-            are one dataset, in sorted order for a glob or a directory.
-        val_path: files to validate on.
-        test_path: files to test on.
-        predict_path: files to predict on; they need not have a target.
-        x_key: the input array, a list of arrays (x is a tuple), or a mapping from names to arrays (x is a dict).
-            ``{split}`` in it stands for train, val, test or predict. A name may end in a member of a table. In a
-            mapping, a list of arrays of one shape is one field, with the arrays on a new last axis. If None, inferred
-            when exactly one array qualifies; otherwise an error lists the arrays.
-        y_key: the target, in the same forms. None yields inputs alone.
-        x_dtype: dtype of the input by name, such as "float16", or a mapping from fields to names. None keeps the
-            file's. Packed integers (``scale_factor``, ``_FillValue`` and the like) of other files than netCDF are an
-            error unless ``decode`` or their stored dtype, such as "int16", is named. Rows are held in this dtype: a
-            small one saves memory, cast on the GPU.
-        y_dtype: dtype of the target, in the same forms.
-        transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global generators of
-            Python, NumPy and torch depends on the seed, the epoch and the batch, not on the rank or worker. If it has a
-            parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that depends on (seed, epoch, row) only.
-            Generators that it owns, such as MONAI's and Albumentations', are seeded in the same way.
-        target_transform: runs on each sample's target.
-        eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
-        batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
-        collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
-            ``"length"``), "list" (a list for each field) or "stack". None stacks, without making samples first.
-        normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file that
-            ``lightning-h5 stats`` has written, or a mapping from fields to numbers or lists,
-            ``{"x": {"mean": [0.5, 0.4], "std": [0.2, 0.3], "channel_axis": 0}}``. These fields become
-            ``(x - mean) / std``, before any transform. Raises if the statistics are of other fields, shapes or numbers
-            of channels.
-        batch_size: rows of a training batch on one rank.
-        eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
         shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
             In memory all orders cost the same, so all but False permute each rank's rows.
-        drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
-            slightly smaller batches, so that all ranks take the same number of steps.
-        seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
-        with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict; with
-            segments, windows or patches also its ``"segment"`` (name of the group, array or file) and ``"step"`` (of a
-            patch where it starts, along each axis that is cut).
-        num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
-            processes: the fastest unless a ``transform`` is slow.
-        prefetch_factor: batches that each worker reads ahead; None means 2, as in torch. Without workers, batches that
-            this process reads ahead; None means 4, or twice as many as are read together, if that is more.
-        pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
-        split: how the training files are split: a float (``val_fraction``), the fractions of all splits (``[train,
-            val]`` or ``[train, val, test]``, which sum to 1) or ``SplitOptions`` (``val_fraction``, ``test_fraction``,
-            ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``, ``key``,
-            ``by``, ``gap``).
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``). Each rank draws among the rows that it holds, so ranks
             with other shares of a class draw its rows more or less often.
-        sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
-            image or volume each, for which None raises.
-        segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
-            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``spans``, ``join``, ``axis``,
-            ``step_axis``, ``steps_per``, ``constants``, ``missing``, ``max_length``, ``bucket``, ``keep_together``).
-            None makes each file one.
-        window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
-            from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
-            ``random``).
-        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
-            ``random``, ``border``), or a mapping of its fields.
-        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
-            ``TableOptions`` (``path``, ``on``, ``missing``).
-        decode: what decodes fields, by name or pattern: "image" (JPEG and PNG to ``uint8`` of the shape ``(C, H, W)``),
-            "cf" (scale, offset and fill value, to floats with NaN, as by default in netCDF files), "real" (complex
-            numbers as pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8``
-            each), "dense" or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
-        select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
-        workers: how worker processes are run: ``WorkerOptions`` (``persistent``, ``start_method``, ``timeout``,
-            ``init_fn``).
-        files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
-            ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
+        mixture: an error, since each rank draws among the rows of its shard.
         staging: folder on a local disk, such as "$TMPDIR", that keeps what was read of files on slow storage, or
             ``StagingOptions`` (``dir``, ``max_bytes``, ``storage_options``). It has an effect only if shards are drawn
             again (``memory.reshard_every_n_epochs``): otherwise each row is read once.
-        distributed: how ranks work together: ``DistributedOptions`` (``rank``, ``world_size``, ``setup_timeout``,
-            ``on_resume_mismatch``).
         memory: how rows are held: a mode ("interleave" or "contiguous") or ``MemoryOptions`` (``mode``, ``share``,
-            ``device``, ``pin``, ``reshard_every_n_epochs``).
+            ``device``, ``pin``, ``reshard_every_n_epochs``). Rows are held in ``x_dtype``: a small one saves memory.
 
     Raises:
         H5ValueError: arguments are invalid or contradict each other. Files are checked in ``setup``.
@@ -155,7 +91,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         *,
         x_key: Keys | None = None,
         y_key: Keys | None = None,
-        x_dtype: DTypeLike = None,
+        fields: list[str] | dict[str, Any] | None = None,
+        x_dtype: DTypeLike = "auto",
         y_dtype: DTypeLike = None,
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None,
@@ -181,6 +118,11 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         table: TableOptions | dict[Any, Any] | PathLike | None = None,
         decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
+        where: Any = None,
+        label: int | None = None,
+        valid_mask: str | None = None,
+        mixture: MixtureOptions | dict[str, Any] | None = None,
+        on_bad_file: Literal["raise", "skip"] = "raise",
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         staging: StagingOptions | PathLike | dict[str, Any] | None = None,
@@ -188,6 +130,11 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         memory: MemoryOptions | Literal["contiguous", "interleave"] | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
+
+    cannot_mix = (
+        "whose ranks draw among the rows of their own shards, so that a share of a source would be none of all ranks. "
+        "Pass it to LazyH5DataModule, or join the files as one: train_path takes a list."
+    )
 
     def _use_arguments(self, given: Mapping[str, Any]) -> None:
         super()._use_arguments(given)
@@ -205,11 +152,9 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     # Datasets ------------------------------------------------------------------------------------------------
 
-    def build_dataset(self, split: Split) -> RankMemCachedH5Dataset | None:
-        """Return the dataset of a split, not loaded yet; or None without data for it."""
-        samples, trains = self.open_split(split), split == "train"
-        if samples is None:
-            return None
+    def dataset_of(self, samples: FileSamples, split: Split, *, n_sources: int = 1) -> RankMemCachedH5Dataset:
+        """See ``FilesH5DataModule.dataset_of``; nothing is loaded yet."""
+        trains = split == "train"
         memory = self._memory if trains else replace(self._memory, mode="contiguous", reshard_every_n_epochs=0)
         dataset = RankMemCachedH5Dataset.of(
             samples,
@@ -223,9 +168,12 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             dataset.shard = replace(dataset.shard, ends=ends)
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains
-        if trains and self._weights.is_given:
-            dataset.draw_by(self.weights_of_rows(dataset))
         dataset.for_workers = bool(self._options.num_workers) and context.get_start_method() != "fork"
+        return dataset
+
+    def weigh(self, dataset: RowDataset, weights: RowWeights) -> RowDataset:
+        """See ``FilesH5DataModule.weigh``: each rank draws among the rows that it holds."""
+        cast("RankMemCachedH5Dataset", dataset).draw_by(weights)
         return dataset
 
     def _device(self) -> torch.device | str:

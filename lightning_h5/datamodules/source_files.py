@@ -1,33 +1,33 @@
-"""The files of sources: opened with their filters, and cut into splits."""
+"""The files of a source in a split: which arrays its fields are, and its rows, opened with their filters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from ..catalog import (
-    TARGET,
-    Catalog,
-    bad_files,
-    checked_names,
-    expand_those_there,
-    files_to_read,
-    keys_of,
-    paths_of,
-    refuse_images,
-)
-from ..datasets import CombinedHDF5Dataset
+from .._lightning import rank_zero_info
+from ..catalog import SKIP_THEM, TARGET, Catalog, expand_those_there, names_to_load, skip_into
+from ..datasets import Fields, FieldStats, FileSamples, open_samples, read_stats
 from ..datasets.collate import Collate
-from ..datasets.named_fields import NamedFields
-from ..errors import H5ValueError, listing
-from ..hdf5 import OpenOptions, file_number
-from ..options import FileOptions, RowCacheOptions, SplitOptions
+from ..errors import H5FileError, H5ValueError
+from ..hdf5 import (
+    FieldNames,
+    OpenOptions,
+    arrays_in,
+    field_names,
+    fill_split,
+    guess_keys_in,
+    keys_in,
+    matching_objects,
+    with_constants,
+)
+from ..options import FileOptions
 from ..samples import (
+    Filters,
     KindOfSamples,
     NoRowPassesError,
     RowTable,
@@ -36,312 +36,323 @@ from ..samples import (
     SegmentSubset,
     column_of,
     criteria_of,
-    rows_without_line,
+    open_table,
     sample_kind,
 )
-from ..types import IntArray, Paths
-from .arguments import SPLITS, Split
-from .cut_splits import check_split_of_rows, cut_rows, cut_segments
-from .training_rows import OF_A_SOURCE, Source
+from ..types import IntArray, Keys, cached_property
+from .arguments import SampleArguments, parsed_fields
+from .dtypes_of_fields import is_settled_late, settled
+from .training_rows import Source
 
-__all__ = ["SourceFiles", "SplitDataset"]
-
-_OF_SAMPLES = ("sample", "segments", "window", "select", "patch")
-"""Arguments on what a sample is."""
-
-_OF_ALL_SOURCES = (
-    *OF_A_SOURCE,
-    "dtype",
-    "on_bad_file",
-    "normalize",
-    "table",
-    "decode",
-    *_OF_SAMPLES,
-)
-"""Arguments of the data module that its datasets take as they are."""
+__all__ = ["Reading", "SourceFiles", "has_arrays"]
 
 
-class SplitDataset(CombinedHDF5Dataset):
-    """The dataset of a split; the data module sees to it that all ranks have the same rows."""
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """How the files of all sources are read.
 
-    agrees_by_itself = False
-    public_name = CombinedHDF5Dataset.__name__
+    Attributes:
+        catalog: contents of the files.
+        files: how they are opened.
+        kind: what a sample is.
+        collate: how samples of several shapes become a batch.
+        bad: gets files that are left out, with what is wrong with them; None raises their errors.
+        loads_all: without keys, all arrays that share axis 0 are fields; otherwise the input and the target are
+            inferred.
+        of_segments: arrays with values of segments that splits and weights ask for.
+    """
+
+    catalog: Catalog
+    files: FileOptions
+    kind: SampleOptions
+    collate: Collate | None
+    bad: dict[str, str] | None
+    loads_all: bool
+    of_segments: Sequence[str]
+
+    @property
+    def options(self) -> OpenOptions:
+        """How the HDF5 library opens files."""
+        return OpenOptions(files=self.files)
 
 
 class SourceFiles:
-    """Opens the files of sources.
+    """The files of a source in a split.
 
     Args:
-        given: the data module's arguments by name, for all sources that do not set them.
-        opened: how files are opened.
-        collate: how samples of several shapes become a batch.
-        kind: what a sample is.
-        of_segments: arrays with values of segments that splits and weights ask for, by their names here.
-
-    Attributes:
-        catalog: known contents of the files.
-        seed: of random windows and patches.
+        reading: how they are read.
+        source: the source.
+        samples: arguments of the data module, with those that the source has of its own.
+        group: what ``{split}`` stands for in keys.
+        without_target: leave the target out if the files lack it.
     """
 
     def __init__(
-        self,
-        given: Mapping[str, Any],
-        opened: FileOptions,
-        collate: Collate | None,
-        kind: SampleOptions,
-        of_segments: Sequence[str],
+        self, reading: Reading, source: Source, samples: SampleArguments, group: str, *, without_target: bool = False
     ) -> None:
-        row_cache = RowCacheOptions.parse(given["row_cache"], "row_cache")
-        self._arguments = {name: given[name] for name in _OF_ALL_SOURCES}
-        self._arguments |= {"cache_size": row_cache, "files": opened, "collate_fn": collate}
-        self._arguments |= {"segments": kind.segments, "window": kind.window, "patch": kind.patch}
-        self.catalog, self.seed, self._of_segments = Catalog(staging=opened.staged), 0, of_segments
-        self._kind, self._opened = kind, opened
+        self.reading, self.source, self.samples, self._group = reading, source, samples, group
+        self._without_target = without_target
 
-    def have_segments(self, sources: Sequence[Source]) -> bool:
-        """Whether samples are of segments, in all sources.
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The files; those that are missing are left out if the user asked for that."""
+        catalog, source, skip = self.reading.catalog, self.source, skip_into(self.reading.bad)
+        if skip is None:
+            return catalog.files(source.paths, source.argument)
+        return tuple(expand_those_there(source.paths, skip, source.argument, catalog.staging))
 
-        Raises:
-            H5ValueError: they are in some.
-        """
-        found = [self._kind.needs_segments(self._keys_of(source)) for source in sources]
-        if len(set(found)) > 1:
-            raise H5ValueError(
-                "load_fields or field_map of some sources name attributes ('@') or patterns ('*'), so that samples are "
-                "segments there and rows in others. Name alike fields in all."
-            )
-        return found[0]
+    @cached_property
+    def first(self) -> str:
+        """The first file, or the first that can be read if others are left out."""
 
-    def hold_segments(self, sources: Sequence[Source]) -> bool:
-        """Whether samples are of segments, in all sources: also rows of sparse matrices, and what references lead to.
+        def nothing(file: Any) -> tuple[None, list[str]]:
+            return None, []
 
-        Raises:
-            H5ValueError: they are in some.
-        """
-        opened, found = OpenOptions(files=self._opened), set()
-        for source in sources:
-            files = expand_those_there(source.paths, lambda *_: None, source.argument, self.catalog.staging)
-            samples = replace(self._kind, seed=self.seed)
-            found.add(sample_kind(self.catalog, files, self._keys_of(source), opened, samples).has_segments)
-        if len(found) > 1:
-            raise H5ValueError(
-                "load_fields names sparse matrices or arrays of references in some sources, and other arrays in "
-                "others. Name alike fields in all."
-            )
-        return True in found
+        for path in self.paths if self.reading.bad is not None else ():
+            try:
+                self.reading.catalog.search(path, self.reading.options, "nothing", nothing)
+            except H5FileError:  # left out when its arrays are looked at
+                continue
+            return path
+        return self.paths[0]
 
-    def _keys_of(self, source: Source) -> list[str]:
-        """The arrays that a source names."""
-        names = self._of(source)["load_fields"]
-        return [] if names is None else [self._key(source, name) for name in checked_names(names)]
+    @cached_property
+    def filters(self) -> Filters:
+        """Which rows are kept."""
+        samples, where = self.samples, self.samples.where
+        if isinstance(where, Mapping):
+            where = {self._filled(name): condition for name, condition in where.items()}
+        named, axes = parsed_fields(samples.fields)
+        target = TARGET
+        if named is None and samples.y_key is not None:
+            of_target = field_names(fill_split(samples.y_key, self._group), "y_key")
+            target = of_target.names[0] if of_target.kind == "single" else TARGET
+        mask = samples.valid_mask
+        return Filters(
+            criteria=criteria_of(where=where),
+            label=samples.label,
+            valid_mask=None if mask is None else self._filled(mask),
+            target=target,
+            target_axes=axes,
+        )
+
+    @property
+    def _is_settled_late(self) -> bool:
+        samples = self.samples
+        is_of_fields = samples.fields is not None or (samples.x_key is None and self.reading.loads_all)
+        return is_settled_late(samples.x_dtype, is_of_fields=is_of_fields)
+
+    @cached_property
+    def keys(self) -> tuple[Keys, Keys | None]:
+        """The arrays of the input and of the target; guessed from the first file if none are named."""
+        samples = self.samples
+        named, _ = parsed_fields(samples.fields)
+        x_key, y_key = (samples.x_key, samples.y_key) if named is None else (named, None)
+        constants = self.reading.kind.segments.constants
+        if x_key is None and self.reading.loads_all:
+            x_key = self._all_arrays()
+        elif x_key is None:
+            x_key, y_key = self._guessed()
+        x_key = fill_split(with_constants(x_key, y_key, constants), self._group)
+        y_key = None if y_key is None else fill_split(y_key, self._group)
+        if self._without_target and y_key is not None:
+            own, joins = arrays_in(y_key, of_others=False), self.reading.catalog.joins
+            is_elsewhere = any(map(joins.is_column, own)) or own != arrays_in(y_key)
+            if is_elsewhere or not has_arrays(self.reading, self.first, y_key):
+                rank_zero_info(f"predicting without a target: {y_key!r} is not in {self.first!r}")
+                y_key = None
+        return x_key, y_key
+
+    def _guessed(self) -> tuple[str, str | None]:
+        path = self.first
+
+        def guess(file: Any) -> tuple[tuple[str, str | None], list[str]]:
+            keys = guess_keys_in(file, path)
+            return keys, keys_in(*keys)
+
+        return self.reading.catalog.search(path, self.reading.options, "keys", guess)
+
+    def _all_arrays(self) -> dict[str, str]:
+        reading = self.reading
+        if reading.kind.segments.groups is not None:
+            raise H5ValueError("segments.groups was given without fields. Name the fields, relative to a group.")
+        of_filters = [*self.filters.columns, *self.filters.of_label]
+        names = names_to_load(
+            reading.catalog, self.paths, reading.options, None, {}, of_filters, reading.bad, argument="fields"
+        )
+        return {name: name for name in names}
+
+    @cached_property
+    def _parts(self) -> list[FieldNames]:
+        return [field_names(key, "key") for key in self.keys if key is not None]
+
+    @property
+    def arrays(self) -> list[str]:
+        """The arrays of all fields."""
+        return [key for part in self._parts for key in part.keys]
+
+    def key(self, name: str) -> str:
+        """Return what the files call an array: that of a field, or the one of this name."""
+        by_name = {name: key for part in self._parts for name, key in zip(part.names, part.keys, strict=True)}
+        name = self._filled(name)
+        return by_name.get(name, name)
+
+    def _others(self, name: str) -> Any:
+        """Return the other files that have the array of a field; None for those of the data."""
+        paths = {name: path for part in self._parts for name, path in zip(part.names, part.paths, strict=False)}
+        return paths.get(self._filled(name))
+
+    def _filled(self, name: str) -> str:
+        return name.replace("{split}", self._group)
+
+    def _fields(self, *, transform: Any, target_transform: Any, with_index: bool) -> Fields:
+        (x_key, y_key), samples = self.keys, self.samples
+        has_target = y_key is not None
+        return Fields.of(
+            x_key,
+            y_key,
+            x_dtype=None if self._is_settled_late else samples.x_dtype,
+            y_dtype=samples.y_dtype if has_target else None,
+            transform=transform,
+            target_transform=target_transform if has_target else None,
+            with_index=with_index,
+            as_one=self.reading.kind.has_mask,
+            decode=samples.decode,
+        )
 
     def open(
         self,
-        source: Source,
         rows: IntArray | SegmentSubset | None,
         *,
-        n_sources: int = 1,
         columns: Sequence[str] = (),
-        **of_samples: Any,
-    ) -> SplitDataset:
-        """A source's rows, or segments, that pass the filters.
+        transform: Any,
+        target_transform: Any,
+        batch_transform: Any,
+    ) -> FileSamples:
+        """Return the rows, or the segments, that pass the filters.
 
         Args:
-            source: which one.
-            rows: rows of its files to choose among, or segments; None are all.
-            n_sources: that share the memory for rows that were used last.
+            rows: rows of the files to choose among, or segments; None are all.
             columns: further arrays with a value for each segment, by their names here.
-            of_samples: what is done to samples and batches.
+            transform: runs on each sample's input.
+            target_transform: runs on each sample's target.
+            batch_transform: runs on each batch.
         """
-        arguments = self._of(source)
-        if isinstance(rows, SegmentSubset) and not len(rows):
-            raise NoRowPassesError("the split has no segment of it. Pass other fractions, or leave the source out.")
         subset, indices = (rows, None) if isinstance(rows, SegmentSubset) else (None, rows)
-        others_ask = [self._key(source, name) for name in self._of_segments] if subset is not None else []
-        keys = [self._key(source, name) for name in columns]
-        choice = SegmentChoice(subset=subset, columns=keys, others_ask=others_ask)
-        row_cache: RowCacheOptions = arguments["cache_size"]
-        arguments["cache_size"] = replace(row_cache, max_bytes=row_cache.n_bytes // n_sources)
-        paths, catalog = self._paths(source), self.catalog
-        return SplitDataset(paths, **arguments, **of_samples, indices=indices, choice=choice, catalog=catalog)
+        if subset is not None and not len(subset):
+            raise NoRowPassesError("the split has no segment of it. Pass other fractions, or leave the source out.")
+        reading, samples = self.reading, self.samples
+        of_others = columns if subset is None else reading.of_segments
+        settle = partial(
+            settled,
+            names=self._parts[0].names,
+            x_dtype=samples.x_dtype,
+            target=self.filters.target,
+            log=self._log_once,
+        )
+        return open_samples(
+            self.paths,
+            self._fields(transform=transform, target_transform=target_transform, with_index=samples.with_index),
+            reading.kind,
+            reading.files,
+            reading.catalog,
+            normalize=self._statistics,
+            collate=reading.collate,
+            choice=SegmentChoice(
+                subset=subset, columns=list(map(self.key, columns)), others_ask=list(map(self.key, of_others))
+            ),
+            indices=indices,
+            batch_transform=batch_transform,
+            filters=self.filters,
+            bad=reading.bad,
+            advice=SKIP_THEM,
+            settle=settle if self._is_settled_late else None,
+        )
 
-    def expected_arrays(self, sources: Sequence[Source], names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Arrays that sources need, and those of them with values that decide about rows, as the files call them.
+    def _log_once(self, message: str) -> None:
+        """Log a message that all splits have in common."""
+        self.reading.catalog.once(("logged", message), partial(rank_zero_info, message))
+
+    @property
+    def _statistics(self) -> Mapping[str, FieldStats] | None:
+        """Statistics by what the arrays are called in a split: those of the training arrays hold for all."""
+        if self.samples.normalize is None:
+            return None
+        stats = read_stats(self.samples.normalize)
+        for key in keys_in(self.samples.x_key, self.samples.y_key, parsed_fields(self.samples.fields)[0]):
+            own, train = self._filled(key), str(fill_split(key, "train"))
+            for name in (key, train):
+                if name != own and own not in stats and name in stats:
+                    stats[own] = stats.pop(name)
+        return stats
+
+    @property
+    def _kind(self) -> KindOfSamples:
+        reading = self.reading
+        return sample_kind(reading.catalog, self.paths, self.arrays, reading.options, reading.kind)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether samples are of segments: also rows of sparse matrices, and what references lead to."""
+        return self._kind.has_segments
+
+    def unfiltered(self, choice: SegmentChoice, *, as_rows: bool = False) -> RowTable:
+        """Return all samples, before any filter.
 
         Args:
-            sources: of the training rows.
-            names: of further arrays that decide about rows.
+            choice: which segments, and what else is asked of them.
+            as_rows: samples are rows, whatever the files may be, which is checked when they are opened.
         """
-        fields: list[str] = []
-        columns: list[str] = []
-        for arguments in (self._arguments, *map(self._of, sources)):
-            with suppress(H5ValueError):  # raised again when the dataset is created
-                filters = criteria_of(where=arguments["where"])
-                keys, _ = keys_of(arguments["field_map"])
-                more = [] if arguments["label"] is None else [TARGET, *filter(None, [arguments["valid_mask"]])]
-                fields += [keys.get(name, name) for name in (*(arguments["load_fields"] or ()), *more)]
-                asked = [*names, *(one.column for one in filters if one.column is not None)]
-                columns += [keys.get(name, name) for name in asked]
-        return fields, columns
+        reading, options = self.reading, self.reading.options
+        fields = self._fields(transform=None, target_transform=None, with_index=False)
+        arrays = [replace(array, takes_packed=True) for array in fields.asked]
+        kind = KindOfSamples(replace(reading.kind, sample="row")) if as_rows else self._kind
+        names, bad = fields.names, reading.bad
+        table, _, _ = open_table(
+            reading.catalog, self.paths, arrays, names, options, kind, choice, bad=bad, advice=SKIP_THEM
+        )
+        return table
 
-    def refuse_images(self, opened: Mapping[Source, SplitDataset]) -> None:
-        """Refuse sources of files that may each be one image or volume, with its lines as rows.
+    def column(self, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
+        """Return one value of each row of some of the files.
 
         Args:
-            opened: their rows.
-
-        Raises:
-            H5ValueError: they may be.
-        """
-        tables = [each.scanned for source, each in opened.items() if self._of(source)["sample"] is None]
-        found = [table for table in tables if table is not None and table.indexer.held_as == "rows"]
-        sizes = {file_number(path): size for t in found for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
-        if len({tuple(array.axes for array in table.layouts[0]) for table in found}) == 1:
-            refuse_images(found[0].layouts[0], sizes.values(), len(sizes))
-
-    def column(self, opened: Mapping[Source, SplitDataset], name: str, argument: str) -> npt.NDArray[Any]:
-        """One value of each row of some sources, one source after the other.
-
-        Args:
-            opened: their rows.
+            table: of all of them.
+            paths: these.
             name: the array.
+            n_rows: rows of these.
             argument: what it was given as, for errors.
         """
-        parts = []
-        for source, dataset in opened.items():
-            table = dataset.table
-            if (key := self._key(source, name)) in table.columns:
-                parts.append(table.values_of_samples(key))
-                continue
-            values = self._column(source, table, table.paths, name, table.n_rows, argument)
-            parts.append(values if dataset.indices is None else values[dataset.indices])
-        return _joined_columns(parts, argument)
-
-    def cut_rows(
-        self, sources: Sequence[Source], options: SplitOptions, paths: Mapping[Split, Paths | None]
-    ) -> dict[Split, list[IntArray]]:
-        """Cuts the rows of all files, each once: a row that two sources have is on one side.
-
-        Args:
-            sources: of the training rows.
-            options: shares and folds.
-            paths: what the user gave for each split.
-
-        Returns:
-            The rows of each source by split, counted in its files.
-        """
-        check_split_of_rows(options)
-        as_rows = KindOfSamples(replace(self._kind, sample="row"))  # what files may be is checked when they are opened
-        tables = {source: self._unfiltered(source, SegmentChoice(), as_rows) for source in sources}
-        columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": [], "column": []}
-        lacks: list[npt.NDArray[np.bool_]] = []
-        sizes: list[dict[Any, int]] = []  # by device and inode, since sources may name one file by different links
-        starts: dict[Any, int] = {}
-        n_rows = 0
-        for source, table in tables.items():
-            numbers = [file_number(path) for path in table.paths]
-            sizes.append(dict(zip(numbers, np.diff(table.starts).tolist(), strict=True)))
-            new = {file: path for file, path in zip(numbers, table.paths, strict=True) if file not in starts}
-            begin = n_rows
-            for file in new:
-                starts[file] = n_rows
-                n_rows += sizes[-1][file]
-            for argument, parts in columns.items():
-                if new and (key := getattr(options, argument)) is not None:
-                    paths_of_new = list(new.values())
-                    parts.append(self._column(source, table, paths_of_new, key, n_rows - begin, argument))
-            if new:
-                every = [*(layout.key for layout in table.layouts[0]), *options.columns]
-                here = rows_without_line(list(new.values()), every, self._opened, self.catalog)
-                lacks.append(np.zeros(n_rows - begin, np.bool_) if here is None else here)
-        groups, labels, names = (
-            _joined_columns(parts, argument) if parts else None for argument, parts in columns.items()
-        )
-        lacking = np.concatenate(lacks) if any(map(np.any, lacks)) else None
-        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=lacking)
-        split_of = np.full(n_rows, -1)
-        for split, rows in cut.items():
-            split_of[rows] = SPLITS.index(split)
-        own = [
-            np.concatenate([split_of[starts[file] : starts[file] + size] for file, size in of_source.items()])
-            for of_source in sizes
-        ]
-        return {split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut}
-
-    def cut_segments(
-        self, sources: Sequence[Source], options: SplitOptions, paths: Mapping[Split, Paths | None]
-    ) -> dict[Split, list[SegmentSubset]]:
-        """Cuts the segments of all files, before any filter.
-
-        Args:
-            sources: of the training rows.
-            options: shares and folds.
-            paths: what the user gave for each split.
-
-        Returns:
-            The segments of each source by split.
-        """
-        names = options.columns
-        tables = []
-        for source in sources:
-            columns = {name: self._key(source, name) for name in names}
-            filters = criteria_of(where=self._of(source)["where"])
-            every = [*self._of_segments, *(one.column for one in filters if one.column is not None)]
-            others_ask = [self._key(source, name) for name in every]
-            choice = SegmentChoice(columns=list(columns.values()), others_ask=others_ask)
-            table = self._unfiltered(source, choice)
-            tables.append(replace(table, columns={name: table.columns[key] for name, key in columns.items()}))
-        opened = OpenOptions(files=self._opened)
-        return cut_segments(tables, options, self.catalog, opened, paths)
-
-    def _key(self, source: Source, name: str) -> str:
-        """What the files of a source call an array."""
-        keys, _ = keys_of(self._of(source)["field_map"])
-        return keys.get(name, name)
-
-    def _unfiltered(self, source: Source, choice: SegmentChoice, kind: KindOfSamples | None = None) -> RowTable:
-        """The samples of a source before any filter."""
-        arguments, options = self._of(source), OpenOptions(files=self._opened)
-        self.catalog.joins.use(arguments["table"])
-        samples = replace(self._kind, seed=self.seed)
-        fields = NamedFields(arguments["load_fields"], arguments["field_map"], samples)
-        bad = bad_files(arguments["on_bad_file"])
-        paths = files_to_read(self.catalog, self._paths(source), bad)
-        kind = kind or sample_kind(self.catalog, paths, fields.arrays, options, samples)
-        return fields.look(self.catalog, paths, options, kind, choice, bad=bad, takes_packed=True).table
-
-    def _column(
-        self, source: Source, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str
-    ) -> npt.NDArray[Any]:
-        key = self._key(source, name)
-        opened: FileOptions = self._opened
-        first, catalog = table.layouts[0][0].key if opened.swmr else None, self.catalog
-        (others,) = paths_of(self._of(source)["field_map"], [name])
+        first = table.layouts[0][0].key if self.reading.files.swmr else None
+        others = self._others(name)
         if others is not None and len(paths) < len(table.paths):
             raise H5ValueError(
                 f"{argument}={name!r} is of another file, and several sources have a file in common. Name it once."
             )
         return column_of(
-            paths, key, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog, others=others
+            paths,
+            self.key(name),
+            n_rows,
+            argument=argument,
+            files=self.reading.files,
+            same_rows_as=first,
+            catalog=self.reading.catalog,
+            others=others,
         )
 
-    def _of(self, source: Source) -> dict[str, Any]:
-        return self._arguments | dict(source.own) | {"seed": self.seed}
 
-    def _paths(self, source: Source) -> Any:
-        if self._arguments["on_bad_file"] != "skip":
-            return self.catalog.files(source.paths, source.argument)
-        expand_those_there(
-            source.paths, lambda *_: None, source.argument, self.catalog.staging
-        )  # errors name the argument
-        return source.paths  # the dataset logs and counts skipped files
+def has_arrays(reading: Reading, path: str, keys: Keys | None) -> bool:
+    """Return whether a file has all arrays that keys name."""
+    names, options = arrays_in(keys), reading.options
+    patterns = [name for name in names if "*" in name]
+    for pattern in patterns:
 
+        def matches(file: Any, pattern: str = pattern) -> tuple[bool, list[str]]:
+            allow_external = reading.files.allow_external
+            objects = matching_objects(file, path, pattern, "array", allow_external=allow_external, may_lack=True)
+            return bool(objects), []
 
-def _joined_columns(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
-    """Columns of several sources as one."""
-    if len({part.dtype.kind for part in parts}) > 1:
-        raise H5ValueError(
-            f"{argument} is of {listing(part.dtype for part in parts)} in the sources. Name an array with the same "
-            "dtype in all sources."
-        )
-    return np.concatenate(parts)
+        if not reading.catalog.search(path, options, f"arrays like {pattern!r}", matches):
+            return False
+    others = [name for name in names if name not in patterns]
+    return not others or reading.catalog.has(path, others, options)

@@ -141,7 +141,7 @@ class _SampledArrays:
     def _numbers_in(self, part: int) -> IntArray:
         """Return the rows of a part that samples are made of, or its segments, counted from its first."""
         table = self._table
-        if table.indexer.held_as == "rows":
+        if table.indexer.numbers_are_rows:
             bounds, numbers = table.starts, self._dataset.indices
         else:
             segments = table.indexer.segments

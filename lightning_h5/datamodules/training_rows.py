@@ -32,7 +32,7 @@ __all__ = [
     "weights_of",
 ]
 
-OF_A_SOURCE = ("load_fields", "label", "where", "field_map", "valid_mask")
+OF_A_SOURCE = ("x_key", "y_key", "fields", "where", "label", "valid_mask")
 """Arguments that a source may have of its own."""
 
 

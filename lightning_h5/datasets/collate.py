@@ -1,4 +1,4 @@
-"""How samples become a batch: stacked, padded, or a list."""
+"""Collate samples to a batch: stack or pad them, or return a list."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..readers.buffers import BufferPool, stacked
 __all__ = ["Collate", "axis_length", "collated", "collated_samples", "of_one"]
 
 Collate: TypeAlias = Literal["stack", "pad", "list"]
-"""How tensors of the samples of a batch become one: of one shape, padded with zeros to the longest, or as a list."""
+"""How to batch the tensors of samples: stack equal shapes, pad with zeros to the longest, or return a list."""
 
 
 def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None) -> Any:
     """Return one field of a batch.
 
     Args:
-        values: a tensor with an entry for each sample, or a list of these.
-        how: what becomes of the tensors of a list; None stacks them.
-        buffers: where memory for padded batches comes from; None allocates it.
+        values: a tensor with an entry for each sample, or a list with one value for each sample.
+        how: how to batch the tensors of a list; None stacks them.
+        buffers: provides memory for padded batches; None allocates it.
 
     Raises:
-        H5ValueError: tensors have several shapes, and are to be stacked.
+        H5ValueError: tensors to stack have different shapes.
     """
     if isinstance(values, torch.Tensor):
         return list(values) if how == "list" else values
@@ -55,20 +55,20 @@ def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None
         batch = buffers.tensor(shape, values[0].dtype)
     for place, value in zip(batch, values, strict=True):
         place[tuple(map(slice, value.shape))] = value
-        for axis, size in enumerate(value.shape):  # what is beyond, each place once
+        for axis, size in enumerate(value.shape):  # zeros beyond the value, each written once
             place[(*map(slice, value.shape[:axis]), slice(size, None))] = 0
     return batch
 
 
 def of_one(column: Any, how: Collate | None) -> Any:
-    """Return the only sample that was read as a batch of one in the same memory: samples can be large."""
+    """Return the only sample of a batch of one without a copy, since samples can be large."""
     if how != "list" and isinstance(column, list) and len(column) == 1 and isinstance(column[0], torch.Tensor):
         return column[0].unsqueeze(0)
     return column
 
 
 def collated_samples(samples: Sequence[Any], how: Collate | None, buffers: BufferPool | None = None) -> Any:
-    """Return a batch of samples, or of parts of samples, of any structure; see ``collated``."""
+    """Return a batch of samples, or of parts of samples, of any structure (see ``collated``)."""
     first = samples[0]
     if how is None:
         return default_collate(list(samples))
@@ -84,7 +84,7 @@ def collated_samples(samples: Sequence[Any], how: Collate | None, buffers: Buffe
 
 
 def axis_length(value: Any, axis: int) -> int:
-    """Return the length of an axis of a sample's tensor; of axis 0 if a transform took the axis away."""
+    """Return the length of an axis of a sample's tensor; of axis 0 if a transform removed the axis."""
     if isinstance(value, torch.Tensor):
         return value.shape[axis if axis < value.ndim else 0] if value.ndim else 1
     return len(value) if hasattr(value, "__len__") else 1

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from ..catalog import TARGET, Catalog, FieldMap, bad_files, files_to_read
+from ..catalog import SKIP_THEM, Catalog, FieldMap, bad_files, files_to_read
 from ..distributed import exchange
-from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
 from ..samples import (
-    LabelCriterion,
+    Filters,
     MakesIndexer,
-    RowTable,
     SampleKind,
     SampleOptions,
     SegmentChoice,
     Select,
-    Selection,
     Where,
     chunk_cache,
     criteria_of,
-    sample_kind,
-    with_label,
 )
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .collate import Collate
-from .fields import Decode, checked_rows, without_lacking
+from .fields import Decode, checked_rows
 from .file_dataset import CACHE_BYTES
+from .file_samples import FileSamples, open_samples
 from .named_fields import NamedFields
-from .normalize import Normalize, normalized
+from .normalize import Normalize
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
 
@@ -76,7 +72,7 @@ class CombinedHDF5Dataset(CachingDataset):
             arrays of one shape is one field. What the axes of a target are can be given here too:
             ``{"target": {"key": "y", "layout": "NCT"}}``.
         valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
-        on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
+        on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
@@ -119,9 +115,6 @@ class CombinedHDF5Dataset(CachingDataset):
     """
 
     takes_packed = False  # whether packed integers are accepted as stored, even without a dtype
-    agrees_by_itself = True  # with the other ranks, about skipped files
-    scanned: RowTable | None = None
-    _of_process = (*CachingDataset._of_process, "scanned")
 
     def __init__(
         self,
@@ -140,7 +133,7 @@ class CombinedHDF5Dataset(CachingDataset):
         where: Where | None = None,
         field_map: FieldMap | None = None,
         valid_mask: str | None = None,
-        on_bad_file: Literal["error", "skip"] = "error",
+        on_bad_file: Literal["raise", "skip"] = "raise",
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
@@ -162,77 +155,82 @@ class CombinedHDF5Dataset(CachingDataset):
         samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
         named = NamedFields(load_fields, field_map, samples, dtype=dtype, decode=decode)
-        self.pin_memory, self.dtype = pin_memory, named.dtype
-        criteria = criteria_of(
-            allowed_guids=allowed_guids,
-            cs_label=cs_label,
-            bg_label=bg_label,
-            epoch_min=epoch_min,
-            epoch_max=epoch_max,
-            where=where,
+        filters = Filters(
+            criteria=criteria_of(
+                allowed_guids=allowed_guids,
+                cs_label=cs_label,
+                bg_label=bg_label,
+                epoch_min=epoch_min,
+                epoch_max=epoch_max,
+                where=where,
+            ),
+            label=label,
+            valid_mask=valid_mask,
+            target_axes=named.target_axes,
+            keys=named.keys,
+            paths=named.of_other_files,
         )
-        if label is None and valid_mask is not None:
-            raise H5ValueError(
-                f"valid_mask={valid_mask!r} selects the steps that count for `label`. Pass label as well."
-            )
-        opened = FileOptions.parse(files, "files")
-        plain, catalog = OpenOptions(files=opened), catalog or Catalog(staging=opened.staged)
+        opened, bad = FileOptions.parse(files, "files"), bad_files(on_bad_file)
+        catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
-        bad = bad_files(on_bad_file)
-        paths = files_to_read(catalog, paths, bad)
-        kind = sample_kind(catalog, paths, named.arrays, plain, samples)
-        has_segments = kind.has_segments
-        columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
-        if not has_segments and any(one.column is None for one in criteria):  # a function may ask for any field
-            columns += named.of_other_files
-        of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
-        chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=named.keys)
-        if label is not None and kind.matrices:
-            raise H5ValueError(f"label={label} was given, and rows of sparse matrices have no steps. Use where.")
-        found = named.look(
+        readable, plain = files_to_read(catalog, paths, bad), OpenOptions(files=opened)
+        fields = named.in_files(catalog, readable, plain, filters, bad, transform=transform, with_index=with_index)
+        opened_samples = open_samples(
+            readable,
+            fields,
+            samples,
+            opened,
             catalog,
-            paths,
-            plain,
-            kind,
-            chosen,
-            columns=columns,
-            of_label=of_label,
-            bad=bad,
             takes_packed=self.takes_packed,
+            normalize=normalize,
+            collate=collate_fn,
+            choice=choice,
+            indices=indices,
+            batch_transform=batch_transform,
+            filters=filters,
+            bad=bad,
+            advice=SKIP_THEM,
+            settle=named.settled,
         )
-        full, names, fields = found.table, found.names, found.numbers
-        if bad is not None and self.agrees_by_itself:
+        if bad is not None:
             left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
             with exchange("leaving out bad files", PATIENCE) as ranks:
-                ranks.agree({"files that can be read": len(full.paths), "files left out": left_out}, None)
-        valid = None if valid_mask is None else fields[valid_mask]
-        of_class = (
-            None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, named.target_axes)
-        )
-        made = full if found.matrices else full.with_fields(range(len(names)))
+                n_read = len(opened_samples.table.paths)
+                ranks.agree({"files that can be read": n_read, "files left out": left_out}, None)
+        self._use(opened_samples, row_cache, pin_memory=pin_memory, dtype=named.dtype)
+
+    @classmethod
+    def of(cls, samples: FileSamples, row_cache: RowCacheOptions) -> Self:
+        """Return a dataset of samples that are known already, as a data module has them.
+
+        Args:
+            samples: the samples.
+            row_cache: how many of those used last each process keeps.
+        """
+        dataset = cls.__new__(cls)
+        dataset._use(samples, row_cache, pin_memory=True, dtype=None)
+        return dataset
+
+    def _use(
+        self, samples: FileSamples, row_cache: RowCacheOptions, *, pin_memory: bool, dtype: torch.dtype | None
+    ) -> None:
+        opened = samples.files
+        self.pin_memory, self.dtype = pin_memory, dtype
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
-        of_sample = named.fields(found, transform=transform, with_index=with_index)
-        selection = None
-        if not has_segments:
-            among = checked_rows(without_lacking(full, indices), full.n_rows)
-            selection = Selection(catalog, full, plain, criteria, of_class, fields, named.keys, among)
-        elif of_class is not None:
-            made = with_label(full, of_class, plain).with_fields(range(len(names)))
-        of_sample = of_sample.of_samples(made, mask=samples.has_mask, collate=collate_fn)
         super().__init__(
-            made,
-            normalized(of_sample, normalize, made, catalog, plain),
-            batch_transform=batch_transform,
-            options=OpenOptions(rdcc_nbytes=chunk_cache(made, budget, opened), files=opened),
+            samples.table,
+            samples.fields,
+            batch_transform=samples.batch_transform,
+            options=OpenOptions(rdcc_nbytes=chunk_cache(samples.table, budget, opened), files=opened),
             mmap=opened.mmap,
             cache_bytes=budget,
-            cache_size=0 if has_segments else row_cache.size,
+            cache_size=row_cache.size if samples.table.indexer.numbers_are_rows else 0,
             max_cache_bytes=row_cache.n_bytes,
         )
         self.counters.share(MAX_WORKERS)  # so that counts of any loader's workers are visible here
-        self.indices = checked_rows(indices, len(self)) if selection is None else selection.rows(self.counters)
-        self.scanned = full
+        self.counters.add(**samples.counters.total())  # what filters read
+        self.indices = checked_rows(samples.indices, len(self))
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:
@@ -268,9 +266,3 @@ class CombinedHDF5Dataset(CachingDataset):
             "pin_memory": self.pin_memory,
             "bytes_read": int(counted["bytes_read"]),
         }
-
-
-def _checked_label(label: Any) -> int:
-    if isinstance(label, bool) or not isinstance(label, int | np.integer):
-        raise H5ValueError(f"label={label!r} is not a class number. Pass an integer; for text use `where`.")
-    return int(label)

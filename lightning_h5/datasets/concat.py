@@ -1,4 +1,4 @@
-"""Several datasets one after the other, as torch's ``ConcatDataset`` has them, with whole batches read together."""
+"""A ``ConcatDataset`` like torch's that reads whole batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ConcatDataset"]
 
 
 class ConcatDataset(TorchConcatDataset[Any]):
-    """Datasets one after the other, as torch's class of this name, with batches that are read together.
+    """Datasets one after the other, like torch's class of this name, which reads whole batches.
 
-    torch's reads the samples of a batch one by one, which is several times slower for datasets of files. Change the
-    import alone. For files with the same arrays, pass a list of files to one dataset instead.
+    torch's class reads the samples of a batch one by one. For datasets of files that is several times slower. To use
+    this class, change only the import. For files with the same arrays, pass a list of files to one dataset instead.
 
     Args:
         datasets: map-style datasets, of this package or others. Each has its own transforms.
@@ -28,7 +28,7 @@ class ConcatDataset(TorchConcatDataset[Any]):
     """
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples in the requested order; each dataset reads its own together."""
+        """Return samples in the requested order. Each dataset reads all of its samples at once."""
         numbers = row_numbers(indices, len(self))
         owners = np.searchsorted(self.cumulative_sizes, numbers, side="right")
         samples: list[Any] = [None] * len(numbers)
@@ -37,7 +37,8 @@ class ConcatDataset(TorchConcatDataset[Any]):
             places = np.flatnonzero(owners == owner)
             first = self.cumulative_sizes[owner - 1] if owner else 0
             rows = (numbers[places] - first).tolist()
-            read = dataset.__getitems__(rows) if hasattr(dataset, "__getitems__") else [dataset[row] for row in rows]
-            for place, sample in zip(places.tolist(), read, strict=True):
+            has_batches = hasattr(dataset, "__getitems__")
+            of_owner = dataset.__getitems__(rows) if has_batches else [dataset[row] for row in rows]
+            for place, sample in zip(places.tolist(), of_owner, strict=True):
                 samples[place] = sample
         return samples

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..catalog import Asked, has_lists, hashable, is_encoded
+from ..catalog import ArrayRequest, has_lists, hashable, is_encoded
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, Codec, FieldNames, Stack, StackedKeys, codec_of, field_names, kind_of, torch_dtype
 from ..options import value_of_field
@@ -60,7 +60,7 @@ class Fields:
         matrices: sparse matrices, by the number of the array with their stored values; their columns are the next one.
     """
 
-    asked: tuple[Asked, ...]
+    asked: tuple[ArrayRequest, ...]
     sample_layout: SampleLayout
     affines: Mapping[int, Affine] = field(default_factory=dict, compare=False)
     normalization: str | None = None
@@ -171,6 +171,7 @@ class Fields:
         flags: tuple[bool, ...] = (),
         as_one: bool = False,
         decode: Decode | None = None,
+        dtype_argument: str = "x_dtype",
     ) -> Fields:
         """Return the fields of a dataset with an input and a target; see ``H5LazyDataset`` for the arguments.
 
@@ -185,6 +186,7 @@ class Fields:
             flags: for each input field whether a sample has it as a bool; empty if none.
             as_one: make samples dicts of all fields, the target's among them.
             decode: what decodes rows.
+            dtype_argument: what the dtype of the input was given as.
 
         Raises:
             H5ValueError: a name or dtype makes no sense.
@@ -200,7 +202,7 @@ class Fields:
             [key for one in both for key in one.keys],
             [stacks for one in both for stacks in one.stacks or (None,) * len(one.keys)],
         )
-        asked = _asked(x, x_dtype, "x_dtype", codecs, text_ok=x.kind != "single")
+        asked = _asked(x, x_dtype, dtype_argument, codecs, text_ok=x.kind != "single")
         if y is not None:
             asked += _asked(y, y_dtype, "y_dtype", codecs[len(x.keys) :], text_ok=True)
         if as_one:
@@ -255,7 +257,7 @@ def codecs_of(
 
 def _asked(
     names: FieldNames, given: DTypeLike, argument: str, codecs: Sequence[Codec | None], *, text_ok: bool
-) -> list[Asked]:
+) -> list[ArrayRequest]:
     """Return the arrays of an input or a target, as they are looked for in files."""
     by_name = given if isinstance(given, Mapping) else None
     if by_name is not None and (unknown := [name for name in by_name if name not in names.names]):
@@ -263,7 +265,7 @@ def _asked(
             f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
         )
     return [
-        Asked.of(
+        ArrayRequest.of(
             key,
             codec,
             stacks,

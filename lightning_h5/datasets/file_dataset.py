@@ -95,12 +95,13 @@ class FileDataset(TableDataset):
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: has decoded what is not decoded yet."""
-        return self.begin_rows(rows, self.table.indexer.rows_of(self.located(rows), epoch), epoch, at_once=at_once)
+        batch = self.table.indexer.rows_of(self.located(rows), epoch)
+        return partial(self.assembled, rows, batch, self.begin_rows(len(rows), batch, epoch, at_once=at_once))
 
     def begin_rows(
-        self, rows: IntArray, asked: BatchRows, epoch: int | None, *, at_once: bool
-    ) -> Callable[[], RawBatch]:
-        """Begin to read the rows that samples have (see ``RowDataset.begin``)."""
+        self, n_samples: int, asked: BatchRows, epoch: int | None, *, at_once: bool
+    ) -> Callable[[], list[Column]]:
+        """Begin to read the rows of samples (see ``RowDataset.begin``); the function returns the rows of each field."""
         all_cores, boxes = at_once and not is_forked(), self.table.boxes(asked.fields)
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
         with ExitStack() as undo, self._blames_changes(boxes):
@@ -112,17 +113,17 @@ class FileDataset(TableDataset):
                 reads[field] = reader.begin(boxes[field], out, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
-        return partial(self._complete, rows, asked, boxes, reads, all_cores=all_cores)
+        return partial(self._complete, n_samples, asked, boxes, reads, all_cores=all_cores)
 
     def _complete(
         self,
-        rows: IntArray,
+        n_samples: int,
         asked: BatchRows,
         boxes: Sequence[Boxes],
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]],
         *,
         all_cores: bool,
-    ) -> RawBatch:
+    ) -> list[Column]:
         columns: list[Column] = []
         by_part: dict[int, RowsByPart] = {}  # fields with the same rows share them
         with ExitStack() as undo, self._blames_changes(boxes):
@@ -135,9 +136,9 @@ class FileDataset(TableDataset):
                     is_final = wanted.patches is None and plan.guard is None
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self.table.is_ragged[field]:
-                    n_samples = len(rows) if self.table.has_steps[field] else None
+                    n_values = n_samples if self.table.has_steps[field] else None
                     reader_of = partial(self._reader, field=field)
-                    each = read_each(boxes[field], wanted.lengths, n_samples, reader_of)
+                    each = read_each(boxes[field], wanted.lengths, n_values, reader_of)
                     columns.append([plan.finished(one, self._buffers) for one in each])
                 else:
                     which = id(boxes[field])
@@ -153,15 +154,7 @@ class FileDataset(TableDataset):
                     stored = self._read(field, n_rows, parts, all_cores=all_cores)
                     columns.append(plan.finished(stored, self._buffers))
         self._check_unchanged(self.table.files_touched(boxes))
-        return RawBatch(rows, self._of_samples(asked, columns))
-
-    def _of_samples(self, asked: BatchRows, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return columns with an entry for each sample."""
-        assembled = [
-            assembler.column(rows, column, self._buffers)
-            for assembler, rows, column in zip(self.assemblers, asked.fields, columns, strict=True)
-        ]
-        return (*self.in_samples(asked, assembled), *self.further_columns(asked))
+        return columns
 
     def _read(self, field: int, n_rows: int, by_part: RowsByPart, *, all_cores: bool) -> npt.NDArray[Any]:
         """Return rows of a field as they are stored, in memory of their own."""

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy.typing as npt
 
-from ..catalog import Catalog
-from ..errors import without_frames
-from ..hdf5 import OpenOptions
+from ..catalog import WITHOUT_THEM, ArrayRequest, Catalog
+from ..counters import Counters
+from ..errors import H5ValueError, without_frames
+from ..hdf5 import ArrayLayout, OpenOptions
 from ..options import FileOptions
-from ..samples import RowTable, SampleOptions, SegmentChoice, open_table, sample_kind
+from ..samples import (
+    Filters,
+    LabelCriterion,
+    RowTable,
+    SampleOptions,
+    SegmentChoice,
+    Selection,
+    SparseField,
+    open_table,
+    sample_kind,
+    with_label,
+    with_matrices,
+)
 from ..types import Paths
 from .collate import Collate
-from .fields import Fields, without_lacking
+from .fields import Fields, checked_rows, without_lacking
 from .normalize import Normalize, normalized
 from .sample_layout import Transform
 
-__all__ = ["FileSamples", "open_samples"]
+__all__ = ["FileSamples", "Settle", "open_samples"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +45,21 @@ class FileSamples:
         files: how files are opened.
         indices: samples that the dataset has, in its order; None for all.
         batch_transform: runs once on each batch.
+        scanned: the files with the arrays that filters ask for among the fields.
+        counters: has counted what filters read.
     """
 
     table: RowTable
     fields: Fields
     files: FileOptions
-    indices: npt.ArrayLike | None = None
-    batch_transform: Transform | None = None
+    indices: npt.ArrayLike | None
+    batch_transform: Transform | None
+    scanned: RowTable
+    counters: Counters
+
+
+Settle: TypeAlias = Callable[[Fields, Sequence[ArrayLayout]], Fields]
+"""Returns fields with dtypes that depend on what is stored: takes the arrays of a file, those of fields."""
 
 
 @without_frames
@@ -53,6 +76,10 @@ def open_samples(
     choice: SegmentChoice | None = None,
     indices: npt.ArrayLike | None = None,
     batch_transform: Transform | None = None,
+    filters: Filters | None = None,
+    bad: dict[str, str] | None = None,
+    advice: str = WITHOUT_THEM,
+    settle: Settle | None = None,
 ) -> FileSamples:
     """Return the samples of files.
 
@@ -68,16 +95,59 @@ def open_samples(
         choice: see ``open_table``; None for all segments.
         indices: rows that are kept, in this order; None for all.
         batch_transform: runs once on each batch.
+        filters: which of these are kept; None for all.
+        bad: see ``open_table``, as the one that follows.
+        advice: see above.
+        settle: gives fields their dtypes once arrays are known; None leaves them as they are asked for.
 
     Raises:
         H5Error: see ``open_table``.
+        NoRowPassesError: the filters leave nothing.
     """
-    paths, options = catalog.files(path), OpenOptions(files=files)
+    paths, options, filters = catalog.files(path), OpenOptions(files=files), filters or Filters()
     kind = sample_kind(catalog, paths, fields.keys, options, samples)
-    asked = [replace(one, takes_packed=takes_packed) for one in fields.asked]
-    table, arrays, matrices = open_table(catalog, paths, asked, fields.names, options, kind, choice or SegmentChoice())
+    if filters.label is not None and kind.matrices:
+        raise H5ValueError(f"label={filters.label} was given, and rows of sparse matrices have no steps. Use where.")
+    keys = {**filters.keys, **dict(zip(fields.names, fields.keys, strict=True))}
+    # Segments are chosen by values of columns, which are no fields of their steps.
+    columns = [*([] if kind.has_segments else filters.columns), *filters.of_label]
+    further = [name for name in dict.fromkeys(columns) if name not in fields.names]
+    arrays = [replace(array, takes_packed=takes_packed) for array in fields.asked]
+    for name in further:  # those that only filters read are decoded for them
+        takes = takes_packed or name not in filters.of_label
+        arrays.append(ArrayRequest(key=keys.get(name, name), takes_packed=takes, paths=filters.paths.get(name)))
+    chosen = replace(choice or SegmentChoice(), criteria=filters.criteria, keys=keys)
+    names = [*fields.names, *further]
+    full, _, matrices = open_table(
+        catalog, paths, arrays, names, options, kind, chosen, singles=further, bad=bad, advice=advice
+    )
+    numbers = {name: at for at, name in enumerate(names)}
+    own = full.with_fields(range(len(fields.names))) if further else full
+    if settle is not None:
+        fields = settle(fields, _as_named(full.layouts[0], matrices))
     if matrices:
-        fields = replace(fields, asked=tuple(replace(one, takes_packed=False) for one in arrays), matrices=matrices)
-    fields = fields.of_samples(table, mask=samples.has_mask, collate=collate)
-    fields = normalized(fields, normalize, table, catalog, options)
-    return FileSamples(table, fields, files, without_lacking(table, indices), batch_transform)
+        pairs, _ = with_matrices(fields.asked, fields.names, kind.matrices, samples)
+        fields = replace(fields, asked=tuple(replace(array, takes_packed=False) for array in pairs), matrices=matrices)
+    of_class = None
+    if filters.label is not None:
+        valid = None if filters.valid_mask is None else numbers[filters.valid_mask]
+        of_class = LabelCriterion(int(filters.label), numbers[filters.target], valid, filters.target_axes)
+    indices, counters = without_lacking(full, indices), Counters()
+    if not kind.has_segments and (filters.criteria or of_class is not None):
+        among = checked_rows(indices, full.n_rows)
+        selection = Selection(catalog, full, options, filters.criteria, of_class, numbers, keys, among)
+        indices = selection.rows(counters)
+    elif of_class is not None:
+        own = with_label(full, of_class, options).with_fields(range(len(fields.names)))
+    fields = fields.of_samples(own, mask=samples.has_mask, collate=collate)
+    fields = normalized(fields, normalize, own, catalog, options)
+    return FileSamples(own, fields, files, indices, batch_transform, full, counters)
+
+
+def _as_named(arrays: Sequence[ArrayLayout], matrices: Mapping[int, SparseField]) -> list[ArrayLayout]:
+    """Return the arrays of fields: a sparse matrix is one, with rows as if they were dense."""
+    return [
+        array.with_changes(row_shape=(matrices[at].n_columns,)) if at in matrices else array
+        for at, array in enumerate(arrays)
+        if at - 1 not in matrices
+    ]

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,18 +32,21 @@ from ..order import (
     note_length,
     present_replica,
     resolve_replica,
+    union,
 )
-from ..readers import TaskQueue, check_bounds
+from ..readers import BulkTask, TaskQueue, check_bounds
+from ..readers.buffers import Column
 from ..samples import ReadCost, RowTable, blocks_of, rows_of_all
 from ..types import Identity, IntArray
 from .base import RawBatch
 from .fields import Fields, torch_dtype_of
-from .held_rows import HeldRows
-from .held_samples import HeldSamples
+from .held_fields import HeldFields
+from .held_rows import HeldRows, RankRows
 from .sample_layout import Transform
 from .second_sharding import refuse_second_sharding
-from .shard_loading import load_shards
+from .shard_loading import Comparison, load_shards
 from .table_dataset import TableDataset
+from .target_order import TargetComparison
 
 __all__ = ["HeldDataset"]
 
@@ -90,9 +93,8 @@ class HeldDataset(TableDataset):
         shares_memory: bool,
         log_fn: Callable[[str], Any] | None,
     ) -> None:
-        self.samples = HeldSamples(table, fields, options)
+        self._in_memory = HeldFields(table, fields, options)
         self.device, self._replica = device, replica
-        self._own: tuple[int, IntArray] | None = None
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
         self._sharding: tuple[ShardMode, int, int] = (mode, reshard_every, seed)
         self._shard = None if replica is None else self._shard_of(replica)
@@ -102,7 +104,7 @@ class HeldDataset(TableDataset):
     def join(self, counters: Counters, work: TaskQueue) -> None:
         """See ``RowDataset.join``."""
         super().join(counters, work)
-        self.samples.join(counters, work)
+        self._in_memory.join(counters, work)
         self._held: HeldRows | None = None
         self._has_all = False  # whether it has the rows of all ranks
         self.held_identity: Identity = {}
@@ -213,7 +215,7 @@ class HeldDataset(TableDataset):
         self._check_weights()
         if self._held is not None:
             if self._has_all and not self._held.has_text:
-                self._held.regroup(*self.mine())
+                self._held.regroup(self._rank_rows(self._held.rows))
             else:
                 self.close()
         return self.is_loaded
@@ -235,35 +237,35 @@ class HeldDataset(TableDataset):
 
         Compared are fields that any machine decodes to the same bytes, in the shards that a run begins with.
         """
-        if self._held is None or self.draw or self.samples.has_cells or not self._digest_fields:
+        if self._held is None or self.draw or not self._digest_fields:
             return None
         digest = self._held.digest(self._digest_fields)
         return None if digest is None else (self.rank, digest)
 
     @property
     def _digest_fields(self) -> list[int]:
-        plans, arrays = self.samples.plans, self.samples.table.layouts[0]
+        fields, arrays = self._in_memory.held, self._in_memory.table.layouts[0]
         return [
             at
-            for at, (plan, array) in enumerate(zip(plans, arrays, strict=True))
+            for at, ((plan, patch_plan), array) in enumerate(zip(fields, arrays, strict=True))
             if plan.dtype is not None
             and plan.affine is None
+            and patch_plan is None
             and array.decoding is None
             and (plan.dtype.is_floating_point or torch_dtype_of(plan.stored) == plan.dtype)
         ]
 
-    def note_digests(self, found: Sequence[Any]) -> None:
+    def note_digests(self, answers: Sequence[Any]) -> None:
         """Keep the digests of all ranks, for a resume with as many ranks that hold the rows in the same form.
 
         Args:
-            found: what ``digest_of_rank`` returned on the processes that loaded together.
+            answers: what ``digest_of_rank`` returned on the processes that loaded together.
         """
-        shard, by_rank = self.shard, dict(one for one in found if one is not None)
+        shard, by_rank = self.shard, dict(answer for answer in answers if answer is not None)
         if by_rank.keys() != {*range(shard.world_size)}:
             return
-        plans = [
-            (at, str(self.samples.plans[at].dtype), self.samples.plans[at].row_shape) for at in self._digest_fields
-        ]
+        held = self._in_memory.held
+        plans = [(at, str(held[at].plan.dtype), held[at].plan.row_shape) for at in self._digest_fields]
         form = hashlib.sha256(repr((sys.byteorder, shard.mode, plans)).encode()).hexdigest()[:8]
         joined = "".join(by_rank[rank] for rank in range(shard.world_size))
         self.held_identity = {
@@ -281,33 +283,73 @@ class HeldDataset(TableDataset):
         mixes = self.shard.mode == "interleave" and self.shard.world_size > 1
         return self.device.type == "cpu" and (self.shares_memory or mixes)
 
-    def mine(self) -> tuple[Rows, Rows]:
-        """Return this rank's rows of the files, in its order, and their numbers among all that are sharded."""
+    def _samples_at(self, numbers: Rows) -> Rows:
+        """Return the samples of the table with some numbers among those of all ranks."""
+        if self.indices is None or not isinstance(numbers, range):
+            return numbers if self.indices is None else self.indices[numbers]
+        return self.indices[numbers.start : numbers.stop : numbers.step]
+
+    def _rank_rows(self, rows: Sequence[Rows], *, are_own: bool = False) -> RankRows:
+        """Return what this rank has of rows in memory; ``are_own`` is whether all of them are this rank's."""
         numbers = self.shard.rows(self.draw)
-        if self.has_all_rows:
-            return numbers, numbers
-        if self.table.indexer.held_as == "rows":
-            return self.located(as_array(numbers)), numbers
-        if self.samples.has_cells:
-            return range(0), numbers  # cells are found by their numbers among those that are held
-        return self._rows_of_rank(), numbers
+        samples = self._samples_at(numbers)
+        own = rows if are_own else self._in_memory.rows_of(samples)
+        return RankRows(self._in_memory.over(rows, samples), own, numbers)
 
-    def _rows_of_rank(self) -> IntArray:
-        """Return the rows that this rank's samples have, ascending."""
-        if self._own is None or self._own[0] != self.draw:
-            self._own = self.draw, self.rows_needed(as_array(self.shard.rows(self.draw)))[0]
-        return self._own[1]
+    def memory(self, ranks: Sequence[int], *, shared: bool, owner: tuple[int, int] | None = None) -> HeldRows:
+        """Return memory for the rows of some ranks, nothing loaded yet.
 
-    def rows_needed(self, samples: IntArray) -> list[IntArray]:
-        """Return the rows of the files that samples have, ascending; of each field that is held if they are cells."""
-        return self.samples.rows_needed(self.located(samples))
+        Args:
+            ranks: these ranks, with this one.
+            shared: whether their processes share the memory.
+            owner: see ``HeldRows``.
+        """
+        rows = self._in_memory.rows_of(self._samples_at(union([self.shard.rows(self.draw, rank) for rank in ranks])))
+        return HeldRows(
+            rows,
+            self._rank_rows(rows, are_own=tuple(ranks) == (self.rank,)),
+            self._in_memory.held,
+            device=self.device,
+            shared=shared or self.shares_memory or self.for_workers,
+            owner=owner,
+        )
 
-    def n_held_bytes(self, rank: int) -> int:
-        """Return the bytes of the rows of the files that a rank holds; about as many however shards are drawn."""
-        samples = self.shard.rows(0, rank)
-        if self.table.indexer.held_as == "rows":
-            return len(samples) * sum(plan.row_bytes for plan in self.samples.plans)
-        return self.samples.n_bytes(self.located(as_array(samples)))
+    def load_tasks(self, held: HeldRows) -> tuple[list[BulkTask], list[BulkTask]]:
+        """Return what is to be loaded (see ``HeldRows.tasks``)."""
+        return held.tasks(self._in_memory.table, self.options, self.counters)
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield what all ranks compare once their rows are loaded: a sample of the targets, and digests of rows."""
+        layout = self.sample_layout
+        first, keys = len(layout.x.fields.keys), () if layout.y is None else layout.y.fields.keys
+
+        def read(places: IntArray) -> Sequence[Column]:
+            """Return the targets' columns."""
+            return self.gather(places).columns[first : first + len(keys)]
+
+        targets = TargetComparison(self.shard, keys, read, self.cost.row_bytes, self.for_training)
+        yield Comparison("comparing targets", targets.answer, targets.compare)
+        yield Comparison("comparing rows", self.digest_of_rank, self.note_digests)
+
+    def terms(self) -> dict[str, Any]:
+        """Return what must be equal on all processes that hold rows together; it is compared before they load."""
+        shard = self.shard
+        return {
+            "rows": shard.n_rows,
+            "ranks": shard.world_size,
+            "mode": shard.mode,
+            "share_memory": self.shares_memory,
+            "dtypes": [str(field.plan.dtype) for field in self._in_memory.held],
+            "redrawn": (self.draw, shard.reshard_every, shard.seed),
+            "content": self.identity() if self.shares else None,
+            "normalization": self.fields.normalization,
+        }
+
+    def n_host_bytes(self, rank: int) -> int:
+        """Return the bytes that a rank's rows take in this machine's memory; about as many however shards are drawn."""
+        if self.device.type != "cpu":
+            return 0
+        return self._in_memory.n_bytes_of(self._samples_at(self.shard.rows(0, rank)))
 
     def use(self, held: HeldRows, *, has_all: bool) -> None:
         """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
@@ -320,9 +362,16 @@ class HeldDataset(TableDataset):
         for guard in self.table.guards:
             guard.check()
 
-    def log(self, text: str) -> None:
+    def log_loaded(self, name: str, seconds: float) -> None:
         """Log a line about the loaded shard, or pass it to ``log_fn``."""
-        (self._log_fn or _log.info)(text)
+        shard, which, n_bytes = self.shard, "", 0 if self._held is None else self._held.n_bytes
+        if shard.world_size > 1:
+            which = " (neighboring rows)" if shard.mode == "contiguous" else f" (one of every {shard.world_size})"
+            which = " (drawn at random)" if self.draw else which
+        (self._log_fn or _log.info)(
+            f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {shard.n_held:,} of "
+            f"{shard.n_rows:,} rows{which}, {n_bytes / 2**20:,.1f} MiB, loaded in {seconds:.1f} s"
+        )
 
     @property
     def kept_bytes(self) -> int:
@@ -391,17 +440,9 @@ class HeldDataset(TableDataset):
 
     def _copy(self, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
         held = self._of_rank(rows)
-        if self.table.indexer.held_as == "rows":
-            return RawBatch(held.numbers(rows), held.take(rows, self._buffers, all_cores=all_cores))
-        return self._copy_samples(held, rows, epoch, all_cores=all_cores)
-
-    def _copy_samples(self, held: HeldRows, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
-        """Return samples of several rows: those in memory, and the fields that are not held by rows."""
-        numbers = held.numbers(rows)
-        asked = self.table.indexer.rows_of(self.located(numbers), epoch)
-        of_rank = np.empty(0, np.int64) if self.samples.has_cells else self._rows_of_rank()
-        columns = self.samples.columns(held, numbers, asked, of_rank, self._buffers, all_cores=all_cores)
-        return RawBatch(numbers, (*self.in_samples(asked, columns), *self.further_columns(asked)))
+        batch = held.rows_of(rows, epoch)
+        read = partial(self._in_memory.columns, held, len(rows), batch, self._buffers, all_cores=all_cores)
+        return self.assembled(held.numbers(rows), batch, read)
 
     def numbers_of(self, rows: IntArray) -> IntArray:
         """See ``RowDataset.numbers_of``: numbers among the rows of all ranks."""

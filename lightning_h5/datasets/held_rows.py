@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,16 @@ from deflate import crc32
 from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
-from ..order import Rows, as_array, places_in
+from ..order import Rows, as_array, condensed, find_places, places_in, rows_at
 from ..readers import BulkTask, do_tasks, first_places, take_rows, usable_cores
 from ..readers.buffers import BufferPool, Column, tensor_of
-from ..samples import FieldRows, RowTable, row_tasks, text_tasks
+from ..samples import BatchRows, FieldRows, HeldSamples, RowTable, row_tasks, text_tasks
 from ..types import IntArray
 from .fields import torch_dtype_of
 from .sample_layout import FieldPlan, as_tensor, numpy_dtype_like
 from .shard_memory import ShardMemory
 
-__all__ = ["HeldRows", "checked_device"]
+__all__ = ["HeldField", "HeldRows", "RankRows", "checked_device"]
 
 DIGEST_BYTES = 1 << 20
 """Bytes of rows that have a checksum together."""
@@ -76,15 +76,15 @@ class HostColumn:
         with np.errstate(all="ignore"):
             return np.ascontiguousarray(rows, dtype=self._rows.dtype)
 
-    def take(self, places: IntArray, buffers: BufferPool, *, all_cores: bool) -> torch.Tensor:
+    def read(self, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
         """Return a copy of rows.
 
         Args:
-            places: which ones, shape ``(batch,)``.
+            rows: places in memory of rows, shape ``(n_rows,)``.
             buffers: gives memory.
             all_cores: copy with torch's threads if these are faster, in a thread of the caller's own.
         """
-        row_shape = self._plan.row_shape
+        row_shape, places = self._plan.row_shape, rows.rows
         if not len(places) or not self._plan.row_bytes:
             return torch.empty((len(places), *row_shape), dtype=self._dtype)
         held = self._bytes if self._rows is None else self._rows
@@ -111,15 +111,38 @@ class HostColumn:
 
         return found, [BulkTask(DIGEST_BYTES, DIGEST_BYTES, partial(run, number)) for number in range(len(starts))]
 
-    @property
-    def held(self) -> npt.NDArray[Any]:
-        """The rows as they are held."""
-        assert self._rows is not None, "NumPy has no such dtype"
-        return self._rows
-
     def close(self) -> None:
         """Give up the memory, also if the column itself is kept, as by the traceback of an error."""
         self._bytes, self._rows, self.array, self._write = np.empty((0, 0), np.uint8), None, None, None
+
+
+class CellColumn(HostColumn):
+    """A field's cells in this machine's memory, as they are stored, out of which patches are cut.
+
+    Args:
+        memory: see ``HostColumn``, as the two that follow.
+        plan: see above.
+        write: see above.
+        patch_plan: how patches are converted once they are cut.
+    """
+
+    def __init__(
+        self,
+        memory: npt.NDArray[np.uint8],
+        plan: FieldPlan,
+        write: Callable[[int, npt.NDArray[Any]], None] | None,
+        patch_plan: FieldPlan,
+    ) -> None:
+        super().__init__(memory, plan, write)
+        self._patch_plan = patch_plan
+
+    def read(self, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
+        """See ``HostColumn.read``: return the patches that are parts of the rows."""
+        assert rows.patches is not None, "samples are patches"
+        assert self._rows is not None, "cells have a dtype of NumPy"
+        patches = buffers.array(rows.patches.shape, self._patch_plan.gathered)
+        rows.patches.copy_to(patches, self._rows, rows.rows)
+        return self._patch_plan.finished(patches, buffers)
 
 
 class DeviceColumn:
@@ -143,29 +166,88 @@ class DeviceColumn:
         rows = rows if self._plan.affine is None else self._plan.affine.applied(rows)
         self._rows[start : start + len(rows)].copy_(torch.from_numpy(rows))
 
-    def take(self, places: IntArray, buffers: BufferPool, *, all_cores: bool) -> torch.Tensor:
-        """See ``HostColumn.take``."""
-        return self._rows.index_select(0, torch.from_numpy(places).to(self._rows.device))
+    def read(self, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
+        """See ``HostColumn.read``."""
+        return self._rows.index_select(0, torch.from_numpy(rows.rows).to(self._rows.device))
 
     def close(self) -> None:
         """See ``HostColumn.close``."""
         self._rows = self._rows[:0].clone()
 
 
-_Columns: TypeAlias = "list[HostColumn | DeviceColumn]"
+class ObjectColumn:
+    """A field's rows that are objects, such as text: each process has those of its own rank.
+
+    Args:
+        places: places in memory of this rank's rows, in ascending order.
+        plan: how rows are converted.
+    """
+
+    def __init__(self, places: Rows, plan: FieldPlan) -> None:
+        self._places, self._plan = places, plan
+        self.values = np.empty((len(places), *plan.row_shape), dtype=object)
+
+    def read(self, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
+        """See ``HostColumn.read``."""
+        values: list[Any] = self.values[find_places(self._places, rows.rows)].tolist()
+        dtype = self._plan.element
+        return [as_tensor(value.copy(), dtype) if isinstance(value, np.ndarray) else value for value in values]
+
+    def close(self) -> None:
+        """See ``HostColumn.close``."""
+        self.values = self.values[:0].copy()
+
+
+_NumberColumn: TypeAlias = HostColumn | DeviceColumn
+
+
+class HeldField(NamedTuple):
+    """A field that is held in memory row by row.
+
+    Attributes:
+        plan: how rows are converted when they are loaded.
+        patch_plan: how patches that are cut out of the rows are converted; None if samples have whole rows.
+    """
+
+    plan: FieldPlan
+    patch_plan: FieldPlan | None = None
+
+    def in_memory(
+        self, memory: npt.NDArray[np.uint8], write: Callable[[int, npt.NDArray[Any]], None] | None
+    ) -> HostColumn:
+        """Return the field's rows in memory (see ``HostColumn``)."""
+        if self.patch_plan is None:
+            return HostColumn(memory, self.plan, write)
+        return CellColumn(memory, self.plan, write, self.patch_plan)
+
+
+class RankRows(NamedTuple):
+    """What a rank has of the rows in memory.
+
+    Attributes:
+        samples: its samples, over the rows in memory.
+        rows: the rows of the files that its samples have of each field in memory, in ascending order.
+        numbers: numbers of its samples among those of all ranks.
+    """
+
+    samples: HeldSamples
+    rows: Sequence[Rows]
+    numbers: Rows
 
 
 class HeldRows:
-    """Rows of this rank, and of those that it shares memory with.
+    """Rows in memory: those of this rank, and of the ranks that it shares memory with.
 
     Args:
-        rows: rows of the table that are held, in ascending order; of all fields, or for each field its own.
-        mine: this rank's, in its order; all of them are held.
-        numbers: of this rank's rows among all that are sharded.
-        plans: what rows of each field are. Each process holds text for itself.
+        rows: rows of the files that are in memory, for each field, in ascending order; fields may share them.
+        of_rank: this rank's samples; all of their rows are in memory.
+        fields: the fields. Each process holds objects for itself.
         device: that has the memory.
         shared: whether other processes may map it.
         owner: the process that made the memory, and the memory's descriptor there; None makes it here.
+
+    Attributes:
+        rows: see above.
 
     Raises:
         H5Error: the system or the GPU has not so much memory, or the owner's cannot be had.
@@ -175,58 +257,61 @@ class HeldRows:
     def __init__(
         self,
         rows: Sequence[Rows],
-        mine: Rows,
-        numbers: Rows,
-        plans: Sequence[FieldPlan],
+        of_rank: RankRows,
+        fields: Sequence[HeldField],
         *,
         device: torch.device,
         shared: bool,
         owner: tuple[int, int] | None = None,
     ) -> None:
-        self._rows, self._plans = rows, plans
-        self.regroup(mine, numbers)
-        n_mine = len(self._places)
-        self._texts = {
-            field: np.empty((n_mine, *plan.row_shape), dtype=object)
-            for field, plan in enumerate(plans)
-            if plan.dtype is None
+        self.rows, self._fields = rows, fields
+        self.regroup(of_rank)
+        self._object_columns = {
+            number: ObjectColumn(self._places[number], field.plan)
+            for number, field in enumerate(fields)
+            if field.plan.dtype is None
         }
-        kept = self._plans_of_numbers
-        rows_of = [self._rows_of(field) for field, plan in enumerate(plans) if plan.dtype is not None]
-        # Cells belong to all ranks that have this memory.
-        self.n_bytes = sum((n_mine or len(some)) * plan.row_bytes for some, plan in zip(rows_of, kept, strict=True))
         self._memory: ShardMemory | None = None
         if device.type == "cpu":
-            sizes = [(len(some), plan.row_bytes) for some, plan in zip(rows_of, kept, strict=True)]
-            made = ShardMemory(sizes, shared=shared) if owner is None else ShardMemory.of_process(*owner, sizes)
-            self._memory, self._columns = made, self._host_columns(made)
+            sizes = [(len(rows[number]), fields[number].plan.row_bytes) for number in self._fields_of_numbers]
+            memory = ShardMemory(sizes, shared=shared) if owner is None else ShardMemory.of_process(*owner, sizes)
+            self._memory, self._number_columns = memory, self._host_columns(memory)
         else:
             _check_device_memory(device, self.n_bytes)
-            self._columns = [DeviceColumn(len(some), plan, device) for some, plan in zip(rows_of, kept, strict=True)]
+            self._number_columns = {
+                number: DeviceColumn(len(rows[number]), fields[number].plan, device)
+                for number in self._fields_of_numbers
+            }
 
-    def _rows_of(self, field: int) -> Rows:
-        """Return the rows of a field that are held."""
-        return self._rows[field % len(self._rows)]
+    def regroup(self, of_rank: RankRows) -> None:
+        """Make other samples this rank's; their rows are in memory already (see the class)."""
+        self._samples, self._sample_numbers = of_rank.samples, of_rank.numbers
+        places: dict[int, Rows] = {}  # by identity of the rows in memory, which fields share
+        for rows, own in zip(self.rows, of_rank.rows, strict=True):
+            if id(rows) not in places:
+                places[id(rows)] = range(len(rows)) if own is rows else condensed(places_in(rows, own))
+        self._places = [places[id(rows)] for rows in self.rows]
 
     @property
-    def _plans_of_numbers(self) -> list[FieldPlan]:
-        return [plan for plan in self._plans if plan.dtype is not None]
+    def _fields_of_numbers(self) -> list[int]:
+        return [number for number, field in enumerate(self._fields) if field.plan.dtype is not None]
 
-    def _host_columns(self, memory: ShardMemory) -> _Columns:
+    def _host_columns(self, memory: ShardMemory) -> dict[int, _NumberColumn]:
         is_shared = memory.descriptor is not None
-        return [
-            HostColumn(column, plan, partial(memory.write, number) if is_shared else None)
-            for number, (column, plan) in enumerate(zip(memory.columns, self._plans_of_numbers, strict=True))
-        ]
+        return {
+            number: self._fields[number].in_memory(column, partial(memory.write, at) if is_shared else None)
+            for at, (number, column) in enumerate(zip(self._fields_of_numbers, memory.columns, strict=True))
+        }
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of this rank's rows; objects are not counted."""
+        return sum(len(places) * field.plan.row_bytes for places, field in zip(self._places, self._fields, strict=True))
 
     @property
     def has_text(self) -> bool:
         """Whether a field is text."""
-        return bool(self._texts)
-
-    def regroup(self, mine: Rows, numbers: Rows) -> None:
-        """Make other rows this rank's, of those that are held (see the class)."""
-        self._places, self._numbers = places_in(self._rows[0], mine), numbers
+        return bool(self._object_columns)
 
     @property
     def descriptor(self) -> int | None:
@@ -239,79 +324,39 @@ class HeldRows:
         return self._memory is not None and self._memory.can_be_sent
 
     def tasks(self, table: RowTable, options: OpenOptions, counters: Counters) -> tuple[list[BulkTask], list[BulkTask]]:
-        """Return what is to be loaded: for all processes that have this memory together, and text for this one.
+        """Return what is to be loaded: for all processes that have this memory together, and objects for this one.
 
         Args:
-            table: the files.
+            table: the files, with the fields in memory.
             options: how the HDF5 library opens them, if it reads.
             counters: counts what is read.
         """
         shared: list[BulkTask] = []
         own: list[BulkTask] = []
-        columns = iter(self._columns)
-        for field, plan in enumerate(self._plans):
-            if plan.dtype is not None:
-                column = next(columns)
-                for file, first, rows in _by_file(self._rows_of(field), table.starts):
+        for field, rows in enumerate(self.rows):
+            if (column := self._number_columns.get(field)) is not None:
+                for file, first, local in _by_file(rows, table.starts):
                     n_rows = int(table.starts[file + 1] - table.starts[file])
-                    shared += row_tasks(table.layouts.one(file, field), rows, column, first, options, counters, n_rows)
+                    shared += row_tasks(table.layouts.one(file, field), local, column, first, options, counters, n_rows)
                 continue
-            mine = as_array(self._rows[0])[as_array(self._places)]
-            order = np.argsort(mine, kind="stable")
-            for file, first, rows in _by_file(mine[order], table.starts):
-                some, places = as_array(rows), order[first : first + len(rows)]
-                own += text_tasks(table.layouts.one(file, field), some, self._texts[field], places, options, counters)
+            for file, first, local in _by_file(rows_at(rows, as_array(self._places[field])), table.starts):
+                places = np.arange(first, first + len(local))
+                layout, values = table.layouts.one(file, field), self._object_columns[field].values
+                own += text_tasks(layout, as_array(local), values, places, options, counters)
         return shared, own
 
-    def numbers(self, rows: IntArray) -> IntArray:
-        """Return the numbers of rows of this rank among all that are sharded."""
-        return _look_up(self._numbers, rows)
+    def numbers(self, indices: IntArray) -> IntArray:
+        """Return the numbers of this rank's samples among those of all ranks."""
+        return rows_at(self._sample_numbers, indices)
 
-    def take(self, rows: IntArray, buffers: BufferPool, *, all_cores: bool = False) -> tuple[Column, ...]:
-        """Return copies of rows.
+    def rows_of(self, indices: IntArray, epoch: int | None) -> BatchRows:
+        """Return the rows of this rank's samples, as places in memory (see ``HeldSamples.rows_of``)."""
+        return self._samples.rows_of(indices, epoch)
 
-        Args:
-            rows: counted in this rank's shard.
-            buffers: gives memory for batches.
-            all_cores: see ``HostColumn.take``.
-        """
-        places, columns = _look_up(self._places, rows), iter(self._columns)
-        return tuple(
-            self._objects(field, rows)
-            if plan.dtype is None
-            else next(columns).take(places, buffers, all_cores=all_cores)
-            for field, plan in enumerate(self._plans)
-        )
-
-    def _objects(self, field: int, rows: IntArray) -> list[Any]:
-        """Return text, or copies of arrays of several shapes."""
-        values = self._texts[field][rows].tolist()
-        dtype = self._plans[field].element
-        return [as_tensor(one.copy(), dtype) if isinstance(one, np.ndarray) else one for one in values]
-
-    def take_of(self, field: int, rows: IntArray, buffers: BufferPool, *, all_cores: bool = False) -> Column:
-        """Return copies of rows of one field (see ``take``)."""
-        if self._plans[field].dtype is None:
-            return self._objects(field, rows)
-        number = sum(plan.dtype is not None for plan in self._plans[:field])
-        return self._columns[number].take(_look_up(self._places, rows), buffers, all_cores=all_cores)
-
-    def patches(self, field: int, found: FieldRows, plan: FieldPlan, buffers: BufferPool) -> Column:
-        """Return patches that are cut out of the cells of a field.
-
-        Args:
-            field: number of the field.
-            found: its cells that the patches have.
-            plan: what becomes of a patch.
-            buffers: gives memory for batches.
-        """
-        assert found.patches is not None, "rows are cells"
-        places = np.searchsorted(as_array(self._rows_of(field)), found.rows)
-        memory = buffers.array(found.patches.shape, plan.gathered)
-        column = self._columns[field]
-        assert isinstance(column, HostColumn), "patches are cut on the CPU"
-        found.patches.copy_to(memory, column.held, places)
-        return plan.finished(memory, buffers)
+    def read(self, field: int, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
+        """Return a copy of a field's rows, or of the patches that are parts of them (see ``HostColumn.read``)."""
+        column = self._number_columns.get(field) or self._object_columns[field]
+        return column.read(rows, buffers, all_cores=all_cores)
 
     def digest(self, fields: Sequence[int]) -> str | None:
         """Return a digest of this rank's rows of some fields, as they are held; None if a GPU has them.
@@ -321,14 +366,12 @@ class HeldRows:
         Args:
             fields: fields of numbers, of which all ranks that have this memory hold the same rows.
         """
-        of_numbers = [at for at, plan in enumerate(self._plans) if plan.dtype is not None]
-        columns = dict(zip(of_numbers, self._columns, strict=True))
         checksums: list[npt.NDArray[np.uint32]] = []
         tasks: list[BulkTask] = []
         for field in fields:
-            if not isinstance(column := columns[field], HostColumn):
+            if not isinstance(column := self._number_columns[field], HostColumn):
                 return None
-            found, more = column.checksums(self._places)
+            found, more = column.checksums(self._places[field])
             checksums.append(found)
             tasks += more
         do_tasks(tasks, usable_cores(), lambda _: None)
@@ -340,19 +383,19 @@ class HeldRows:
 
     def close(self) -> None:
         """Release the memory."""
-        for column in self._columns:
+        for column in (*self._number_columns.values(), *self._object_columns.values()):
             column.close()
-        self._columns = []
+        self._number_columns, self._object_columns = {}, {}
         if self._memory is not None:
             self._memory.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_columns": None}
+        return self.__dict__ | {"_number_columns": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         assert self._memory is not None, "only shared memory travels"
-        self._columns = self._host_columns(self._memory)
+        self._number_columns = self._host_columns(self._memory)
 
 
 def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:
@@ -366,12 +409,6 @@ def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:
                 yield file, low, range(some.start - start, some.stop - start, some.step)
             else:
                 yield file, low, some - start
-
-
-def _look_up(table: Rows, rows: IntArray) -> IntArray:
-    if isinstance(table, range):
-        return rows if (table.start, table.step) == (0, 1) else table.start + rows * table.step
-    return table[rows]
 
 
 def _check_device_memory(device: torch.device, n_bytes: int) -> None:

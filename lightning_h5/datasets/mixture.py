@@ -1,4 +1,4 @@
-"""Several row datasets as one: rows of each, one source after the other, and the source's name in each sample."""
+"""Several row datasets as one: the rows of one source after the other, with the source's name in each sample."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from ..readers.buffers import BufferPool, Column, put_rows
 from ..samples import CsrRows
 from ..types import Identity, IntArray
 from .base import RawBatch, RowDataset
-from .file_dataset import FileDataset
 from .sample_layout import SampleLayout, SamplePart, Transform
+from .table_dataset import TableDataset
 
 __all__ = ["SOURCE", "MixtureDataset", "mixture_dataset", "rows_of", "weighted_dataset"]
 
 SOURCE = "source"
-"""The field of a sample that has its source's name."""
+"""The field of a sample with the name of its source."""
 
 
 def rows_of(name: str) -> str:
-    """Return what a source's rows are counted under."""
+    """Return the name of the counter of a source's rows."""
     return f"rows of {name}"
 
 
 class _Share(NamedTuple):
-    """The rows of a batch that are of one source.
+    """The rows of a batch from one source.
 
     Attributes:
         source: number of the source.
         places: their places in the batch.
         rows: their numbers in the source.
-        cycle: identifies the order of the source they belong to; None if nothing is planned.
+        cycle: number of the source's cycle, which has an order of its own; None without a plan.
     """
 
     source: int
@@ -82,7 +82,7 @@ class MixedColumn(Sequence[Any]):
 
 
 def _are_alike(parts: Sequence[Column]) -> bool:
-    """Return whether columns fit in one: tensors of one dtype and row shape, matrices of one width, or lists."""
+    """Return whether columns can be joined: tensors of one dtype and row shape, matrices of one width, or lists."""
     kinds: set[Any] = set()
     for part in parts:
         if isinstance(part, torch.Tensor):
@@ -97,18 +97,18 @@ def _are_alike(parts: Sequence[Column]) -> bool:
 class MixtureDataset(RowDataset):
     """Rows of several datasets, one after the other.
 
-    A row's number may carry the cycle it is asked for in (see ``order.mixture``): ``cycle * len(self) + row``.
-    Transforms draw differently in each cycle; ``with_index`` gives the row.
+    A row's number may include its cycle (see ``order.mixture``): ``cycle * len(self) + row``. Transforms draw
+    differently in each cycle; ``with_index`` adds the number without the cycle.
 
     Args:
-        sources: the datasets, without transforms of their own; batches that mix them need fields that are alike.
+        sources: the datasets, without transforms of their own; batches that mix them need alike fields.
         names: of the sources; None leaves the name out of the sample (there is one source with repeated rows).
-        sample_layout: what a sample looks like, of the fields and, if there are names, the source's name after them.
+        sample_layout: the layout of a sample: the fields, followed by the source's name if there are names.
         batch_transform: runs once on each batch.
-        plans: whether the cycles are those of the sources' orders, so that a source may forget what a cycle had.
+        plans: whether cycles are the cycles of the sources' orders. A source then drops rows when a cycle ends.
 
     Attributes:
-        weights: how often each row is to come in training, if not once.
+        weights: number of times that each row is drawn in training; None for once.
     """
 
     weights: RowWeights | None = None
@@ -144,21 +144,22 @@ class MixtureDataset(RowDataset):
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``."""
         shares = self._shares(rows, epoch)
-        reads = [self.sources[one.source].begin(one.rows, one.cycle, at_once=at_once) for one in shares]
+        reads = [self.sources[share.source].begin(share.rows, share.cycle, at_once=at_once) for share in shares]
         return lambda: self._together(rows, shares, [read() for read in reads])
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
-        had_room = [self.sources[one.source].prefetch(one.rows, one.cycle) for one in self._shares(rows, epoch)]
+        shares = self._shares(rows, epoch)
+        had_room = [self.sources[share.source].prefetch(share.rows, share.cycle) for share in shares]
         return all(had_room)
 
     def _shares(self, rows: IntArray, epoch: int | None) -> list[_Share]:
         self._check_process()
         cycles, numbers = np.divmod(rows, len(self))
-        found = np.searchsorted(self._ends, numbers, side="right")
+        owners = np.searchsorted(self._ends, numbers, side="right")
         shares = []
-        for source in np.unique(found).tolist() or [0]:
-            places = np.flatnonzero(found == source)
+        for source in np.unique(owners).tolist() or [0]:
+            places = np.flatnonzero(owners == source)
             first = int(self._ends[source]) - len(self.sources[source])
             # If a batch spans two cycles, only the later one has rows left.
             cycle = int(cycles[places].max()) if self._plans and epoch is not None and len(places) else None
@@ -176,17 +177,17 @@ class MixtureDataset(RowDataset):
         names: Column = [""] * len(rows)
         for share in shares:
             put_rows(names, share.places, [self.names[share.source]] * len(share.places))
-        n_fields = len(columns) - len(self.sample_layout.more)
-        return RawBatch(rows, (*columns[:n_fields], names, *columns[n_fields:]))
+        n_inputs = len(self.sample_layout.x.fields.names) - 1
+        return RawBatch(rows, (*columns[:n_inputs], names, *columns[n_inputs:]))
 
     def _column_of(self, parts: Sequence[Column], shares: Sequence[_Share], n_rows: int) -> Column:
-        """Return a column made of those of several sources."""
+        """Return one column with the rows of several sources."""
         if not _are_alike(parts):
             return MixedColumn(parts, [share.places for share in shares])
         first = parts[0]
         if isinstance(first, CsrRows):
-            rows = [part for part in parts if isinstance(part, CsrRows)]
-            return CsrRows.placed([(share.places, one) for share, one in zip(shares, rows, strict=True)])
+            matrices = [part for part in parts if isinstance(part, CsrRows)]
+            return CsrRows.placed([(share.places, rows) for share, rows in zip(shares, matrices, strict=True)])
         column: Column = [None] * n_rows
         if isinstance(first, torch.Tensor):
             column = self._buffers.tensor((n_rows, *first.shape[1:]), first.dtype)
@@ -196,10 +197,11 @@ class MixtureDataset(RowDataset):
 
     def finish(self, raw: RawBatch, **options: Any) -> Any:
         """See ``RowDataset.finish``."""
-        raw = raw._replace(columns=tuple(one[:] if isinstance(one, MixedColumn) else one for one in raw.columns))
+        columns = [column[:] if isinstance(column, MixedColumn) else column for column in raw.columns]
+        raw = raw._replace(columns=tuple(columns))
         if self.names is not None:
-            counted = np.bincount(np.searchsorted(self._ends, raw.rows % len(self), side="right"))
-            self.counters.add(**{rows_of(self.names[at]): n for at, n in enumerate(counted.tolist()) if n})
+            counts = np.bincount(np.searchsorted(self._ends, raw.rows % len(self), side="right"))
+            self.counters.add(**{rows_of(self.names[at]): n for at, n in enumerate(counts.tolist()) if n})
         return super().finish(raw, **options)
 
     # Description ---------------------------------------------------------------------------------------------
@@ -214,13 +216,14 @@ class MixtureDataset(RowDataset):
     def identity(self) -> Identity:
         """See ``RowDataset.identity``."""
         names = self.names or [""] * len(self.sources)
-        found = [source.identity() for source in self.sources]
+        identities = [source.identity() for source in self.sources]
 
-        def joined(which: str) -> str:
-            each = [f"{name}\0{one[which]}\0" for name, one in zip(names, found, strict=True)]
-            return hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+        def joined(entry: str) -> str:
+            parts = [f"{name}\0{identity[entry]}\0" for name, identity in zip(names, identities, strict=True)]
+            return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
 
-        return {which: joined(which) for which in found[0] if all(which in one for one in found)}
+        common = [entry for entry in identities[0] if all(entry in identity for identity in identities)]
+        return {entry: joined(entry) for entry in common}
 
     def blocks(self) -> BlockTable:
         """See ``RowDataset.blocks``."""
@@ -237,10 +240,10 @@ class MixtureDataset(RowDataset):
 
 
 def weighted_dataset(dataset: RowDataset, weights: RowWeights) -> MixtureDataset:
-    """Return a dataset with rows that come as often as weights ask.
+    """Return a dataset that repeats rows by their weights.
 
     Args:
-        dataset: the rows; a mixture keeps its sources' names.
+        dataset: the rows. The sources of a mixture keep their names.
         weights: of the rows.
     """
     sources, names, sample_layout = [dataset], None, replace(dataset.sample_layout, n_rows=len(dataset))
@@ -252,41 +255,45 @@ def weighted_dataset(dataset: RowDataset, weights: RowWeights) -> MixtureDataset
 
 
 def mixture_dataset(
-    sources: Mapping[str, FileDataset],
+    sources: Mapping[str, TableDataset],
     *,
     mixes: bool,
     is_named: bool = True,
     transform: Transform | None,
+    target_transform: Transform | None = None,
     batch_transform: Transform | None,
     with_index: bool,
 ) -> MixtureDataset:
-    """Return the sources as one dataset, with samples that name their source.
+    """Return the sources as one dataset.
 
     Args:
         sources: by name.
         mixes: whether a batch may have rows of several.
-        is_named: whether samples have their source's name.
-        transform: runs on each sample.
+        is_named: whether samples that are dicts have their source's name.
+        transform: runs on each sample's input.
+        target_transform: runs on each sample's target.
         batch_transform: runs on each batch.
         with_index: add each row's index among those of all sources.
 
     Raises:
-        H5ValueError: their rows do not go together.
+        H5ValueError: their rows cannot be in one dataset.
     """
     _check_sources_alike(sources, mixes=mixes)
-    first = next(iter(sources.values())).sample_layout.x
-    fields, flags = first.fields, first.flags
+    layout = next(iter(sources.values())).sample_layout
+    fields, flags, y = layout.x.fields, layout.x.flags, layout.y
+    is_named = is_named and fields.kind == "dict"
     if is_named and SOURCE in fields.names:
         raise H5ValueError(
             f"the sources have a field {SOURCE!r}, which is the name of their source. Give the field another "
-            f"name (field_map={{'other_name': {SOURCE!r}}}), or name the fields to load without it."
+            f"name (fields={{'other_name': {SOURCE!r}}}), or name the fields to load without it."
         )
     if is_named:
         fields = FieldNames("dict", (*fields.keys, SOURCE), (*fields.names, SOURCE))
         flags = (*flags, False) if flags else ()
     sample_layout = replace(
-        next(iter(sources.values())).sample_layout,
+        layout,
         x=SamplePart(fields, transform, flags),
+        y=None if y is None else replace(y, transform=target_transform),
         with_index=with_index,
         n_rows=sum(map(len, sources.values())),
     )
@@ -294,23 +301,23 @@ def mixture_dataset(
     return MixtureDataset(list(sources.values()), names, sample_layout, batch_transform=batch_transform)
 
 
-def _check_sources_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
+def _check_sources_alike(sources: Mapping[str, TableDataset], *, mixes: bool) -> None:
     """Refuse sources with different fields, or with rows that cannot be in one batch.
 
     Args:
-        sources: datasets with samples that are dicts, by name.
-        mixes: whether a batch may have rows of several.
+        sources: datasets with dicts as samples, by name.
+        mixes: whether a batch may have rows of several sources.
 
     Raises:
-        H5ValueError: they differ.
+        H5ValueError: fields or rows differ.
     """
     (first, expected), *others = sources.items()
-    fields = expected.sample_layout.x.fields.names
+    fields = _names_of(expected)
     for name, source in others:
-        if (found := source.sample_layout.x.fields.names) != fields:
+        if (names := _names_of(source)) != fields:
             raise H5ValueError(
-                f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(found)}. Name the "
-                "fields to load (load_fields), and their names in each source (its field_map)."
+                f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(names)}. Name the "
+                "fields to load, and their arrays in each source (its fields)."
             )
         for left, right in zip(expected.table.layouts[0], source.table.layouts[0], strict=True):
             if not are_packed_alike(left, right):
@@ -325,7 +332,18 @@ def _check_sources_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> 
                 )
 
 
-def _rows_as_text(source: FileDataset) -> list[str]:
+def _names_of(source: TableDataset) -> tuple[str, ...]:
+    """Return the names of the fields, in the order of the table; of an input and a target their place, if alone."""
+    layout = source.sample_layout
+    return tuple(
+        name
+        for place, part in (("x", layout.x), ("y", layout.y))
+        if part is not None
+        for name in ((place,) if part.fields.kind == "single" else part.fields.names)
+    )
+
+
+def _rows_as_text(source: TableDataset) -> list[str]:
     """Return dtype and shape of a row of each field."""
     matrices = source.fields.matrices
     return [

@@ -1,4 +1,4 @@
-"""``(x - mean) * scale`` over rows: in place, or as rows are copied."""
+"""``(x - mean) * scale`` of rows: in place, or while rows are copied."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ..types import IntArray
 __all__ = ["Affine"]
 
 LARGE_MEAN = 4.0
-"""A mean of more deviations than this is taken off in two parts: rounded to 24 bits it would be 2e-7 deviations off."""
+"""A mean of more deviations than this is subtracted in two parts. Rounded to 24 bits it is 2e-7 deviations off."""
 
 LONG_LOOP = 1 << 14
-"""Numbers that one mean is taken off, at least, for it not to be repeated for each of them: NumPy takes 0.2
-microseconds to go from one mean to the next."""
+"""A mean is repeated for each of its numbers if these are fewer: NumPy takes 0.2 microseconds to go from one mean to
+the next."""
 
 SHORT_LOOP = 1 << 6
-"""The same for compiled loops."""
+"""The same limit for compiled loops."""
 
 MIN_ROW = 1 << 10
-"""Numbers of a repeated mean, at least."""
+"""Smallest length of an array of repeated means, if rows are so long."""
 
 COMPILED = frozenset(np.dtype(code) for code in ("u1", "i1", "u2", "i2", "f4", "f8"))
 """Dtypes that compiled loops copy."""
 
 
 class _Constants(NamedTuple):
-    """What rows are changed with.
+    """The numbers that change rows.
 
     Attributes:
-        view: the shape that rows are looked at in, so that the others broadcast to it.
+        view: the shape to reshape rows to; the other arrays broadcast to it.
         high: value to subtract.
         low: value to subtract after that, if the rounding of ``high`` matters.
         scale: the factor.
@@ -51,17 +51,17 @@ class _Constants(NamedTuple):
 
 
 class Affine:
-    """Changes rows of one shape to ``(x - mean) * scale``, packed numbers after they are decoded; a ``Change``.
+    """A ``Change`` of rows of one shape to ``(x - mean) * scale``. Packed numbers are decoded first.
 
-    With Numba that is one pass, which copies as well; otherwise two, or three, over pieces that a core's own cache
-    holds. Both compute the same, bit by bit.
+    With Numba that takes one pass, which also copies. Without it, it takes two or three passes, over pieces that fit
+    in a core's own cache. Both results are equal, bit by bit.
 
     Args:
         mean: value to subtract, an array that broadcasts to a row and has at most one axis longer than 1.
         scale: factor, of the same shape.
         row_shape: of the rows.
-        work: the floating dtype that is computed in.
-        codec: decodes rows first, with Numba; None for rows that are numbers as they are.
+        work: the floating dtype of the computation.
+        codec: decodes rows first, with Numba; None for rows that are not packed.
 
     Attributes:
         mean: as given.
@@ -79,27 +79,27 @@ class Affine:
     ) -> None:
         self.mean, self.scale, self.work, self._row_shape = mean, scale, work, row_shape
         self._codec = codec
-        self._others: dict[tuple[int, ...], Affine] = {}
+        self._by_shape: dict[tuple[int, ...], Affine] = {}
         self._by_numpy = _constants(mean, scale, row_shape, work, LONG_LOOP)
         view, high, low, scale_of = _constants(mean, scale, row_shape, work, SHORT_LOOP)
         n_numbers, n_after = math.prod(row_shape), view[2] if len(view) == 3 else 0
         if high.size == 1:
             n_after = n_numbers
         self._is_by_channel = bool(n_after)
-        each = (high.size, n_after) if n_after else (high.size,)
-        self._row_view = (n_numbers // max(1, math.prod(each)), *each)
+        period = (high.size, n_after) if n_after else (high.size,)
+        self._row_view = (n_numbers // max(1, math.prod(period)), *period)
         self._flat = high.ravel(), np.zeros(high.size, work) if low is None else low.ravel(), scale_of.ravel()
 
     def of_shape(self, row_shape: tuple[int, ...]) -> Affine:
-        """Return what changes rows of another shape, to which mean and scale broadcast, in the same way."""
+        """Return the same change for rows of another shape, to which mean and scale broadcast."""
         if row_shape == self._row_shape:
             return self
-        if (other := self._others.get(row_shape)) is None:
-            other = self._others[row_shape] = Affine(self.mean, self.scale, row_shape, self.work)
-        return other
+        if (affine := self._by_shape.get(row_shape)) is None:
+            affine = self._by_shape[row_shape] = Affine(self.mean, self.scale, row_shape, self.work)
+        return affine
 
     def after(self, codec: Unpack) -> Affine:
-        """See ``Change``: computes the same as first decoding, then this, bit by bit."""
+        """See ``Change``. The result equals decoding followed by this change, bit by bit."""
         return Affine(self.mean, self.scale, self._row_shape, self.work, codec)
 
     @property
@@ -113,7 +113,7 @@ class Affine:
         return _affine_loops(self.work, by_channel=self._is_by_channel, loop=loop)
 
     def compile(self, stored: np.dtype[Any]) -> None:
-        """Compile what rows of a dtype need, with Numba: before processes fork, and not while they read.
+        """Compile the loops for rows of a dtype, with Numba: before processes fork, and not while they read.
 
         A process that forks while one of its threads compiles leaves its child a lock that is never released.
         """
@@ -127,7 +127,7 @@ class Affine:
                 loops.take(rows, nowhere, work, nowhere, *self._flat, *unpacks)
 
     def __call__(self, rows: npt.NDArray[Any]) -> None:
-        """See ``Change``; rows are of the dtype that is computed in."""
+        """See ``Change``; rows have the dtype of the computation."""
         if self._codec is not None:
             raise TypeError("rows that are decoded first are changed as they are copied")
         if not rows.size:
@@ -147,7 +147,7 @@ class Affine:
             rows[...] = view.reshape(rows.shape)
 
     def applied(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return changed copies of rows, in the dtype that is computed in."""
+        """Return changed copies of rows, in the dtype of the computation."""
         out = np.empty(rows.shape, self.work)
         self.take(rows, None, out)
         return out
@@ -155,34 +155,34 @@ class Affine:
     def take(
         self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
     ) -> None:
-        """See ``Change``; ``out`` is of the dtype that is computed in."""
+        """See ``Change``; ``out`` has the dtype of the computation."""
         if not out.size:
             return
         if (rows.dtype in COMPILED or self._codec is not None) and (loops := self._loops(rows, out)) is not None:
             rows, *unpacks = self._unpacking(rows)
-            source, target = (each.reshape(len(each), *self._row_view) for each in (rows, out))
+            source, target = (array.reshape(len(array), *self._row_view) for array in (rows, out))
             n_rows = len(out if here is None else here)
-            places, here = checked_places(places, n_rows, len(rows)), checked_places(here, n_rows, len(out))
-            loops.take(source, places, target, here, *self._flat, *unpacks)
+            sources, targets = checked_places(places, n_rows, len(rows)), checked_places(here, n_rows, len(out))
+            loops.take(source, sources, target, targets, *self._flat, *unpacks)
             return
         if self._codec is not None:
             raise TypeError(f"rows of {rows.dtype} have to lie in one piece to be decoded")
         n_rows = len(rows) if places is None else len(places)
-        for some in row_slices(n_rows, max(rows[:1].nbytes, out[:1].nbytes)):
+        for part in row_slices(n_rows, max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):
-                taken = rows[some] if places is None else np.take(rows, places[some], axis=0, mode="clip")
-                piece = out[some] if here is None else np.empty_like(taken, out.dtype)
-                piece[...] = taken
+                stored = rows[part] if places is None else np.take(rows, places[part], axis=0, mode="clip")
+                piece = out[part] if here is None else np.empty_like(stored, out.dtype)
+                piece[...] = stored
             self(piece)
             if here is not None:
-                out[here[some]] = piece
+                out[here[part]] = piece
 
     def _loops(self, *arrays: npt.NDArray[Any]) -> _AffineLoops | None:
-        is_plain = all(each.flags.c_contiguous and each.flags.aligned and each.dtype.isnative for each in arrays)
-        return self._compiled if is_plain else None
+        are_plain = all(x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative for x in arrays)
+        return self._compiled if are_plain else None
 
     def _unpacking(self, rows: npt.NDArray[Any]) -> tuple[Any, ...]:
-        """Return rows as the loops read them, and what these decode them with."""
+        """Return rows in the form that loops read, and the numbers to decode them with."""
         if self._codec is None:
             return rows, rows[:0].ravel(), 1.0, 0.0
         packing = self._codec.packing
@@ -206,7 +206,7 @@ def _constants(
 def _laid_out(
     mean: npt.NDArray[np.float64], scale: npt.NDArray[np.float64], shape: tuple[int, ...], long_loop: int
 ) -> tuple[tuple[int, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return mean and scale so that inner loops are long, and what they read in addition to rows is short."""
+    """Return mean and scale in a shape with long inner loops, and with few numbers to read in addition to rows."""
     axis = int(np.argmax(mean.shape)) if mean.size > 1 else None
     if axis is None:
         return (-1,), mean.ravel(), scale.ravel()
@@ -217,12 +217,12 @@ def _laid_out(
     first = axis
     while first and math.prod(shape[first:]) < MIN_ROW:
         first -= 1
-    mean, scale = (np.broadcast_to(each[(0,) * first], shape[first:]).ravel() for each in (mean, scale))
+    mean, scale = (np.broadcast_to(values[(0,) * first], shape[first:]).ravel() for values in (mean, scale))
     return (-1, len(mean)), mean, scale
 
 
 class _AffineLoops(NamedTuple):
-    """Compiled loops over rows with a mean for each channel, or for each place."""
+    """Compiled loops over rows, with a mean for each channel, or for each position in a row."""
 
     in_place: Callable[..., None]
     take: Callable[..., None]
@@ -234,8 +234,8 @@ def _affine_loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) ->
 
     Args:
         work: the dtype.
-        by_channel: there is a mean for each channel, not for each place.
-        loop: rows are decoded as they are taken, in this way (see ``Unpack.loop``); None decodes none.
+        by_channel: whether there is a mean for each channel, and not for each position in a row.
+        loop: the way to decode rows while they are copied (see ``Unpack.loop``); None if rows are not packed.
     """
     cast = work.type
 
@@ -256,8 +256,8 @@ def _affine_loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) ->
             is_missing |= value == missing[m]
         return cast(np.nan) if is_missing else number
 
-    ways = (unpacked, unpacked_or_missing, unpacked_or_one_of_several)
-    load = compiled(as_stored if loop is None else ways[loop])
+    decoders = (unpacked, unpacked_or_missing, unpacked_or_one_of_several)
+    load = compiled(as_stored if loop is None else decoders[loop])
     if load is None:
         return None
 
@@ -269,15 +269,15 @@ def _affine_loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) ->
                     for k in range(rows.shape[3]):
                         rows[i, r, c, k] = ((rows[i, r, c, k] - above) - below) * times
 
-    def take_by_channel(rows, places, out, here, high, low, scale, missing, factor, offset):  # type: ignore[no-untyped-def]
+    def take_by_channel(rows, places, out, targets, high, low, scale, missing, factor, offset):  # type: ignore[no-untyped-def]
         for i in range(len(places)):
-            place, to = places[i], here[i]
+            place, target = places[i], targets[i]
             for r in range(rows.shape[1]):
                 for c in range(rows.shape[2]):
                     above, below, times = high[c], low[c], scale[c]
                     for k in range(rows.shape[3]):
                         number = load(rows[place, r, c, k], missing, factor, offset)
-                        out[to, r, c, k] = ((number - above) - below) * times
+                        out[target, r, c, k] = ((number - above) - below) * times
 
     def change_by_place(rows, high, low, scale):  # type: ignore[no-untyped-def]
         for i in range(rows.shape[0]):
@@ -285,14 +285,16 @@ def _affine_loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) ->
                 for k in range(rows.shape[2]):
                     rows[i, r, k] = ((rows[i, r, k] - high[k]) - low[k]) * scale[k]
 
-    def take_by_place(rows, places, out, here, high, low, scale, missing, factor, offset):  # type: ignore[no-untyped-def]
+    def take_by_place(rows, places, out, targets, high, low, scale, missing, factor, offset):  # type: ignore[no-untyped-def]
         for i in range(len(places)):
-            place, to = places[i], here[i]
+            place, target = places[i], targets[i]
             for r in range(rows.shape[1]):
                 for k in range(rows.shape[2]):
                     number = load(rows[place, r, k], missing, factor, offset)
-                    out[to, r, k] = ((number - high[k]) - low[k]) * scale[k]
+                    out[target, r, k] = ((number - high[k]) - low[k]) * scale[k]
 
     in_place, take = (change_by_channel, take_by_channel) if by_channel else (change_by_place, take_by_place)
-    both = compiled(in_place), compiled(take)
-    return None if both[0] is None or both[1] is None else _AffineLoops(both[0], both[1])
+    compiled_in_place, compiled_take = compiled(in_place), compiled(take)
+    if compiled_in_place is None or compiled_take is None:
+        return None
+    return _AffineLoops(compiled_in_place, compiled_take)

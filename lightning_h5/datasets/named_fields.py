@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from ..catalog import (
-    SKIP_THEM,
-    TARGET,
-    Asked,
-    Catalog,
-    FieldMap,
-    checked_names,
-    keys_of,
-    names_to_load,
-    paths_of,
-    stacks_of,
-)
-from ..errors import H5ValueError, listing, without_frames
-from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
-from ..samples import KindOfSamples, RowTable, SampleOptions, SegmentChoice, SparseField, open_table, with_matrices
-from ..types import DTypeLike, cached_property
-from .fields import Decode, Fields, codecs_of
+from ..catalog import TARGET, Catalog, FieldMap, keys_of, names_to_load, paths_of
+from ..errors import H5ValueError, without_frames
+from ..hdf5 import ArrayLayout, OpenOptions, stacked_keys, torch_dtype
+from ..samples import Filters, SampleOptions
+from ..types import DTypeLike
+from .fields import Decode, Fields
 from .sample_layout import Transform
 
-__all__ = ["FieldsOfFiles", "NamedFields"]
+__all__ = ["NamedFields"]
 
 FLAGS = ("cs_label", "bg_label")
-
-
-@dataclass(frozen=True, eq=False)
-class FieldsOfFiles:
-    """What files have of the fields that a user names.
-
-    Attributes:
-        table: the files with the fields of a sample and, after these, those of filters.
-        names: of the fields of a sample.
-        numbers: the number of each field in the table, that of a sparse matrix counted once.
-        arrays: of the first file, by the names of fields; rows of sparse matrices as if they were dense.
-        matrices: sparse matrices among them (see ``open_table``).
-        kind: what samples are.
-    """
-
-    table: RowTable
-    names: Sequence[str]
-    numbers: Mapping[str, int]
-    arrays: Mapping[str, ArrayLayout]
-    matrices: Mapping[int, SparseField]
-    kind: KindOfSamples
 
 
 class NamedFields:
@@ -92,114 +61,74 @@ class NamedFields:
         if isinstance(load_fields, Sequence) and not isinstance(load_fields, str):
             known = {*load_fields, *map(self.key, load_fields)}
             load_fields = [*load_fields, *(name for name in samples.segments.constants if name not in known)]
-        self._load_fields, self._field_map, self._decode = load_fields, field_map, decode
+        self._load_fields, self._field_map, self._decode, self._samples = load_fields, field_map, decode, samples
 
     def key(self, name: str) -> str:
         """Return the array of a field."""
         return self.keys.get(name, name)
 
-    @cached_property
-    def arrays(self) -> list[str]:
-        """The arrays of the fields that were named."""
-        return [] if self._load_fields is None else [self.key(name) for name in checked_names(self._load_fields)]
-
     @property
-    def of_other_files(self) -> list[str]:
-        """Names of the fields whose arrays are in other files."""
+    def of_other_files(self) -> dict[str, Any]:
+        """The other files that have an array, by the name of the field."""
         mapped = list(self._field_map or {})
         pairs = zip(mapped, paths_of(self._field_map, mapped), strict=True)
-        return [name for name, others in pairs if others is not None]
+        return {name: others for name, others in pairs if others is not None}
 
     @without_frames
-    def look(
+    def in_files(
         self,
         catalog: Catalog,
         paths: Sequence[str],
         options: OpenOptions,
-        kind: KindOfSamples,
-        choice: SegmentChoice,
+        filters: Filters,
+        bad: dict[str, str] | None,
         *,
-        columns: Sequence[str] = (),
-        of_label: Sequence[str] = (),
-        bad: dict[str, str] | None = None,
-        takes_packed: bool = False,
-    ) -> FieldsOfFiles:
-        """Return what files have of these fields.
+        transform: Transform | None,
+        with_index: bool,
+    ) -> Fields:
+        """Return the fields of a dataset of some files, without the dtypes that follow from what is stored.
 
         Args:
             catalog: opens the files.
             paths: the files.
             options: how they are opened.
-            kind: what samples are.
-            choice: see ``open_table``.
-            columns: names of further arrays that filters ask for.
-            of_label: names of arrays that say which steps have a label.
+            filters: arrays that these name are fields too, if all are loaded.
             bad: see ``open_table``.
-            takes_packed: accept packed integers as they are stored.
-
-        Raises:
-            H5Error: see ``open_table``.
-        """
-        if kind.options.segments.groups is not None and self._load_fields is None:
-            raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
-        names = names_to_load(catalog, paths, options, self._load_fields, self.keys, [*columns, *of_label], bad)
-        wanted = list(dict.fromkeys([*names, *columns, *of_label]))
-        if unknown := [name for name in self._named_dtypes if name not in wanted]:
-            raise H5ValueError(f"dtype names {listing(unknown)}; the fields are {listing(wanted)}. Use their names.")
-        stacks = stacks_of(self._field_map, wanted)
-        codecs = codecs_of(self._decode, names, list(map(self.key, names)), stacks[: len(names)])
-        codecs += [None] * (len(wanted) - len(names))
-        others = paths_of(self._field_map, wanted)
-        asked = [
-            Asked.of(
-                self.key(name),
-                codec,
-                stack,
-                dtype=self._named_dtypes.get(name),
-                argument=f"dtype={{{name!r}: {{}}}}",
-                # Columns that only filters read are decoded for them.
-                takes_packed=takes_packed or name not in (*names, *of_label),
-                paths=of_name,
-            )
-            for name, codec, stack, of_name in zip(wanted, codecs, stacks, others, strict=True)
-        ]
-        singles = wanted[len(names) :]
-        table, _, matrices = open_table(
-            catalog, paths, asked, wanted, options, kind, choice, singles=singles, bad=bad, advice=SKIP_THEM
-        )
-        layouts = iter(enumerate(table.layouts[0]))
-        arrays = {}
-        for name, (at, array) in zip(names, layouts, strict=False):
-            arrays[name] = array
-            if at in matrices:
-                arrays[name] = array.with_changes(row_shape=(matrices[at].n_columns,))
-                next(layouts)
-        numbers = {name: number for number, name in enumerate(wanted)}
-        return FieldsOfFiles(table, names, numbers, arrays, matrices, kind)
-
-    def fields(self, found: FieldsOfFiles, *, transform: Transform | None, with_index: bool) -> Fields:
-        """Return the fields of a dataset of what files have.
-
-        Args:
-            found: what they have.
             transform: runs on each sample.
             with_index: add each sample's index.
+
+        Raises:
+            H5Error: see ``names_to_load``.
         """
-        fields = Fields.of(
-            {name: self.key(name) for name in found.names},
+        if self._samples.segments.groups is not None and self._load_fields is None:
+            raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
+        of_filters = [*filters.columns, *filters.of_label]
+        names = names_to_load(catalog, paths, options, self._load_fields, self.keys, of_filters, bad)
+        mapped, others = self._field_map or {}, self.of_other_files
+        keys: dict[str, Any] = {}
+        for name in names:
+            key = mapped[name] if stacked_keys(mapped.get(name), name) else self.key(name)
+            keys[name] = {"path": others[name], "key": key} if name in others else key
+        return Fields.of(
+            keys,
             None,
-            x_dtype={name: self._dtype_of(name, array) for name, array in found.arrays.items()},
+            x_dtype=self._named_dtypes,
             y_dtype=None,
             transform=transform,
             target_transform=None,
             with_index=with_index,
-            flags=tuple(self._is_flag(name, array) for name, array in found.arrays.items()),
             decode=self._decode,
+            dtype_argument="dtype",
         )
-        if not found.matrices:
-            return fields
-        asked, _ = with_matrices(fields.asked, found.names, found.kind.matrices, found.kind.options)
-        return replace(fields, asked=tuple(asked), matrices=found.matrices)
+
+    def settled(self, fields: Fields, arrays: Sequence[ArrayLayout]) -> Fields:
+        """Return fields with dtypes that follow from what is stored, and with flags."""
+        named = list(zip(fields.names, arrays, strict=False))
+        dtypes = [self._dtype_of(name, array) for name, array in named]
+        asked = tuple(replace(field, dtype=dtype) for field, dtype in zip(fields.asked, dtypes, strict=True))
+        flags = tuple(self._is_flag(name, array) for name, array in named)
+        layout = fields.sample_layout
+        return replace(fields, asked=asked, sample_layout=replace(layout, x=replace(layout.x, flags=flags)))
 
     def _is_flag(self, name: str, array: ArrayLayout) -> bool:
         is_integer = not array.row_shape and array.dtype.kind in ("b", "i", "u")

@@ -1,7 +1,8 @@
-"""Normalization of fields, ``(x - mean) / std``: the file of statistics, and what follows from it for a dataset.
+"""Normalization of fields, ``(x - mean) / std``: the file of statistics, and the fields of a dataset that it changes.
 
-It is decided here, when a dataset is made, and done once to each row (see ``FieldPlan``): by the reader that decodes
-it, as it copies rows out of decoded chunks; otherwise when a batch was read, or when a shard is loaded.
+This module decides how each field is normalized when a dataset is created. Each row is normalized once (see
+``FieldPlan``): by the reader, as it copies rows out of decoded chunks; otherwise after a batch is read, or when a shard
+is loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ KEYS = ("mean", "std", "channel_axis", "row_shape")
 
 @dataclass(frozen=True, eq=False)
 class FieldStats:
-    """Mean and standard deviation of a field: of all its values, or of each channel.
+    """Mean and standard deviation of all values of a field, or of each of its channels.
 
     Attributes:
         mean: shape ``()`` or ``(n_channels,)``.
         std: of the same shape.
-        channel_axis: the axis of a stored row that has the channels; None if there are none.
+        channel_axis: the axis of channels in a stored row; None without channels.
         row_shape: shape of a stored row; None if it is unknown.
     """
 
@@ -51,7 +52,7 @@ class FieldStats:
     row_shape: tuple[int, ...] | None = None
 
     def of_part(self) -> FieldStats:
-        """Return the statistics for parts of rows, or of volumes of several rows: the last axes are the same."""
+        """Return the statistics for patches of rows or of volumes, which have the same last axes."""
         axis, shape = self.channel_axis, self.row_shape
         if axis is not None and shape is not None and axis >= 0:
             axis -= len(shape)
@@ -65,14 +66,14 @@ Normalize: TypeAlias = PathLike | Mapping[str, FieldStats | Mapping[str, Any]]
 def read_stats(normalize: Normalize) -> dict[str, FieldStats]:
     """Return statistics by field.
 
-    The least that a file needs is ``{"fields": {"x": {"mean": 1.5, "std": 0.5}}}``; numbers of channels are lists.
+    The smallest valid file is ``{"fields": {"x": {"mean": 1.5, "std": 0.5}}}``. Statistics of channels are lists.
 
     Args:
         normalize: the file, or a mapping from fields to their statistics: ``{"x": {"mean": 1.5, "std": 0.5}}``.
 
     Raises:
-        H5FileError: the file is missing, or is no JSON.
-        H5ValueError: an entry is missing, is no number, or a deviation is negative; or a mapping has an unknown key.
+        H5FileError: the file is missing, or is not JSON.
+        H5ValueError: an entry is missing or not a number, a deviation is negative, or a mapping has an unknown key.
     """
     if isinstance(normalize, Mapping):
         return _mapped_stats(normalize)
@@ -98,7 +99,7 @@ def read_stats(normalize: Normalize) -> dict[str, FieldStats]:
 
 
 def _mapped_stats(normalize: Mapping[str, Any]) -> dict[str, FieldStats]:
-    """Return statistics that are spelled out; unlike a file, a mapping has no other keys."""
+    """Return the statistics of a mapping. Unlike a file, it cannot have further keys."""
     if not normalize:
         raise H5ValueError(
             "normalize={} was given, which has no fields. Pass {'name': {'mean': ..., 'std': ...}}, or None."
@@ -124,14 +125,14 @@ def _mapped_stats(normalize: Mapping[str, Any]) -> dict[str, FieldStats]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return numbers as a JSON file has them."""
+    """Return numbers as plain Python values, as in a JSON file."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return value.tolist()
     return list(value) if isinstance(value, tuple) else value
 
 
 def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write statistics, as a whole file or not at all.
+    """Write a file of statistics atomically.
 
     Args:
         path: the file.
@@ -155,22 +156,22 @@ def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None
         partial.unlink(missing_ok=True)
 
 
-def _checked_numbers(given: Any) -> Any:
-    for value in given if isinstance(given, list) else [given]:
+def _checked_numbers(numbers: Any) -> Any:
+    for value in numbers if isinstance(numbers, list) else [numbers]:
         if isinstance(value, bool | str):
             raise TypeError(f"{value!r} is not a number")
-    return given
+    return numbers
 
 
 def _field(where: str, entry: Any) -> FieldStats:
-    given: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
+    stats: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
     numbers = []
     for name in ("mean", "std"):
         try:
-            numbers.append(np.asarray(_checked_numbers(given[name]), dtype=np.float64))
+            numbers.append(np.asarray(_checked_numbers(stats[name]), dtype=np.float64))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise H5ValueError(
-                f"{where}: {name!r} is {given.get(name)!r}. Write a number, or a list of them."
+                f"{where}: {name!r} is {stats.get(name)!r}. Write a number, or a list of them."
             ) from error
     mean, std = numbers
     if mean.shape != std.shape or mean.ndim > 1 or not mean.size:
@@ -180,7 +181,7 @@ def _field(where: str, entry: Any) -> FieldStats:
         )
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
         raise H5ValueError(f"{where}: mean {mean.tolist()}, std {std.tolist()}. All must be finite, std not negative.")
-    axis, shape = given.get("channel_axis", 0), given.get("row_shape")
+    axis, shape = stats.get("channel_axis", 0), stats.get("row_shape")
     if mean.ndim and type(axis) is not int:
         raise H5ValueError(
             f"{where}: channel_axis is {axis!r}. Write the axis of a row that has the channels: 0, 1, ..."
@@ -196,11 +197,11 @@ EXACT_IN_FLOAT32 = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bo
 def normalized(
     fields: Fields, normalize: Normalize | None, table: RowTable, catalog: Catalog, options: OpenOptions
 ) -> Fields:
-    """Return a dataset's fields with what normalizes them, and the dtypes that they become: integers float32.
+    """Return a dataset's fields with their normalization and the resulting dtypes. Integers become float32.
 
     Args:
         fields: of the dataset.
-        normalize: statistics by field, each by its name or its array; None leaves all fields as they are.
+        normalize: statistics by the names of fields or of their arrays; None leaves all fields unchanged.
         table: the files.
         catalog: of the files.
         options: how the files are opened.
@@ -214,81 +215,83 @@ def normalized(
     arrays = table.as_read
     places = {name.strip("/"): at for names in (fields.keys, fields.names) for at, name in enumerate(names)}
     loaded = [name for name in stats if name.strip("/") in places]
-    found = {places[name.strip("/")]: stats[name] for name in loaded}
+    by_place = {places[name.strip("/")]: stats[name] for name in loaded}
     if sparse := [name for name in loaded if places[name.strip("/")] in fields.matrices]:
         raise H5ValueError(
             f"normalize has statistics of {listing(sparse)}, a sparse matrix, whose rows would no longer be sparse. "
             "Leave them out, and normalize in a batch_transform."
         )
-    if len(found) < len(loaded):
+    if len(by_place) < len(loaded):
         raise H5ValueError(
             f"the statistics name a field twice, by its name and by its array, among {listing(loaded)}. Leave one of "
             "the two out."
         )
     # Statistics of arrays that are not loaded are ignored.
     plain = OpenOptions(files=options.files)
-    group = "" if table.parts is None else f"{table.parts.names[0]}/"  # that names are relative to, or an array
+    group = (
+        "" if table.parts is None else f"{table.parts.names[0]}/"
+    )  # a group, which names are relative to, or an array
     unknown = [
         name
         for name in stats
         if not (name in loaded or is_attribute_key(name) or "*" in name)
         and not any(catalog.has(table.paths[0], [key], plain) for key in (name, group + name))
     ]
-    if unknown or not found:
+    if unknown or not by_place:
         absent = f" and no {listing(unknown)}.{near(unknown[0], fields.names)}" if unknown else "."
         raise H5ValueError(
             f"the statistics are of the fields {listing(stats)}; the data has {listing(fields.names)}{absent} Name "
             "fields of the data, or compute the statistics from these files."
         )
-    affines, dtypes = {}, [one.dtype for one in fields.asked]
-    for at, of_field in found.items():
+    affines, dtypes = {}, [request.dtype for request in fields.asked]
+    for at, of_field in by_place.items():
         if (dtype := dtypes[at]) is not None and not dtype.is_floating_point:
             raise H5ValueError(
                 f"{fields.names[at]!r} is to be normalized, but {dtype} was requested. Pass a floating dtype."
             )
         is_patch = table.indexer.cuts(at)
-        each = [arrays[at]] if is_patch else [of_part[at] for of_part in table.layouts.examples]
-        affines[at] = _affine(of_field.of_part() if is_patch else of_field, fields.names[at], each)
+        examples = [arrays[at]] if is_patch else [of_part[at] for of_part in table.layouts.examples]
+        affines[at] = _affine(of_field.of_part() if is_patch else of_field, fields.names[at], examples)
         stored = torch_dtype_of(arrays[at].dtype)
         dtypes[at] = dtype or (stored if stored.is_floating_point else torch.float32)
     numbers = {
-        at: [(each.shape, each.ravel().tolist()) for each in (affine.mean, affine.scale)]
+        at: [(values.shape, values.ravel().tolist()) for values in (affine.mean, affine.scale)]
         for at, affine in sorted(affines.items())
     }
     digest = hashlib.sha256(repr((numbers, dtypes)).encode()).hexdigest()[:32]
-    asked = tuple(replace(one, dtype=dtype) for one, dtype in zip(fields.asked, dtypes, strict=True))
-    return replace(fields, asked=asked, affines=affines, normalization=digest)
+    requests = tuple(replace(request, dtype=dtype) for request, dtype in zip(fields.asked, dtypes, strict=True))
+    return replace(fields, asked=requests, affines=affines, normalization=digest)
 
 
 def _affine(stats: FieldStats, name: str, arrays: Sequence[ArrayLayout]) -> Affine:
-    """Return what normalizes rows of a field.
+    """Return the change that normalizes rows of a field.
 
     Raises:
-        H5ValueError: the statistics are of other rows than these.
+        H5ValueError: the statistics do not fit the rows.
     """
     shapes = {array.row_shape: array for array in arrays}
     array, axis = arrays[0], stats.channel_axis
     shape = array.row_shape
     if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
-        what = "of complex numbers" if array.dtype.kind == "c" else "text"
-        raise H5ValueError(f"the statistics have {name!r}, which is {what} in {array.path!r}. Remove it from them.")
-    if stats.row_shape is not None and (others := [each for each in shapes if each != stats.row_shape]):
+        content = "of complex numbers" if array.dtype.kind == "c" else "text"
+        raise H5ValueError(f"the statistics have {name!r}, which is {content} in {array.path!r}. Remove it from them.")
+    if stats.row_shape is not None and (others := [other for other in shapes if other != stats.row_shape]):
         raise H5ValueError(
             f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; those of "
             f"{shapes[others[0]].path!r} have {others[0]}. Compute them from these files."
         )
     n_channels = stats.mean.size if stats.mean.ndim else 0
     wide = np.ones(len(shape), dtype=np.int64)
-    for found, one in shapes.items() if n_channels else []:
-        there = found[axis] if axis is not None and -len(found) <= axis < len(found) else "no such axis"
-        if there != n_channels or len(found) != len(shape):
+    for row_shape, example in shapes.items() if n_channels else []:
+        length = row_shape[axis] if axis is not None and -len(row_shape) <= axis < len(row_shape) else "no such axis"
+        if length != n_channels or len(row_shape) != len(shape):
             raise H5ValueError(
                 f"the statistics of {name!r} are of {n_channels} channels along axis {axis} of a row; rows of "
-                f"{one.path!r} have the shape {found}, {there} there. Compute them from these files."
+                f"{example.path!r} have the shape {row_shape}, {length} there. Compute them from these files."
             )
     if n_channels and axis is not None:
         wide[axis] = n_channels
-    mean, std = (each.reshape(wide) if n_channels else each for each in (stats.mean, stats.std))
+    mean, std = (values.reshape(wide) if n_channels else values for values in (stats.mean, stats.std))
     with np.errstate(all="ignore"):
         scale = 1 / std
     is_float32 = array.dtype == np.float32 or torch_dtype_of(array.dtype) in EXACT_IN_FLOAT32

@@ -1,7 +1,7 @@
-"""Random generators that a transform owns, and how they are seeded.
+"""Find and seed the random generators that a transform owns.
 
-MONAI and Albumentations keep generators in their transforms, and so do many classes of users. Forked workers begin with
-the same state of them, and a resumed run with that of a new process. So they are seeded for each sample.
+Transforms of MONAI and Albumentations, and many classes of users, keep generators. Forked workers start with the same
+state of a generator, and a resumed run with the state of a new process. So generators are seeded for each sample.
 """
 
 from __future__ import annotations
@@ -18,51 +18,52 @@ import torch
 
 __all__ = ["own_generators"]
 
-MAX_OBJECTS = 1000  # that are looked at inside of a transform
+MAX_OBJECTS = 1000  # largest number of objects to search inside a transform
 
-# Objects that draw for something else than samples, and may be reachable from a transform.
-_OTHERS = {"LightningModule", "LightningDataModule", "Trainer", "Fabric", "Dataset", "DataLoader", "Sampler"}
+# Classes that may be reachable from a transform, and do not draw for samples.
+_NOT_SEARCHED = {"LightningModule", "LightningDataModule", "Trainer", "Fabric", "Dataset", "DataLoader", "Sampler"}
 _PLAIN = (str, bytes, int, float, complex, type, types.ModuleType, np.ndarray, np.generic, torch.Tensor, torch.dtype)
 
 
 def own_generators(transform: Callable[..., Any]) -> tuple[Callable[[int], object], ...]:
     """Return functions that seed the generators inside a transform, in an order that is the same in all processes.
 
-    They are generators of Python, NumPy and torch, and objects with ``set_random_state(seed=...)`` (MONAI) or
-    ``set_random_seed(seed)`` (Albumentations), which seed what is inside of them. They are looked for in the transform,
-    in its attributes (so in the members of a ``Compose``), and in what functions refer to.
+    Generators are those of Python, NumPy and torch, and objects with ``set_random_state(seed=...)`` (MONAI) or
+    ``set_random_seed(seed)`` (Albumentations), which seed their own members. The search covers the transform, its
+    attributes (and so the members of a ``Compose``), and the variables and arguments of functions.
 
     Args:
         transform: the transform.
     """
     seeders: list[Callable[[int], object]] = []
     objects: list[Any] = [transform]
-    seen: dict[int, Any] = {}  # objects are kept, so that no other one gets the id of one
-    while objects and len(seen) < MAX_OBJECTS:
-        one = objects.pop(0)
-        if id(one) in seen or isinstance(one, _PLAIN) or _OTHERS & {kind.__name__ for kind in type(one).__mro__}:
+    visited: dict[int, Any] = {}  # by id; keeping the objects keeps their ids unique
+    while objects and len(visited) < MAX_OBJECTS:
+        item = objects.pop(0)
+        names = {kind.__name__ for kind in type(item).__mro__}
+        if id(item) in visited or isinstance(item, _PLAIN) or _NOT_SEARCHED & names:
             continue
-        seen[id(one)] = one
-        if (seeder := _seeder(one)) is not None:
+        visited[id(item)] = item
+        if (seeder := _seeder(item)) is not None:
             seeders.append(seeder)
-        elif one is not torch.default_generator:
-            objects += _referenced_objects(one)
+        elif item is not torch.default_generator:
+            objects += _referenced_objects(item)
     return tuple(seeders)
 
 
-def _seeder(one: Any) -> Callable[[int], object] | None:
+def _seeder(item: Any) -> Callable[[int], object] | None:
     """Return a function that seeds an object; None if it is no generator, or torch's global one."""
-    if one is torch.default_generator or isinstance(one, random.SystemRandom):
+    if item is torch.default_generator or isinstance(item, random.SystemRandom):
         return None
-    if isinstance(one, np.random.Generator):
-        return functools.partial(_seed_numpy, one)
-    if isinstance(one, torch.Generator):
-        return one.manual_seed
-    if isinstance(one, random.Random | np.random.RandomState):
-        return one.seed
-    if callable(method := getattr(one, "set_random_seed", None)):
+    if isinstance(item, np.random.Generator):
+        return functools.partial(_seed_numpy, item)
+    if isinstance(item, torch.Generator):
+        return item.manual_seed
+    if isinstance(item, random.Random | np.random.RandomState):
+        return item.seed
+    if callable(method := getattr(item, "set_random_seed", None)):
         return functools.partial(method)
-    method = getattr(one, "set_random_state", None)
+    method = getattr(item, "set_random_state", None)
     return functools.partial(_seed_by_name, method) if callable(method) and _takes_seed(method) else None
 
 
@@ -82,25 +83,25 @@ def _takes_seed(method: Callable[..., object]) -> bool:
         return False
 
 
-def _referenced_objects(one: Any) -> Iterator[Any]:
-    """Yield what an object refers to, in an order that is the same in all processes."""
-    if isinstance(one, functools.partial):
-        yield from (one.func, *one.args, *one.keywords.values())
-    elif isinstance(one, types.MethodType):
-        yield from (one.__self__, one.__func__)
-    elif isinstance(one, types.FunctionType):
-        yield from _referred_to(one)
-    elif isinstance(one, list | tuple | dict):
-        yield from list(one.values() if isinstance(one, dict) else one)[:MAX_OBJECTS]
-    elif not isinstance(one, types.BuiltinFunctionType):
-        yield from list(getattr(one, "__dict__", {}).values())
+def _referenced_objects(item: Any) -> Iterator[Any]:
+    """Yield the objects that an object refers to, in an order that is the same in all processes."""
+    if isinstance(item, functools.partial):
+        yield from (item.func, *item.args, *item.keywords.values())
+    elif isinstance(item, types.MethodType):
+        yield from (item.__self__, item.__func__)
+    elif isinstance(item, types.FunctionType):
+        yield from _outer_variables(item)
+    elif isinstance(item, list | tuple | dict):
+        yield from list(item.values() if isinstance(item, dict) else item)[:MAX_OBJECTS]
+    elif not isinstance(item, types.BuiltinFunctionType):
+        yield from list(getattr(item, "__dict__", {}).values())
         for name in ("__call__", "forward"):
-            if isinstance(method := inspect.getattr_static(type(one), name, None), types.FunctionType):
+            if isinstance(method := inspect.getattr_static(type(item), name, None), types.FunctionType):
                 yield method
 
 
-def _referred_to(function: types.FunctionType) -> Iterator[Any]:
-    """Yield the variables outside of a function that it uses."""
+def _outer_variables(function: types.FunctionType) -> Iterator[Any]:
+    """Yield the values of variables outside a function that it uses."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

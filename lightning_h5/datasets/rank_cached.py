@@ -256,7 +256,7 @@ class RankMemCachedH5Dataset(HeldDataset):
         return dataset
 
     def _use(self, samples: FileSamples, options: OpenOptions, *, device: torch.device, **memory: Any) -> None:
-        if device.type != "cpu" and samples.table.indexer.held_as == "cells":
+        if device.type != "cpu" and samples.table.fields_cut:
             raise H5ValueError(
                 f"patch and cache_device={str(device)!r} were given; patches are cut on the CPU. Pass 'cpu' (of a "
                 "data module, memory.device)."

@@ -1,4 +1,4 @@
-"""A counting cache of recently used rows, and datasets that read through it."""
+"""A cache of recently used rows, and a dataset that reads through it and counts hits."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["CachingDataset", "SampleCache"]
 
 
 class CachedColumn:
-    """One field's slots.
+    """The slots of one field.
 
     Args:
-        n_slots: rows that have a place.
-        plan: what a row of a batch is.
+        n_slots: number of rows that fit.
+        plan: how the field is converted.
     """
 
     def __init__(self, n_slots: int, plan: FieldPlan) -> None:
@@ -52,7 +52,7 @@ class CachedColumn:
             copy_rows(self._bytes, slots, batch_bytes(column), places)
 
     def take(self, slots: IntArray, places: IntArray, n_rows: int, buffers: BufferPool, *, all_cores: bool) -> Column:
-        """Return a batch in memory of its own, with rows of slots at some places."""
+        """Return a new batch with rows of slots at some places; its other places are not filled."""
         if self._plan.dtype is None:
             text: list[Any] = [None] * n_rows
             for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
@@ -68,21 +68,21 @@ class CachedColumn:
 
 
 def _copied(text: Any) -> Any:
-    """Text of a row is a list if it has several values: changing a batch must not change what is kept."""
+    """Return a copy of a row's text, which may be a list: changes of a batch must not reach the cache."""
     if isinstance(text, torch.Tensor):
         return text.clone()
-    return [_copied(one) for one in text] if isinstance(text, list) else text
+    return [_copied(value) for value in text] if isinstance(text, list) else text
 
 
 class SampleCache:
-    """Rows by their number, at most so many and so many bytes; the least recently used leaves first.
+    """A cache of rows by number, with limits of rows and bytes. The least recently used row is dropped first.
 
-    Safe to use from threads. Belongs to one process.
+    Threads may share it; processes may not.
 
     Args:
-        n_rows: rows that have a place, at most.
-        n_bytes: bytes that they take, at most; text is not counted.
-        plans: what a row of each field is in a batch.
+        n_rows: largest number of rows.
+        n_bytes: largest number of bytes; text is not counted.
+        plans: how each field is converted.
     """
 
     def __init__(self, n_rows: int, n_bytes: int, plans: Sequence[FieldPlan]) -> None:
@@ -97,41 +97,40 @@ class SampleCache:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the rows that are here; text is not counted."""
+        """Bytes of the cached rows; text is not counted."""
         return len(self) * self._row_bytes
 
     def has(self, rows: IntArray) -> npt.NDArray[np.bool_]:
-        """Return which rows are here; they may leave before they are taken."""
+        """Return a mask of the cached rows. They may be dropped before they are read."""
         slots = self._slots
         return np.fromiter((row in slots for row in rows.tolist()), dtype=np.bool_, count=len(rows))
 
     def take(
         self, rows: IntArray, buffers: BufferPool, *, all_cores: bool = False
     ) -> tuple[IntArray, tuple[Column, ...]]:
-        """Return copies of the rows that are here.
+        """Return copies of the cached rows of a batch.
 
         Args:
-            rows: a batch, in any order, with repeats.
-            buffers: where memory for batches comes from.
+            rows: the batch, in any order, with repeats.
+            buffers: allocates batches.
             all_cores: copy with torch's threads if these are faster.
 
         Returns:
-            The places in the batch of the rows that are here; and for all fields batches in which these are filled.
+            The places of cached rows in the batch; and a batch of each field, filled at these places.
         """
         with self._lock:
-            found = np.fromiter((self._slots.get(row, -1) for row in rows.tolist()), dtype=np.int64, count=len(rows))
-            places = np.flatnonzero(found >= 0)
+            slots = np.fromiter((self._slots.get(row, -1) for row in rows.tolist()), dtype=np.int64, count=len(rows))
+            places = np.flatnonzero(slots >= 0)
             if not len(places):
                 return places, ()
             for row in rows[places].tolist():
                 self._slots.move_to_end(row)
-            slots = found[places]
             return places, tuple(
-                column.take(slots, places, len(rows), buffers, all_cores=all_cores) for column in self._columns
+                column.take(slots[places], places, len(rows), buffers, all_cores=all_cores) for column in self._columns
             )
 
     def put(self, rows: IntArray, columns: Sequence[Column]) -> None:
-        """Keep copies of rows, the last ones of the batch if there is no place for all."""
+        """Cache copies of rows; of a batch that exceeds the cache, its last rows."""
         if not self.n_slots or not len(rows):
             return
         last: dict[int, int] = {}  # keep a repeated row once, at its last place
@@ -149,18 +148,18 @@ class SampleCache:
                     slot = self._slots.popitem(last=False)[1] if is_full else len(self._slots)
                 self._slots[row] = slot
                 slots.append(slot)
-            where = np.array([place for _, place in new], dtype=np.int64)
-            for kept, column in zip(self._columns, columns, strict=True):
-                kept.put(np.array(slots, dtype=np.int64), column, where)
+            places = np.array([place for _, place in new], dtype=np.int64)
+            for cached, column in zip(self._columns, columns, strict=True):
+                cached.put(np.array(slots, dtype=np.int64), column, places)
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         with self._lock:
             self._slots.clear()
 
 
 class CachingDataset(FileDataset):
-    """Rows of files, read through a cache of those that were used last.
+    """Rows of files, read through a cache of recently used rows.
 
     Args:
         table: see ``FileDataset``, as the five that follow.
@@ -169,8 +168,8 @@ class CachingDataset(FileDataset):
         options: see above.
         mmap: see above.
         cache_bytes: see above.
-        cache_size: rows that are kept, in each process; 0 keeps none.
-        max_cache_bytes: bytes that these rows may take; worker processes share it.
+        cache_size: number of rows to cache in each process; 0 caches none.
+        max_cache_bytes: largest size of cached rows in bytes, divided among worker processes.
     """
 
     _of_process = (*FileDataset._of_process, "_samples")
@@ -211,14 +210,14 @@ class CachingDataset(FileDataset):
         super().read_with(cache_bytes, retain=self._retains(retain), in_runs=in_runs, gives_back=gives_back)
 
     def _retains(self, retain: bool | None) -> bool | None:
-        """Whether decoded rows are kept: not if nothing but single rows is decoded, of which the cache keeps some."""
+        """Return whether readers keep decoded rows: not if they decode single rows, which this cache holds."""
         cost = self._cost_of_files
         has_cache = self._cache_size and cost.row_bytes <= self._max_cache_bytes
         return False if has_cache and cost.has_cheap_random_access else retain
 
     @property
     def _cache(self) -> SampleCache:
-        """The rows used last, of this process."""
+        """The cache of this process."""
         self._check_process()
         with self._lock:
             if self._samples is None:
@@ -229,18 +228,18 @@ class CachingDataset(FileDataset):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of rows that this process keeps in memory now, those used last included."""
+        """Bytes of rows that this process holds in memory now, including cached rows."""
         return super().kept_bytes + (0 if self._samples is None else self._samples.kept_bytes)
 
     @property
     def cost(self) -> ReadCost:
-        """See ``RowDataset.cost``: rows are in memory if they were used last, too."""
+        """See ``RowDataset.cost``. Cached rows are in memory, too."""
         cost, samples = super().cost, self._samples
         has_all = samples is not None and len(samples) == len(self)
         return replace(cost, is_in_memory=True) if has_all else cost
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
-        """See ``RowDataset.begin``: reads rows that are not in the cache."""
+        """See ``RowDataset.begin``. Reads rows that are not in the cache."""
         cache = self._cache
         if not cache.n_slots:
             self.counters.add(cache_misses=len(rows))
@@ -271,12 +270,12 @@ class CachingDataset(FileDataset):
         return complete
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """See ``RowDataset.prefetch``: of rows that are not in the cache."""
+        """See ``RowDataset.prefetch``. Skips cached rows."""
         is_missing = ~self._cache.has(self.located(rows))
         return not is_missing.any() or super().prefetch(rows[is_missing], epoch)
 
     def clear_cache(self) -> None:
-        """Forget the rows that were used last, in this process; the counts stay."""
+        """Drop the cached rows of this process; the counts stay."""
         self._cache.clear()
 
     def close(self) -> None:

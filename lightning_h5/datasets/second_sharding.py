@@ -1,7 +1,7 @@
-"""Notice samplers that shard a rank's rows again: most of the rows would never be trained on.
+"""Detect samplers that shard a rank's rows again: most of the rows would never be trained on.
 
-A dataset does not know which sampler chooses its rows. But ``DistributedSampler`` asks for its length, and a loader
-without worker processes asks for rows in a method of its iterator. So this module looks at the callers.
+A dataset does not know the sampler that chooses its rows. But ``DistributedSampler`` calls ``len`` of the dataset, and
+a loader without worker processes reads rows in a method of its iterator. So this module inspects the callers.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ..order import EpochShuffleSampler, PlanSampler, Replica
 
 __all__ = ["refuse_second_sharding"]
 
-DEPTH = 12  # callers that are looked at: samplers and datasets may be wrapped
+DEPTH = 12  # number of callers to inspect: samplers and datasets may be wrapped
 _OF_SAMPLERS = (DistributedSampler.__init__.__code__, DistributedSampler.__iter__.__code__)
 _OF_LOADERS = (_SingleProcessDataLoaderIter._next_data.__code__,)
 
 
 def refuse_second_sharding(held: Replica) -> None:
-    """Raise if a caller of this function's caller is a sampler that shards rows, or a loader that has one.
+    """Raise if this function's caller was called by a sampler that shards rows, or by a loader with one.
 
     Args:
         held: the replica that holds the rows.
 
     Raises:
-        H5ValueError: the sampler would take a part of the rank's rows.
+        H5ValueError: the sampler would use only a part of the rank's rows.
     """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(DEPTH):

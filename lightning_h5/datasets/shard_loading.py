@@ -11,10 +11,10 @@ import gc
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,21 +22,85 @@ from ..cores import local_ranks
 from ..distributed import are_near, exchange, this_process
 from ..errors import H5ValueError
 from ..memory import AvailableMemory, available_memory
-from ..order import as_array, union
 from ..readers import BulkTask, run_with_progress
 from ..sizes import bytes_text
 from .held_rows import HeldRows
 
-if TYPE_CHECKING:
-    from .held_dataset import HeldDataset
-
-from .target_order import compare_targets, sampled_targets
-
-__all__ = ["NodeGroup", "load_shards", "my_part"]
+__all__ = ["Comparison", "HoldsShard", "NodeGroup", "load_shards", "my_part"]
 
 
 HEARTBEAT = 2.0  # seconds between signs of life for waiting ranks
 HEADROOM = 256 << 20  # bytes that loading needs in addition to the shard
+
+
+class Comparison(NamedTuple):
+    """What the ranks compare once they have loaded their shards.
+
+    Attributes:
+        name: the step, for messages.
+        answer: returns this rank's answer, for JSON.
+        compare: receives the answers of all ranks.
+    """
+
+    name: str
+    answer: Callable[[], Any]
+    compare: Callable[[Sequence[Any]], None]
+
+
+class HoldsShard(Protocol):
+    """What loads its shard together with other ranks.
+
+    Attributes:
+        pins_memory: lock the pages of memory that no other rank has.
+    """
+
+    pins_memory: bool
+
+    @property
+    def rank(self) -> int:
+        """This replica."""
+        ...
+
+    @property
+    def shares(self) -> bool:
+        """Whether processes of a machine hold their rows together."""
+        ...
+
+    def terms(self) -> Mapping[str, Any]:
+        """Return what must be equal on all ranks that load together."""
+        ...
+
+    def n_host_bytes(self, rank: int) -> int:
+        """Return the bytes that a rank's rows take in this machine's memory."""
+        ...
+
+    def memory(self, ranks: Sequence[int], *, shared: bool, owner: tuple[int, int] | None = None) -> HeldRows:
+        """Return memory for the rows of some ranks: new, or that of another process, the owner."""
+        ...
+
+    def load_tasks(self, held: HeldRows) -> tuple[list[BulkTask], list[BulkTask]]:
+        """Return the tasks that fill memory: for all processes that share it, and for this one alone."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise ``H5DataChangedError`` if a file has changed."""
+        ...
+
+    def use(self, held: HeldRows, *, has_all: bool) -> None:
+        """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
+        ...
+
+    def log_loaded(self, name: str, seconds: float) -> None:
+        """Log that the shard was loaded."""
+        ...
+
+    def comparisons(self) -> Iterable[Comparison]:
+        """Return what the ranks compare once they have loaded their shards."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,12 +121,12 @@ class NodeGroup:
 
 
 def load_shards(
-    holders: Mapping[str, HeldDataset],
+    holders: Mapping[str, HoldsShard],
     *,
     is_alone: bool,
     patience: float = 120.0,
     shows_bar: bool = True,
-    spare: Sequence[HeldDataset] = (),
+    spare: Sequence[HoldsShard] = (),
 ) -> None:
     """Load the shards of datasets, on all ranks at once.
 
@@ -86,11 +150,10 @@ def load_shards(
             loading.check_memory(spare)
         for name, holder in holders.items():
             loading.do("loading shards", partial(loading.load, name, shows_bar))
-            # A separate step: before it, rows loaded by other processes may be missing.
-            loading.do("comparing targets", partial(sampled_targets, holder))
-            compare_targets(holder, loading.answers)
-            loading.do("comparing rows", holder.digest_of_rank)
-            holder.note_digests(loading.answers)
+            # Separate steps: before them, rows loaded by other processes may be missing.
+            for comparison in holder.comparisons():
+                loading.do(comparison.name, comparison.answer)
+                comparison.compare(loading.answers)
     except BaseException:
         loading.give_up()
         raise
@@ -114,7 +177,7 @@ class _Loading:
     near: Sequence[Any] = ()
     place = 0
 
-    def __init__(self, holders: Mapping[str, HeldDataset], is_alone: bool, patience: float) -> None:
+    def __init__(self, holders: Mapping[str, HoldsShard], is_alone: bool, patience: float) -> None:
         self._holders, self._is_alone, self._patience, self._me = holders, is_alone, patience, this_process()
         self._groups: dict[str, NodeGroup] = {}
         self._filling: dict[str, HeldRows] = {}
@@ -122,7 +185,7 @@ class _Loading:
     def meet(self) -> None:
         """Find out with which processes of this machine each dataset is loaded."""
         holders = self._holders
-        facts = {"shards": list(holders)} | {f"shard {name!r}": _terms(holder) for name, holder in holders.items()}
+        facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
         self.do("meeting the ranks", lambda: {name: holder.rank for name, holder in holders.items()}, facts)
         self._ranks = {name: [int(one[name]) for one in self.near] for name in holders}  # on this machine
         n_near = len(self.near)
@@ -161,7 +224,7 @@ class _Loading:
         self.near = [one for one, near in zip(self.answers, is_near, strict=True) if near]
         self.place = sum(is_near[: ranks.rank])
 
-    def check_memory(self, spare: Sequence[HeldDataset]) -> None:
+    def check_memory(self, spare: Sequence[HoldsShard]) -> None:
         """Check that this machine has memory for all shards of its ranks, and make other datasets give up theirs.
 
         Raises:
@@ -171,7 +234,7 @@ class _Loading:
         for name, holder in self._holders.items():
             group = self._groups[name]
             for ranks in [group.ranks] if group.size > 1 else [[rank] for rank in self._ranks[name]]:
-                needed += _bytes_needed(holder, ranks)
+                needed += sum(holder.n_host_bytes(rank) for rank in ranks)
         n_processes = len(self.near)
         if self._is_alone:  # other ranks of this machine load independently
             n_processes = local_ranks()
@@ -221,7 +284,8 @@ class _Loading:
 
     def _hold(self, name: str, owner: tuple[int, int] | None = None) -> HeldRows:
         """Make memory for a dataset's rows and those of its group, or open that of another process."""
-        self._filling[name] = _memory_for(self._holders[name], self._groups[name], owner)
+        group = self._groups[name]
+        self._filling[name] = self._holders[name].memory(group.ranks, shared=group.size > 1, owner=owner)
         return self._filling[name]
 
     def load(self, name: str, shows_bar: bool) -> None:
@@ -238,7 +302,7 @@ class _Loading:
 
         shows_bar = shows_bar and ranks.rank == 0
         try:
-            shared, own = held.tasks(holder.samples.table, holder.options, holder.counters)
+            shared, own = holder.load_tasks(held)
             tasks = [*my_part(shared, group), *own]
             run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
         except OSError:  # it may follow from a change of a file, which is the error to raise then
@@ -248,49 +312,7 @@ class _Loading:
         # Each rank would lock the pages of all, although batches are copied into page-locked memory anyway.
         if holder.pins_memory and len(group.ranks) == 1 and torch.cuda.is_available() and (why := held.pin()):
             warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU still work.", stacklevel=2)
-        shard, seconds = holder.shard, time.monotonic() - began
-        which = " (neighboring rows)" if shard.mode == "contiguous" else f" (one of every {shard.world_size})"
-        which = " (drawn at random)" if holder.draw else which
-        holder.log(
-            f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {shard.n_held:,} of "
-            f"{shard.n_rows:,} rows{which if shard.world_size > 1 else ''}, {held.n_bytes / 2**20:,.1f} MiB, "
-            f"loaded in {seconds:.1f} s"
-        )
-
-
-def _terms(holder: HeldDataset) -> dict[str, Any]:
-    """Return what must be equal on all processes that hold rows together; it is compared before they load."""
-    shard = holder.shard
-    return {
-        "rows": shard.n_rows,
-        "ranks": shard.world_size,
-        "mode": shard.mode,
-        "share_memory": holder.shares_memory,
-        "dtypes": [str(plan.dtype) for plan in holder.samples.plans],
-        "redrawn": (holder.draw, shard.reshard_every, shard.seed),
-        "content": holder.identity() if holder.shares else None,
-        "normalization": holder.fields.normalization,
-    }
-
-
-def _bytes_needed(holder: HeldDataset, ranks: Sequence[int]) -> int:
-    """Return the bytes of this machine's memory that the rows of some ranks take, held together; without text."""
-    if holder.device.type != "cpu":
-        return 0
-    return sum(holder.n_held_bytes(rank) for rank in ranks)
-
-
-def _memory_for(holder: HeldDataset, group: NodeGroup, owner: tuple[int, int] | None) -> HeldRows:
-    """Return memory for a group's rows, nothing loaded yet: a new one, or that of another process."""
-    wanted = union([holder.shard.rows(holder.draw, rank) for rank in group.ranks])
-    return HeldRows(
-        [wanted] if holder.has_all_rows else holder.rows_needed(as_array(wanted)),
-        *holder.mine(),
-        holder.samples.plans,
-        device=holder.device,
-        shared=group.size > 1 or holder.shares_memory or holder.for_workers,
-        owner=owner,
-    )
+        holder.log_loaded(name, time.monotonic() - began)
 
 
 def my_part(tasks: Sequence[BulkTask], group: NodeGroup) -> Iterator[BulkTask]:

@@ -1,4 +1,4 @@
-"""Memory that holds a shard: of one process, or shared by those of a machine."""
+"""Memory for a shard, private to a process or shared by the processes of a machine."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ShardMemory:
     Args:
         sizes: for each column its rows and the bytes of a row.
         shared: whether other processes may map it, too.
-        descriptor: of memory that another process shared; taken over.
-        name: of shared memory, in the list of what a process has mapped.
+        descriptor: of memory that another process shared. This object closes it.
+        name: of shared memory, in the list of a process's mappings.
 
     Attributes:
         columns: the memory, shape ``(n_rows, row_bytes)`` each.
 
     Raises:
-        H5Error: the system has not so much memory.
+        H5Error: the system has too little memory.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class ShardMemory:
             name: see the class.
 
         Raises:
-            OSError: the system lets no process look at that one's descriptors, or it has ended.
-            H5Error: the descriptor is of something else, or the memory cannot be mapped.
+            OSError: the system denies access to the other process's descriptors, or that process has ended.
+            H5Error: the descriptor is not of such memory, or the memory cannot be mapped.
         """
         path = f"/proc/{pid}/fd/{descriptor}"
         if name not in os.readlink(path):
@@ -98,22 +98,22 @@ class ShardMemory:
 
     @property
     def descriptor(self) -> int | None:
-        """Of shared memory, in this process."""
+        """Descriptor of shared memory, in this process."""
         return self._fd
 
     def write(self, column: int, start: int, rows: npt.NDArray[Any]) -> None:
         """Write rows to a shared column by its descriptor.
 
-        Writing through the map would end the process with SIGBUS if the system has no memory left; and it is slower,
+        Writing through the map would end the process with SIGBUS if the system has no memory left. It is also slower,
         since the system clears each page first.
 
         Args:
             column: its number.
             start: the first row.
-            rows: C-contiguous, of the column's bytes.
+            rows: C-contiguous, with the column's bytes.
 
         Raises:
-            H5Error: the system has no memory for them.
+            H5Error: the system has no memory left.
         """
         assert self._fd is not None, "private memory is written to as it is"
         data, place = rows.reshape(-1).view(np.uint8), self._starts[column] + start * self._sizes[column][1]
@@ -127,14 +127,14 @@ class ShardMemory:
             data, place = data[n_written:], place + n_written
 
     def discard(self, start: int, stop: int) -> None:
-        """Give the pages between two bytes of shared memory back to the system, for all processes that have it."""
+        """Return the pages between two bytes of shared memory to the system, for all processes that share it."""
         start, stop = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
         if self._block is not None and start < stop:
             with suppress(OSError, AttributeError):  # not supported by the system, or for this memory
                 self._block.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def pin(self) -> str | None:
-        """Lock the memory's pages for copies to a GPU, in place; return why not if CUDA refuses."""
+        """Lock the memory's pages for copies to a GPU, in place. Return the reason if CUDA refuses."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         for column in self.columns:
             start, n_bytes = column.__array_interface__["data"][0], column.nbytes
@@ -153,7 +153,7 @@ class ShardMemory:
         self._pinned = []
 
     def close(self) -> None:
-        """Release the memory, unless another process has it mapped. It must not be read any more."""
+        """Release the memory; other processes keep it. It must not be read after that."""
         self.unpin()
         self.columns = []
         self._block = None
@@ -167,7 +167,7 @@ class ShardMemory:
 
     @property
     def can_be_sent(self) -> bool:
-        """Whether a process is being started, and this memory can be sent to it."""
+        """Whether a process is being started, and this shared memory can be sent to it."""
         return self._fd is not None and get_spawning_popen() is not None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _places(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
 
 
 def _descriptor(n_bytes: int, name: str) -> int:
-    """Return a descriptor of new memory without a name: nothing is left of it once its processes have ended."""
+    """Return a descriptor of new memory without a name. The system frees it when its last process ends."""
     fd = None
     try:
         if hasattr(os, "memfd_create"):

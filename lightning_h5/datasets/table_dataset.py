@@ -5,7 +5,7 @@ A column has the rows that were read of a field. Windows, segments and patches h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -21,7 +21,7 @@ from ..readers import TaskQueue
 from ..readers.buffers import BufferPool, Column
 from ..samples import BatchRows, RowTable
 from ..types import Identity, IntArray
-from .base import RowDataset
+from .base import RawBatch, RowDataset
 from .collate import Collate
 from .fields import Fields, checked_rows
 from .sample_layout import SampleLayout, Transform
@@ -78,16 +78,25 @@ class TableDataset(RowDataset):
     def __len__(self) -> int:
         return self.table.n_samples if self.indices is None else len(self.indices)
 
-    @property
-    def has_all_rows(self) -> bool:
-        """Whether the samples are all rows of all files, in their order."""
-        return self.indices is None and self.table.indexer.held_as == "rows"
-
     def located(self, samples: IntArray) -> IntArray:
         """Return the samples of the table that some samples of this dataset are: rows, over all files, if these are."""
         return samples if self.indices is None else self.indices[samples]
 
-    def in_samples(self, asked: BatchRows, columns: Sequence[Column]) -> list[Column]:
+    def assembled(self, numbers: IntArray, batch: BatchRows, read: Callable[[], Sequence[Column]]) -> RawBatch:
+        """Return samples, assembled from the rows of each field.
+
+        Args:
+            numbers: of the samples (see ``RawBatch``).
+            batch: their rows.
+            read: returns the rows of each field, from files or from memory.
+        """
+        columns = [
+            assembler.column(rows, column, self._buffers)
+            for assembler, rows, column in zip(self.assemblers, batch.fields, read(), strict=True)
+        ]
+        return RawBatch(numbers, (*self._in_samples(batch, columns), *self._further_columns(batch)))
+
+    def _in_samples(self, asked: BatchRows, columns: Sequence[Column]) -> list[Column]:
         """Return the columns of arrays as those of fields: the arrays of a sparse matrix are one."""
         found = list(columns)
         for at in sorted(self.fields.matrices, reverse=True):
@@ -109,7 +118,7 @@ class TableDataset(RowDataset):
         ]
         return sum(sizes)
 
-    def further_columns(self, asked: BatchRows) -> list[Column]:
+    def _further_columns(self, asked: BatchRows) -> list[Column]:
         """Return the masks of samples, and their segments and steps, as far as they are asked for."""
         columns: list[Column] = [
             self.assemblers[field].mask(asked.fields[field], len(asked.places.segments))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,10 +19,7 @@ from ..order import RankShard, permutation
 from ..readers.buffers import Column
 from ..types import IntArray
 
-if TYPE_CHECKING:
-    from .held_dataset import HeldDataset
-
-__all__ = ["are_in_order", "compare_targets", "differ_clearly", "sampled_places", "sampled_targets", "sampled_values"]
+__all__ = ["TargetComparison", "are_in_order", "differ_clearly", "sampled_places", "sampled_values"]
 
 
 TargetValue: TypeAlias = int | float | str
@@ -101,52 +99,59 @@ def _comparable(value: TargetValue) -> TargetValue:
     return value if value == value else "nan"  # NaN != NaN
 
 
-def sampled_targets(dataset: HeldDataset) -> list[Any] | None:
-    """Return this rank and a sample of each target, for JSON. Called once all ranks have loaded their rows.
+@dataclass(frozen=True, eq=False)
+class TargetComparison:
+    """Compares a sample of the targets of all ranks that load their shards together.
 
-    None if this rank does not train on the same part of the rows in every epoch.
+    Attributes:
+        shard: the rows of this rank, in memory.
+        keys: arrays of the targets.
+        read: returns the columns of the targets at some places in the shard.
+        row_bytes: bytes of a sample, which are read for its targets.
+        is_of_training: whether this rank trains on its shard.
     """
-    if not _may_differ(dataset):
-        return None
-    places = sampled_places(dataset.shard.n_held, dataset.shard.world_size)
-    targets = range(dataset.fields.n_inputs, len(dataset.plans))
-    values: list[list[TargetValue] | None] = [[] for _ in targets]
-    n_together = max(1, GATHERED_BYTES // max(1, dataset.cost.row_bytes))
-    for start in range(0, len(places) if targets else 0, n_together):
-        columns = dataset.gather(places[start : start + n_together]).columns
-        for at, field in enumerate(targets):
-            before, found = values[at], sampled_values(columns[field])
-            values[at] = None if before is None or found is None else before + found
-    return [dataset.rank, values]
 
+    shard: RankShard
+    keys: Sequence[str]
+    read: Callable[[IntArray], Sequence[Column]]
+    row_bytes: int
+    is_of_training: bool
 
-def compare_targets(dataset: HeldDataset, answers: Sequence[Any]) -> None:
-    """Warn if targets differ between ranks. Only the first of the ranks that load together warns.
+    @property
+    def _keeps_part(self) -> bool:
+        """Whether this rank trains on the same rows in every epoch, and not on all of them."""
+        return self.is_of_training and self.shard.world_size > 1 and not self.shard.reshard_every
 
-    Args:
-        dataset: this rank's.
-        answers: what ``sampled_targets`` returned on all ranks that load together; None if these are no labels.
-    """
-    if not _may_differ(dataset):
-        return
-    shard, ranks = dataset.shard, dict(answers)
-    if shard.rank != min(ranks):
-        return
-    n_inputs, keys = dataset.fields.n_inputs, dataset.fields.keys
-    for field, samples in enumerate(zip(*(ranks[rank] for rank in sorted(ranks)), strict=True), start=n_inputs):
-        if None in samples:
-            continue
-        together = list(chain.from_iterable(samples))
-        # A rank that loads alone does not know the targets of the others, but sees whether its own are sorted.
-        is_sorted = shard.mode == "contiguous" and are_in_order(together)
-        if is_sorted or (shard.mode == "interleave" and len(ranks) == shard.world_size and differ_clearly(samples)):
-            _warn(shard, keys[field])
+    def answer(self) -> list[Any] | None:
+        """Return this rank and a sample of each target, for JSON; None if the rank's part of the rows changes."""
+        if not self._keeps_part:
+            return None
+        places = sampled_places(self.shard.n_held, self.shard.world_size)
+        values: list[list[TargetValue] | None] = [[] for _ in self.keys]
+        n_together = max(1, GATHERED_BYTES // max(1, self.row_bytes))
+        for start in range(0, len(places) if self.keys else 0, n_together):
+            for number, column in enumerate(self.read(places[start : start + n_together])):
+                before, more = values[number], sampled_values(column)
+                values[number] = None if before is None or more is None else before + more
+        return [self.shard.rank, values]
 
+    def compare(self, answers: Sequence[Any]) -> None:
+        """Warn if targets differ between ranks. Only the first of the ranks that load together warns.
 
-def _may_differ(dataset: HeldDataset) -> bool:
-    """Whether this rank trains on the same rows in every epoch, and not on all of them."""
-    shard = dataset.shard
-    return dataset.for_training and shard.world_size > 1 and not shard.reshard_every
+        Args:
+            answers: those of all ranks that load together.
+        """
+        shard, ranks = self.shard, dict(answers) if self._keeps_part else {}
+        if shard.rank != min(ranks, default=None):
+            return
+        for key, values in zip(self.keys, zip(*(ranks[rank] for rank in sorted(ranks)), strict=True), strict=True):
+            if None in values:
+                continue
+            together = list(chain.from_iterable(values))
+            # A rank that loads alone does not know the targets of the others, but sees whether its own are sorted.
+            is_sorted = shard.mode == "contiguous" and are_in_order(together)
+            if is_sorted or (shard.mode == "interleave" and len(ranks) == shard.world_size and differ_clearly(values)):
+                _warn(shard, key)
 
 
 def _warn(shard: RankShard, key: str) -> None:

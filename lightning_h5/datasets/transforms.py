@@ -1,4 +1,4 @@
-"""The transforms of a dataset, which may be assigned to it, as to those of torchvision."""
+"""The transforms of a dataset. Like torchvision's, they can be assigned as attributes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["HasTransforms"]
 class HasTransforms:
     """A dataset with transforms.
 
-    Assign them at any time. They act on the samples that are made from then on. Worker processes get them when the next
-    iteration begins, of this package's loaders also if workers persist.
+    Transforms can be assigned at any time, and act on all samples after that. Worker processes receive them at the
+    start of the next iteration. With this package's loaders that includes persistent workers.
 
     Attributes:
-        sample_layout: what a sample looks like.
-        n_assigned: how often transforms were assigned.
+        sample_layout: the layout of a sample.
+        n_assigned: number of assignments of transforms.
     """
 
     sample_layout: SampleLayout
@@ -63,6 +63,6 @@ class HasTransforms:
         self.n_assigned += 1
 
     def _assign(self, layout: SampleLayout) -> None:
-        """Make samples look otherwise from now on."""
+        """Use another layout for all samples from now on."""
         self.sample_layout = layout
         self.n_assigned += 1

@@ -1,10 +1,10 @@
-"""Functions that users pass, such as transforms: the random draws that they get, and errors that they raise.
+"""Functions that users pass, such as transforms: their random draws, and the errors that they raise.
 
-Draws depend on the seed, the epoch and the row or batch, and on nothing else. A transform that draws from Python's,
-NumPy's or torch's global stream would draw the same on every rank after ``seed_everything``, the same again each epoch
-in persistent workers, and something else after a resume or with more workers. So a batch's transforms run on streams
-that restart with each batch. A transform that needs draws which depend on the row asks for a generator. Generators that
-a transform owns are seeded for each row.
+Draws depend only on the seed, the epoch, and the row or batch. A transform may draw from the global stream of Python,
+NumPy or torch. Without this module it would draw the same on every rank after ``seed_everything``, the same in each
+epoch in persistent workers, and differently after a resume or with more workers. So the transforms of a batch run on
+streams that restart with each batch. A transform with a parameter for a generator gets one for each row. Generators
+that a transform owns are seeded for each row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AskedFor(NamedTuple):
 
 
 def asked_for(transform: Callable[..., Any] | None) -> AskedFor:
-    """Return which generators a transform asks for, by a parameter without a value, and which it owns."""
+    """Return the generators that a transform requests, by parameters without a value, and those that it owns."""
     if transform is None:
         return AskedFor()
     try:
@@ -77,30 +77,30 @@ def _is_open(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and (parameter.default is None or parameter.default is parameter.empty)
 
 
-def generators(asked: AskedFor, draws: Draws, row: int | None = None) -> dict[str, Any]:
-    """Return the generators that were asked for, as keyword arguments, and seed those that the transform owns.
+def generators(request: AskedFor, draws: Draws, row: int | None = None) -> dict[str, Any]:
+    """Return the requested generators as keyword arguments, and seed the generators that the transform owns.
 
     Args:
-        asked: what ``asked_for`` returned.
-        draws: what decides the batch's draws.
+        request: the result of ``asked_for``.
+        draws: seed, epoch and position of the batch.
         row: the row that draws; None for the whole batch.
     """
-    if not asked:
+    if not request:
         return {}
     place, purpose, of_own = (draws.position, BATCH, OWN_OF_BATCH) if row is None else (row, ROW, OWN_OF_ROW)
-    if asked.own:
-        seeds = stream(draws.seed, draws.epoch, of_own, place).random_raw(len(asked.own)) >> np.uint64(32)
-        for seed_generator, seed in zip(asked.own, seeds.tolist(), strict=True):
+    if request.own:
+        seeds = stream(draws.seed, draws.epoch, of_own, place).random_raw(len(request.own)) >> np.uint64(32)
+        for seed_generator, seed in zip(request.own, seeds.tolist(), strict=True):
             seed_generator(seed)
-    made: dict[str, Any] = {}
-    for name in asked.names:
+    arguments: dict[str, Any] = {}
+    for name in request.names:
         bits = stream(draws.seed, draws.epoch, purpose, place)
-        made[name] = np.random.Generator(bits) if name == "rng" else _torch_generator(bits)
-    return made
+        arguments[name] = np.random.Generator(bits) if name == "rng" else _torch_generator(bits)
+    return arguments
 
 
 def fresh_draws() -> Draws:
-    """Draws for rows that no plan asked for, from torch's stream: others each time."""
+    """Return draws for rows outside of any plan, from torch's stream; they differ each time."""
     return Draws(int(torch.randint(2**62, ())), 0, 0)
 
 
@@ -114,7 +114,7 @@ def seed_streams(draws: Draws) -> None:
 
 @contextmanager
 def own_streams(draws: Draws) -> Iterator[None]:
-    """The same for a while: afterwards the streams go on as if nothing had been drawn. Takes 0.1 ms."""
+    """Run a block with streams of one batch; afterwards the streams continue unchanged. Takes 0.1 ms."""
     state = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()  # noqa: NPY002
     seed_streams(draws)
     try:
@@ -135,7 +135,7 @@ class Samples(list[Any]):
     """The samples of a batch, for a user's ``collate_fn``.
 
     Attributes:
-        describe: returns which rows they are, as text.
+        describe: returns their rows as text.
     """
 
     def __init__(self, samples: list[Any], describe: Callable[[], str]) -> None:
@@ -144,13 +144,13 @@ class Samples(list[Any]):
 
 
 def note_rows(error: Exception, argument: str, function: Callable[..., Any], describe: Callable[[], str]) -> None:
-    """Add a note to an error of a user's function: which function raised it, and for which rows.
+    """Add a note to an error of a user's function, with the function and the rows.
 
-    Type, arguments and traceback stay as they are. Raise the error again after that, with a bare ``raise``.
+    Type, arguments and traceback do not change. Raise the error again after that, with a bare ``raise``.
 
     Args:
-        error: what was raised.
-        argument: what the function was passed as.
+        error: the error.
+        argument: the argument that the function was passed as.
         function: the function.
         describe: returns the rows as text.
 
@@ -165,11 +165,11 @@ def note_rows(error: Exception, argument: str, function: Callable[..., Any], des
 
 
 def add_note(error: Exception, how: str, describe: Callable[[], str]) -> None:
-    """Add a note to an error: how it came up, and for which rows.
+    """Add a note to an error, with the step that raised it and the rows.
 
     Args:
-        error: what was raised.
-        how: such as ``while stacking``.
+        error: the error.
+        how: the step, such as ``while stacking``.
         describe: returns the rows as text.
     """
     rows = "rows that cannot be named"
@@ -188,11 +188,11 @@ class _WorkerTraceback(Exception):  # noqa: N818  # what a reader sees of it is 
 class WorkerFailure:
     """An error as a value, which a worker process returns in place of a batch.
 
-    torch makes a new exception from the text of a worker's error. That fails for classes with other arguments, and ends
-    in a timeout for those that cannot be pickled.
+    torch creates a new exception from the text of a worker's error. That fails for classes with other arguments, and
+    ends in a timeout for errors that cannot be pickled.
 
     Args:
-        error: what was raised.
+        error: the error.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -206,8 +206,8 @@ class WorkerFailure:
         """Raise the error in the main process.
 
         Raises:
-            Exception: of the same type, with the same arguments and notes; a ``RuntimeError`` if its class is not known
-                here. The worker's traceback is its cause, except for errors of this package, which are complete.
+            Exception: of the same type, with the same arguments and notes; a ``RuntimeError`` if its class is unknown
+                in this process. The worker's traceback is its cause, except for errors of this package.
         """
         try:
             error = None if self._pickled is None else _unpickled(self._pickled)
@@ -220,34 +220,34 @@ class WorkerFailure:
 
 
 def _pickled(error: Exception) -> bytes | None:
-    """The error as bytes that ``_unpickled`` makes the same error of; None if there is no way."""
+    """Return the error as bytes for ``_unpickled``; None if it cannot be pickled."""
     state = {name: value for name, value in vars(error).items() if _is_picklable(value)}
     args = error.args if _is_picklable(error.args) else (str(error),)
-    for given in (error, (type(error), args, state)):
+    for form in (error, (type(error), args, state)):
         with suppress(Exception):
-            made = pickle.dumps(given)
-            if _is_like(_unpickled(made), error):
-                return made
+            pickled = pickle.dumps(form)
+            if _is_like(_unpickled(pickled), error):
+                return pickled
     return None
 
 
-def _unpickled(made: bytes) -> Exception:
-    found: Any = pickle.loads(made)
-    return found if isinstance(found, Exception) else _rebuilt(*found)
+def _unpickled(pickled: bytes) -> Exception:
+    form: Any = pickle.loads(pickled)
+    return form if isinstance(form, Exception) else _rebuilt(*form)
 
 
 def _rebuilt(kind: type[Exception], args: tuple[Any, ...], state: Mapping[str, Any]) -> Exception:
-    """An error of a class that cannot be called with the arguments that it keeps."""
+    """Return an error of a class that cannot be called with the arguments in ``args``."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(state)
     return error
 
 
-def _is_like(made: Exception, error: Exception) -> bool:
+def _is_like(left: Exception, right: Exception) -> bool:
     """Return whether two errors have the same type and text, except for addresses of objects."""
-    kinds = [[type(each), *map(type, each.args)] for each in (made, error)]
-    return kinds[0] == kinds[1] and _ADDRESS.sub("", str(made)) == _ADDRESS.sub("", str(error))
+    kinds = [[type(error), *map(type, error.args)] for error in (left, right)]
+    return kinds[0] == kinds[1] and _ADDRESS.sub("", str(left)) == _ADDRESS.sub("", str(right))
 
 
 _ADDRESS = re.compile("0x[0-9a-fA-F]+")
@@ -262,15 +262,15 @@ def _is_picklable(value: Any) -> bool:
 
 
 def rows_text(places: list[tuple[str, int]], n_rows: int) -> str:
-    """Rows of files as text, those of each file together, such as ``rows 3, 4 of 'a.h5' and 2 more``.
+    """Return rows of files as text, grouped by file, such as ``rows 3, 4 of 'a.h5' and 2 more``.
 
     Args:
-        places: the file and the row inside it, of the first rows at least.
-        n_rows: how many rows there are.
+        places: the file and the row inside it, of all rows or of the first ones.
+        n_rows: number of all rows.
     """
     by_file: dict[str, list[str]] = {}
     for path, row in places:
         by_file.setdefault(path, []).append(str(row))
     shown = ", ".join(f"{', '.join(rows)} of {path!r}" for path, rows in by_file.items())
-    more = f" and {n_rows - len(places)} more" if n_rows > len(places) else ""
-    return f"row{'s' if n_rows != 1 else ''} {shown}{more}"
+    rest = f" and {n_rows - len(places)} more" if n_rows > len(places) else ""
+    return f"row{'s' if n_rows != 1 else ''} {shown}{rest}"

@@ -30,11 +30,11 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
     """Yield an exchange between all ranks: work inside, and end it with ``agree``.
 
     A rank that has not reached ``agree`` when the patience of the first rank there ends is late: all others raise, and
-    it ends as well, so that no process is left behind. A thread of it watches for that. If it hangs in a place that
+    it ends as well, so that no process is left behind. A thread of it watches for that. If it hangs in a call that
     lets no thread run (a library that waits for storage), the other ranks of its machine end it.
 
     Args:
-        what: what the ranks do, for messages.
+        what: the work of the ranks, for messages.
         patience: seconds to wait for the slowest rank.
         is_alone: this rank has its own data, although other processes exist.
     """
@@ -57,12 +57,12 @@ class Exchange:
     """An exchange between ranks, or of one rank alone.
 
     Args:
-        what: what the ranks do, for messages.
+        what: the work of the ranks, for messages.
         patience: seconds to wait for the slowest rank.
-        store: of the ranks; None if there is one alone.
+        store: the store of the ranks; None for one rank alone.
 
     Attributes:
-        rank: of this process, from 0.
+        rank: the rank of this process, from 0.
 
     Raises:
         H5Error: rank 0 does not begin.
@@ -85,52 +85,52 @@ class Exchange:
         store.set(f"{self._keys[self.rank]}/process", json.dumps(this_process()))
 
     def progress(self) -> None:
-        """Report that this rank makes progress: the time that others wait for it begins again."""
+        """Report that this rank makes progress, which restarts the patience of other ranks."""
         if self._store is not None:
             with suppress(torch.distributed.DistError):  # reported when an answer is needed
                 self._store.add(f"{self._name}/progress", 1)
 
     def agree(self, facts: Mapping[str, Any], failure: Exception | None, message: Any = None) -> list[Any]:
-        """Share what this rank found, and raise on all ranks if one failed, differs, or does not arrive.
+        """Share facts of this rank, and raise on all ranks if one failed, differs, or does not arrive.
 
         Args:
-            facts: what must be equal on all ranks; plain values, None for what this rank does not know.
-            failure: what went wrong on this rank, if anything.
+            facts: plain values that must be equal on all ranks; None for values that this rank does not know.
+            failure: the exception on this rank, if there was one.
             message: JSON values for the other ranks; may differ between ranks.
 
         Returns:
             The messages, in the order of ranks.
 
         Raises:
-            Exception: this rank's own failure, as it is, if there is one rank.
-            H5Error: a rank failed, found something else or did not arrive; the same text on all, with rank and values.
+            Exception: the failure itself, if there is one rank.
+            H5Error: a rank failed, has other facts or did not arrive; the same text on all ranks, with rank and values.
         """
         if self._store is None:
             if failure is not None:
                 raise failure
             return [message]
         self._is_here = True
-        mine = {
+        own_report = {
             "error": None if failure is None else [type(failure).__name__, str(failure)],
             "facts": {name: repr(value) for name, value in facts.items()},
             "message": message,
         }
-        every: list[Any] = []
+        reports: list[Any] = []
         try:
-            self._store.set(self._keys[self.rank], json.dumps(mine))
+            self._store.set(self._keys[self.rank], json.dumps(own_report))
             late = self._wait_for_all()
             if late:
                 kind, text = H5Error, self._late_text(late)
             else:
                 stop_answering()  # all ranks are here
-                every = [json.loads(self._store.get(key)) for key in self._keys]
-                kind, text = self._verdict(every)
+                reports = [json.loads(self._store.get(key)) for key in self._keys]
+                kind, text = self._verdict(reports)
         except torch.distributed.DistError as error:
             raise H5Error(self._ended_text()) from (failure or error)
         self._leave(late)
         if text:
             raise kind(text) from failure
-        return [one["message"] for one in every]
+        return [report["message"] for report in reports]
 
     def watch(self, over: threading.Event) -> None:
         """End this process if the others have ended without it; runs in a thread."""
@@ -173,24 +173,26 @@ class Exchange:
                     end_process(json.loads(self._store.get(key)))
 
     def _wait_for_others_to_leave(self, late: Sequence[int]) -> None:
-        here = self._world_size - len(late)
+        n_present = self._world_size - len(late)
         with suppress(torch.distributed.DistError):
-            wait_until(lambda: bool(self._store.add(f"{self._name}/left", 0) >= here), GRACE)
+            wait_until(lambda: bool(self._store.add(f"{self._name}/left", 0) >= n_present), GRACE)
 
-    def _verdict(self, every: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
+    def _verdict(self, reports: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
         """Return the error that all ranks raise; no text if there is none."""
-        failed = {rank: one["error"] for rank, one in enumerate(every) if one["error"] is not None}
+        failed = {rank: report["error"] for rank, report in enumerate(reports) if report["error"] is not None}
         if failed:
             lines = "".join(f"\n  rank {rank}: {kind}: {text}" for rank, (kind, text) in failed.items())
             kind = getattr(errors, next(iter(failed.values()))[0], H5ValueError)
-            return kind, f"{self._what} failed on {len(failed)} of {len(every)} ranks:{lines}"
-        facts = [one["facts"] for one in every]
-        names = dict.fromkeys(name for one in facts for name in one)  # all ranks must compare the same ones
-        differing = [name for name in names if len({one.get(name) for one in facts} - {repr(None)}) > 1]
+            return kind, f"{self._what} failed on {len(failed)} of {len(reports)} ranks:{lines}"
+        facts = [report["facts"] for report in reports]
+        # A rank may lack a name, and all ranks must compare the same names.
+        names = dict.fromkeys(name for rank_facts in facts for name in rank_facts)
+        differing = [name for name in names if len({rank_facts.get(name) for rank_facts in facts} - {repr(None)}) > 1]
         if not differing:
             return H5Error, ""
         lines = "".join(
-            f"\n  {name}: " + ", ".join(f"rank {rank} has {one.get(name)}" for rank, one in enumerate(facts))
+            f"\n  {name}: "
+            + ", ".join(f"rank {rank} has {rank_facts.get(name)}" for rank, rank_facts in enumerate(facts))
             for name in differing
         )
         return H5ValueError, (

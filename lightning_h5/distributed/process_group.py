@@ -31,7 +31,7 @@ def own_store() -> Any:
     get the other's answers: such a child is no rank.
     """
     store = _store()
-    if store is None or any(store is one for one in _inherited) or torch.distributed.get_world_size() == 1:
+    if store is None or any(store is inherited for inherited in _inherited) or torch.distributed.get_world_size() == 1:
         return None
     return store
 
@@ -55,12 +55,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Group(NamedTuple):
-    """What this process knows of its process group.
+    """The state of this process in its process group.
 
     Attributes:
-        store: of the group.
-        nonce: random text that all ranks of this group have, and no other group has had; "" before it is known.
-        numbers: how often this process used each name.
+        store: the store of the group.
+        nonce: random text that is unique to this group, and the same on all ranks; "" before it is known.
+        numbers: the number of uses of each name in this process.
     """
 
     store: Any
@@ -77,8 +77,8 @@ def key_of(store: Any, name: str) -> str:
     """Return the key of a name in the store, the same on all ranks. Each call with a name returns another key.
 
     Args:
-        store: of the group. Before ``agree_on_nonce``, an earlier group may have used the key.
-        name: the same on all ranks.
+        store: the store of the group. Before ``agree_on_nonce``, an earlier group may have used the key.
+        name: a name, the same on all ranks.
     """
     return f"lightning_h5/{_of(store).nonce}/{name}/{next(_of(store).numbers[name])}"
 
@@ -86,12 +86,12 @@ def key_of(store: Any, name: str) -> str:
 def agree_on_nonce(store: Any, patience: float) -> bool:
     """Get the nonce of this group, which is part of all keys, from rank 0; return whether this rank has it.
 
-    A store may have served an earlier group, whose ranks found something else: the agent of ``torchrun`` may keep it
-    when workers start again, or when a node joins. Rank 0 draws the nonce. The others ask for it with a random word of
-    their own, so that no answer to an earlier rank can be taken for theirs. A collective would hang on a late rank.
+    A store may have served an earlier group: the agent of ``torchrun`` may keep it when workers start again, or when a
+    node joins. Rank 0 draws the nonce. Each other rank asks for it with a random word of its own, so that it cannot
+    take an answer to an earlier rank. A collective would hang on a late rank.
 
     Args:
-        store: of the group.
+        store: the store of the group.
         patience: seconds to wait for rank 0.
     """
     if _of(store).nonce:
@@ -142,17 +142,17 @@ def _answer(store: Any, nonce: str) -> None:
 
 
 def wait_until(is_done: Callable[[], bool], patience: float, progress: Callable[[], int] = lambda: 0) -> bool:
-    """Wait until something is done; return whether it is.
+    """Wait until a condition holds; return whether it does.
 
     Args:
-        is_done: asks for it.
+        is_done: checks the condition.
         patience: seconds to wait; they begin again with each progress.
-        progress: a number that grows.
+        progress: returns a number that grows with progress.
     """
-    end, seen, pause = time.monotonic() + patience, 0, FIRST_PAUSE
+    end, last_progress, pause = time.monotonic() + patience, 0, FIRST_PAUSE
     while not (done := is_done()) and time.monotonic() < end:
         time.sleep(pause)
         pause = min(LONGEST_PAUSE, 1.1 * pause)  # longer each time, since all ranks ask the same store
-        if (now := progress()) != seen:
-            end, seen = time.monotonic() + patience, now
+        if (current := progress()) != last_progress:
+            end, last_progress = time.monotonic() + patience, current
     return done

@@ -19,28 +19,28 @@ __all__ = ["OncePerNode", "are_near", "end_process", "first_value", "is_alive", 
 
 
 def this_process() -> list[str]:
-    """Return what identifies this process among all machines; empty if the system does not report it (not Linux)."""
+    """Return the identity of this process among all machines; empty if the system does not report it (not Linux)."""
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return [machine, str(Path("/proc/self/ns/pid").readlink()), str(os.getpid()), _stat(os.getpid())[1]]
     return []
 
 
-def are_near(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether two processes are of one machine, and see each other by their process ids.
+def are_near(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether two processes run on one machine, in the same namespace of process ids.
 
     Args:
-        one: what ``this_process`` returned in one process.
-        other: what it returned in the other.
+        first: the result of ``this_process`` in one process.
+        second: its result in the other.
     """
-    return bool(one) and list(one[:2]) == list(other[:2])
+    return bool(first) and list(first[:2]) == list(second[:2])
 
 
 def end_process(process: Sequence[str]) -> None:
-    """Kill a process, if it is one of this machine and of the same namespace, and still the same.
+    """Kill a process if it runs on this machine in the same namespace, and its id was not reused.
 
     Args:
-        process: what ``this_process`` returned there.
+        process: the result of ``this_process`` in that process.
     """
     if are_near(process, this_process()) and is_alive(process):
         with suppress(OSError):
@@ -51,7 +51,7 @@ def is_alive(process: Sequence[str]) -> bool:
     """Return whether a process of this machine and namespace is running.
 
     Args:
-        process: what ``this_process`` returned there.
+        process: the result of ``this_process`` in that process.
     """
     try:
         state, start = _stat(int(process[2]))
@@ -61,7 +61,7 @@ def is_alive(process: Sequence[str]) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """Return a process's state, and when it began, in ticks since boot: process ids are used again."""
+    """Return a process's state and start time in ticks since boot, which tells reused process ids apart."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
 
@@ -74,8 +74,8 @@ def first_value(name: str, value: int) -> int:
     """Return the value of the first rank that calls this; its own if there is one rank.
 
     Args:
-        name: of the value. The second call with a name is about another value.
-        value: this rank's.
+        name: name of the value. The second call with a name is about another value.
+        value: the value of this rank.
     """
     if (store := own_store()) is None:
         return value
@@ -88,11 +88,11 @@ def first_value(name: str, value: int) -> int:
 class OncePerNode:
     """A value that one process of each node computes; any process may ask for it, none has to.
 
-    It goes through the key-value store by which ranks found each other. If there is none, or the system does not report
-    which processes are of one machine, each process computes the value itself.
+    It goes through the key-value store by which ranks found each other. If there is none, or the system does not
+    identify processes, each process computes the value itself.
 
     Args:
-        name: of the value. The second object with a name is about another value.
+        name: name of the value. The second object with a name is about another value.
 
     Attributes:
         is_first: whether this process computes the value.
@@ -124,7 +124,7 @@ class OncePerNode:
         """Share the value; None makes the others compute it themselves.
 
         Args:
-            value: as JSON has it.
+            value: a JSON value.
         """
         with suppress(torch.distributed.DistError):  # no other process is left
             self._store.set(f"{self._key}/answer", json.dumps(value))

@@ -22,7 +22,7 @@ from .contents import (
 from .describe import attribute_layout, column_layout, describe_array, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import kind_of, native, numpy_dtype, torch_dtype
-from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
+from .encoded import Function, Image, Ragged, RowCodec, bytes_of, dtype_of_numbers, is_bytes, is_list
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
 from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, meaning_of, pread_of, stat_of
 from .keys import (
@@ -112,6 +112,7 @@ __all__ = [
     "digest_of",
     "digests_path",
     "drop_inherited",
+    "dtype_of_numbers",
     "entries_of",
     "expand_paths",
     "expand_user",

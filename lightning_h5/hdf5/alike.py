@@ -38,7 +38,7 @@ class AlikeArrays:
     def __init__(self) -> None:
         # By key and structure: the number of the first array among the templates, and whether the second one showed
         # that its description can be reused.
-        self._known: dict[tuple[Any, ...], tuple[int, bool]] = {}
+        self._structures: dict[tuple[Any, ...], tuple[int, bool]] = {}
         self._templates: dict[str, HeaderTemplate | None] = {}
         self._members: set[str] = set()
         self._file: tuple[Any, HeaderFile | None] = None, None
@@ -56,7 +56,7 @@ class AlikeArrays:
         if_exists: bool = False,
         alike: str | None = None,
     ) -> ArrayLayout | None:
-        """Return what ``describe_array`` returns, with the file's guard.
+        """Describe an array as ``describe_array`` does, with the file's guard.
 
         Args:
             file: the open file.
@@ -70,8 +70,8 @@ class AlikeArrays:
         Raises:
             H5Error: see ``describe_array``.
         """
-        found = self.describe_alike(file, path, key, files, guard, if_exists=if_exists, alike=alike)
-        return None if found is None else found[0]
+        description = self.describe_alike(file, path, key, files, guard, if_exists=if_exists, alike=alike)
+        return None if description is None else description[0]
 
     def describe_alike(
         self,
@@ -101,31 +101,31 @@ class AlikeArrays:
             H5Error: see ``describe_array``.
         """
         alike = alike or key
-        found = None if alike in self._members else self._header(file, key, alike)
-        if found is None:
+        lookup = None if alike in self._members else self._header(file, key, alike)
+        if lookup is None:
             if if_exists and not _has_first(file, key):
                 return None
-            layout = self._in_full(file, path, key, files, alike, takes_scalars)
+            layout = self._full_layout(file, path, key, files, alike, takes_scalars)
             return check_described(layout, files).guarded(guard), None
-        (opened, group, name), header = found
-        which = (alike, files, takes_scalars, header.structure)
-        number, is_proven = self._known.get(which, (None, False))
-        made = None
+        (header_file, group, name), header = lookup
+        structure_key = (alike, files, takes_scalars, header.structure)
+        number, is_proven = self._structures.get(structure_key, (None, False))
+        candidate = None
         if number is not None:
             # The full description reports what is wrong.
             with suppress(OSError, RuntimeError, ValueError, KeyError, OverflowError):
-                made = _made(self.templates[number], path, key, opened, group, name, header, guard)
-        if made is not None and is_proven:
-            return self._checked(made, files, number)
-        layout = self._in_full(file, path, key, files, alike, takes_scalars).guarded(guard)
+                candidate = _derived_layout(self.templates[number], path, key, header_file, group, name, header, guard)
+        if candidate is not None and is_proven:
+            return self._checked(candidate, files, number)
+        layout = self._full_layout(file, path, key, files, alike, takes_scalars).guarded(guard)
         if number is None and not layout.members:
             number = len(self.templates)
             self.templates.append(layout)
-            self._known[which] = number, False
-            made = _moved_to_itself(layout)
-        if number is None or made is None or not _is_equal(made, layout):
+            self._structures[structure_key] = number, False
+            candidate = _moved_to_itself(layout)
+        if number is None or candidate is None or not _is_equal(candidate, layout):
             return self._checked(layout, files, None)
-        self._known[which] = number, layout is not self.templates[number]
+        self._structures[structure_key] = number, layout is not self.templates[number]
         return self._checked(layout, files, number)
 
     def value(self, layout: ArrayLayout, alike: str) -> int:
@@ -135,25 +135,25 @@ class AlikeArrays:
             layout: the description.
             alike: a name for all that may be alike.
         """
-        which = ("@", alike, layout.dtype.str, layout.axes, layout.n_stored_bytes)
-        if which not in self._known:
-            self._known[which] = len(self.templates), True
+        structure_key = ("@", alike, layout.dtype.str, layout.axes, layout.n_stored_bytes)
+        if structure_key not in self._structures:
+            self._structures[structure_key] = len(self.templates), True
             self.templates.append(layout)
-        return self._known[which][0]
+        return self._structures[structure_key][0]
 
     def _checked(self, layout: ArrayLayout, files: FileOptions, number: int | None) -> tuple[ArrayLayout, int | None]:
         return check_described(layout, files), number if files.verify is None else None
 
-    def _in_full(
+    def _full_layout(
         self, file: Any, path: str, key: str, files: FileOptions, alike: str, takes_scalars: bool
     ) -> ArrayLayout:
         try:
             layout = layout_of(find_array(file, key, files), path, key)
         except ScalarError:
-            stored = bytes_layout(file, path, key) if takes_scalars else None
-            if stored is None:
+            scalar = bytes_layout(file, path, key) if takes_scalars else None
+            if scalar is None:
                 raise
-            layout = stored
+            layout = scalar
         if layout.members:
             self._members.add(alike)
         return layout
@@ -163,37 +163,37 @@ class AlikeArrays:
         try:
             if self._file[0] is not file:
                 self._file = file, HeaderFile.of(file)
-            opened = self._file[1]
-            located = None if opened is None or opened.format == "ODIM" else self._locate(opened, key)
-            if opened is None or located is None:
+            header_file = self._file[1]
+            location = None if header_file is None or header_file.format == "ODIM" else self._locate(header_file, key)
+            if header_file is None or location is None:
                 return None
-            group, name, address = located
+            group, name, address = location
             template = self._templates.get(alike)
-            header = None if template is None else template.read(opened, address)
-            if header is None and (header := read_header(opened, address)) is not None:
-                self._templates[alike] = HeaderTemplate.of(opened, address, header)
+            header = None if template is None else template.read(header_file, address)
+            if header is None and (header := read_header(header_file, address)) is not None:
+                self._templates[alike] = HeaderTemplate.of(header_file, address, header)
         except (OSError, RuntimeError, ValueError, KeyError, NotImplementedError, struct.error, IndexError):
             return None  # the full description reports what is wrong
-        return None if header is None else ((opened, group, name), header)
+        return None if header is None else ((header_file, group, name), header)
 
     def _locate(self, file: HeaderFile, key: str) -> tuple[Any, bytes, int] | None:
         """Return an array's group, its name there and its header's address; None unless hard links lead to it."""
-        if "\0" in key:  # HDF5 takes it as the end of a name
+        if "\0" in key:  # HDF5 would end the name at the NUL
             return None
         *groups, name = _parts(key)
         if self._group[0] is not file or self._group[1] != groups:  # the arrays of a group follow each other
             group = file.id
             for part in groups:
-                found = h5py.h5g.get_objinfo(group, part, follow_link=False)
-                if found.type != h5py.h5g.GROUP:  # a link that is not followed is none, so this is a group of this file
+                info = h5py.h5g.get_objinfo(group, part, follow_link=False)
+                if info.type != h5py.h5g.GROUP:  # a soft link has another type, so this is a group of this file
                     return None
                 group = h5py.h5g.open(group, part)
             self._group = file, groups, group
         group = self._group[2]
-        found = h5py.h5g.get_objinfo(group, name, follow_link=False)
-        if found.type != h5py.h5g.DATASET or has_packing_outside(group, name):
+        info = h5py.h5g.get_objinfo(group, name, follow_link=False)
+        if info.type != h5py.h5g.DATASET or has_packing_outside(group, name):
             return None
-        low, high = found.objno
+        low, high = info.objno
         return group, name, (high << 64) + low
 
 
@@ -210,8 +210,8 @@ def _has_first(file: Any, key: str) -> bool:
     return True
 
 
-def _made(
-    known: ArrayLayout,
+def _derived_layout(
+    template: ArrayLayout,
     path: str,
     key: str,
     file: HeaderFile,
@@ -221,8 +221,8 @@ def _made(
     guard: ChangeGuard,
 ) -> ArrayLayout | None:
     """Return the description of an array with the structure of a known one; None if something in it is unusual."""
-    as_stored = known if known.references is None else known.references
-    shape = (header.n_rows,) if known.is_scalar else (header.n_rows, *known.axes)
+    as_stored = template if template.references is None else template.references
+    shape = (header.n_rows,) if template.is_scalar else (header.n_rows, *template.axes)
     n_bytes = math.prod(shape) * as_stored.stored.itemsize
     if not n_bytes or n_bytes > MAX_BYTES:
         return None
@@ -232,21 +232,25 @@ def _made(
         if header.n_bytes != n_bytes or offset + n_bytes > file.n_bytes:
             return None
     else:
-        if as_stored.table is None or known.chunks is None or math.prod(grid_of(shape, known.chunks)) > MAX_UNWRITTEN:
+        if (
+            as_stored.table is None
+            or template.chunks is None
+            or math.prod(grid_of(shape, template.chunks)) > MAX_UNWRITTEN
+        ):
             return None
         array_id = h5py.h5d.open(group, name)
-        is_partial = any(size % step for size, step in zip(shape, known.chunks, strict=True))
+        is_partial = any(size % step for size, step in zip(shape, template.chunks, strict=True))
         if array_id.shape != shape or (is_partial and leaves_edges_plain(array_id.get_create_plist()) is not False):
             return None
-        table = chunk_table(array_id, shape, known.chunks, has_user_block=file.user_block != 0)
+        table = chunk_table(array_id, shape, template.chunks, has_user_block=file.user_block != 0)
         if table.masks.any() or as_stored.table.masks.any():
             return None
-    made = known.moved(path, key, header.n_rows, offset, table, guard)
-    return made if made.is_contiguous == known.is_contiguous else None
+    layout = template.moved(path, key, header.n_rows, offset, table, guard)
+    return layout if layout.is_contiguous == template.is_contiguous else None
 
 
 def _moved_to_itself(layout: ArrayLayout) -> ArrayLayout | None:
-    """Return what ``moved`` makes of an array's own rows and place; None if these say not all about its chunks."""
+    """Return an array, ``moved`` to its own place; None if that needs more: another name, or filter masks of chunks."""
     as_stored = layout if layout.references is None else layout.references
     if (as_stored.table is None and as_stored.offset is None) or layout.name != path_of(layout.key):
         return None
@@ -256,7 +260,7 @@ def _moved_to_itself(layout: ArrayLayout) -> ArrayLayout | None:
 
 
 def _is_equal(a: ArrayLayout, b: ArrayLayout) -> bool:
-    """Return whether two descriptions of one array are equal, including what ``==`` leaves out."""
+    """Return whether two descriptions of one array are equal, including fields that ``==`` ignores."""
     if a != b or not _is_same_table(a.table, b.table):
         return False
     if a.references is None or b.references is None:

@@ -64,7 +64,7 @@ MAX_ROW_CHUNKS = 1 << 16
 MAX_SIMPLE = 64  # chunks
 
 SHUFFLE, FLETCHER32, SZIP, NBIT, SCALE_OFFSET, BZIP2, BLOSC2 = 2, 3, 4, 5, 6, 307, 32026  # HDF5 filter numbers
-SAME_SIZE = {SHUFFLE, FLETCHER32, NBIT, SCALE_OFFSET}  # what they decode to has a size that no chunk states
+SAME_SIZE = {SHUFFLE, FLETCHER32, NBIT, SCALE_OFFSET}  # filters with decoded sizes that no chunk states
 N_VALUES, VALUE_BYTES = 2, 4  # places of numbers in the options of N-bit and scale-offset
 
 
@@ -77,7 +77,7 @@ def check_link(file: Any, key: str, name: str, link: Any, *, allow_external: boo
     Args:
         file: the open file.
         key: the name that was asked for.
-        name: the part of it that the link is.
+        name: the path of the link itself, the beginning of ``key``.
         link: h5py's link.
         allow_external: accept links into other files.
 
@@ -108,9 +108,9 @@ def check_source(file: Any, key: str, name: str, source: str, *, is_own: bool, a
     # A "%" is a pattern or an escape: HDF5 opens another name than the one given here.
     if allow_external or (is_own and "%" not in name + source):
         return
-    where = "a pattern of names," if is_own else f"other files, among them {name!r}:"
+    origin = "a pattern of names," if is_own else f"other files, among them {name!r}:"
     raise H5ValueError(
-        f"{key!r} in {file.filename!r} is a virtual array over {where} {source!r}. Pass these files themselves as a "
+        f"{key!r} in {file.filename!r} is a virtual array over {origin} {source!r}. Pass these files themselves as a "
         "list, or files=FileOptions(allow_external=True) if you trust them."
     )
 
@@ -130,7 +130,7 @@ def check_in_file(file: Any, array: Any, key: str) -> None:
             f"{listing(name for name, _, _ in array.external)}. Pass files=FileOptions(allow_external=True) if you "
             "trust the file."
         )
-    # Independent of the checked links: however it was found, the object must be in the opened file.
+    # Independent of the checked links: the object must be in the opened file.
     if is_in_other_file(file, array):
         raise H5ValueError(
             f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "
@@ -146,7 +146,7 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
         array: h5py's dataset.
         key: the name that it was asked for by.
         files: which sizes are accepted all the same.
-        n_stored: bytes that are stored of a virtual array; None for those of the array itself.
+        n_stored: bytes that are stored of a virtual array; None to ask the array itself.
 
     Raises:
         H5ValueError: a chunk is too large to decode, a row has too many, or almost nothing of the array is stored.
@@ -175,16 +175,16 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
             "exhaust memory. Make a copy with larger ones by `lightning-h5 repack --trusted`, or pass "
             "files=FileOptions(trusted=True) if you trust the file."
         )
-    declared = math.prod(array.shape) * itemsize
-    if declared <= MAX_BYTES or files.trusted or array.external:
+    n_declared = math.prod(array.shape) * itemsize
+    if n_declared <= MAX_BYTES or files.trusted or array.external:
         return
     if n_stored is None:
         n_stored = int(min(array.id.get_storage_size(), h5py.h5i.get_file_id(array.id).get_filesize()))
-    if declared > MAX_RATIO * n_stored:
+    if n_declared > MAX_RATIO * n_stored:
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {bytes_text(declared, digits=2)}, but "
-            f"only {bytes_text(n_stored, digits=2)} are stored: most of its rows were never written, or the file was "
-            "crafted to exhaust memory. Check it with `lightning-h5 inspect`, and pass "
+            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {bytes_text(n_declared, digits=2)}, "
+            f"but only {bytes_text(n_stored, digits=2)} are stored: most of its rows were never written, or the file "
+            "was crafted to exhaust memory. Check it with `lightning-h5 inspect`, and pass "
             "files=FileOptions(trusted=True) if this is intended."
         )
 
@@ -229,31 +229,31 @@ def _check_decoder(filters: Sequence[int], path: str, key: str) -> None:
             f"{key!r} in {path!r} is compressed with Blosc2, which requires the package `blosc2`; it is not installed. "
             "Run `pip install 'lightning-h5[filters]'`."
         )
-    before, after = filters[: filters.index(BLOSC2)], filters[filters.index(BLOSC2) + 1 :]
-    if set(before) - {SHUFFLE, FLETCHER32} or set(after) - {FLETCHER32}:
+    earlier, later = filters[: filters.index(BLOSC2)], filters[filters.index(BLOSC2) + 1 :]
+    if set(earlier) - {SHUFFLE, FLETCHER32} or set(later) - {FLETCHER32}:
         raise H5ValueError(_refused_key(key, path, "it has other filters, which only the library can undo"))
 
 
-def check_library(array: Any, path: str, key: str, why: str) -> None:
+def check_library(array: Any, path: str, key: str, reason: str) -> None:
     """Check that the HDF5 library may decode an array: its filters run no code that a chunk can name.
 
     Args:
         array: h5py's dataset.
         path: the file.
         key: the name that was asked for.
-        why: why only the library can read it, for the error.
+        reason: why only the library can read it, for the error.
 
     Raises:
         H5ValueError: they may run such code.
     """
     if may_run_code(array.id):
-        raise H5ValueError(_refused_key(key, path, why))
+        raise H5ValueError(_refused_key(key, path, reason))
 
 
 def is_out_of_proportion(filters: Sequence[Filter]) -> bool:
     """Return whether the HDF5 library may decode a chunk to a million times its stored bytes.
 
-    It does if there are two compressors, since it does not compare what they decode to with the chunk's size, and for
+    It does if there are two compressors, since it does not compare decoded sizes with the chunk's size, and for
     bzip2. The size that szip states can be checked, unless another filter was applied after it.
     """
     ids = [step.id for step in filters]
@@ -305,11 +305,11 @@ def may_run_code(array_id: Any) -> bool:
     return any(plist.get_filter(at)[0] == BLOSC2 for at in range(plist.get_nfilters()))
 
 
-def _refused_key(key: str, path: str, why: str) -> str:
+def _refused_key(key: str, path: str, reason: str) -> str:
     return (
-        f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {why}. That library "
-        "can run code that a chunk names, and the chunks cannot be checked beforehand. Rewrite the array with another "
-        "compression."
+        f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {reason}. That "
+        "library can run code that a chunk names, and the chunks cannot be checked beforehand. Rewrite the array with "
+        "another compression."
     )
 
 
@@ -350,21 +350,21 @@ def overlaps(layouts: Sequence[ArrayLayout]) -> Iterator[tuple[ArrayLayout, Arra
     Yields:
         For each piece that begins before another one ends, the two arrays (or one array twice), and a message.
     """
-    arrays = list({one.name: one for layout in layouts for one in layout.stored_arrays}.values())
+    arrays = list({array.name: array for layout in layouts for array in layout.stored_arrays}.values())
     if _are_few_and_apart(arrays):
         return
-    each = [layout.pieces() for layout in arrays]
-    if sum(map(len, each)) < 2:
+    array_pieces = [layout.pieces() for layout in arrays]
+    if sum(map(len, array_pieces)) < 2:
         return
-    pieces = np.concatenate(each)
-    owners = np.repeat(np.arange(len(arrays)), [len(one) for one in each])
+    pieces = np.concatenate(array_pieces)
+    owners = np.repeat(np.arange(len(arrays)), [len(spans) for spans in array_pieces])
     order = np.argsort(pieces[:, 0], kind="stable")
     pieces, owners = pieces[order], owners[order]
     for at in np.flatnonzero(np.diff(pieces[:, 0]) < pieces[:-1, 1]):
         a, b = arrays[owners[at]], arrays[owners[at + 1]]
-        what = f"two chunks of {a.key!r}" if a is b else f"{a.key!r} and {b.key!r}"
+        subject = f"two chunks of {a.key!r}" if a is b else f"{a.key!r} and {b.key!r}"
         at_byte = f"{pieces[at + 1, 0]:,}"
-        text = f"{what} have the same bytes of the file (at byte {at_byte}). The file is damaged; copy it again."
+        text = f"{subject} have the same bytes of the file (at byte {at_byte}). The file is damaged; copy it again."
         yield a, b, text
 
 
@@ -380,4 +380,4 @@ def _are_few_and_apart(layouts: Sequence[ArrayLayout]) -> bool:
         elif (extent := layout.extent) is not None:
             pieces.append(extent)
     pieces.sort()
-    return all(start + size <= after for (start, size), (after, _) in pairwise(pieces))
+    return all(start + size <= next_start for (start, size), (next_start, _) in pairwise(pieces))

@@ -82,7 +82,7 @@ def chunk_table(
     """Read the chunk index of an open array; takes about 1.5 microseconds a chunk.
 
     Args:
-        array_id: h5py's low-level dataset, one that ``moves_axis`` has nothing against.
+        array_id: h5py's low-level dataset, for which ``moves_axis`` is False.
         shape: of the array.
         chunks: shape of a chunk.
         has_user_block: whether the file may begin with a user block.
@@ -92,13 +92,13 @@ def chunk_table(
             library would not find it, and read fill values.
     """
     grid = grid_of(shape, chunks)
-    places, others = array.array("q"), array.array("q")
+    coordinates, records = array.array("q"), array.array("q")
     skipped = skipped_bytes(array_id) if has_user_block else 0
 
     def note(info: Any) -> None:
         # Called for each chunk. Keeps plain numbers: a million of h5py's records would take 300 MB.
-        places.extend(info.chunk_offset)
-        others.extend((min(info.byte_offset + skipped, MAX_PLACE), min(info.size, MAX_PLACE), info.filter_mask))
+        coordinates.extend(info.chunk_offset)
+        records.extend((min(info.byte_offset + skipped, MAX_PLACE), min(info.size, MAX_PLACE), info.filter_mask))
 
     array_id.chunk_iter(note)
     n_chunks = math.prod(grid)
@@ -108,9 +108,9 @@ def chunk_table(
         np.zeros(n_chunks, dtype=np.int64),
         np.zeros(n_chunks, dtype=np.uint32),
     )
-    if others:
-        corners = np.frombuffer(places, dtype=np.int64).reshape(-1, len(grid))
-        found = np.frombuffer(others, dtype=np.int64).reshape(-1, 3)
+    if records:
+        corners = np.frombuffer(coordinates, dtype=np.int64).reshape(-1, len(grid))
+        rows = np.frombuffer(records, dtype=np.int64).reshape(-1, 3)
         if (corners % np.asarray(chunks)).any():
             raise ValueError("a chunk begins between chunks")
         at = np.ravel_multi_index(tuple((corners // np.asarray(chunks)).T), grid)
@@ -118,7 +118,7 @@ def chunk_table(
         is_found[at] = True
         if np.count_nonzero(is_found) < len(at):
             raise ValueError("it has a chunk twice")
-        table.offsets[at], table.sizes[at], table.masks[at] = found.T
+        table.offsets[at], table.sizes[at], table.masks[at] = rows.T
     return table
 
 
@@ -130,13 +130,13 @@ def index_type(array_id: Any) -> int | None:
     """
     kind = ctypes.c_int(OLD_INDEX)
     try:  # h5py has no name for it, so the library is called directly
-        ask = ctypes.CDLL(h5py.h5d.__file__).H5Dget_chunk_index_type
+        get_index_type = ctypes.CDLL(h5py.h5d.__file__).H5Dget_chunk_index_type
     except (AttributeError, OSError):
         return None
-    ask.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_int)]
+    get_index_type.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_int)]
     with h5py._objects.phil:  # the library takes one caller at a time
-        failed = ask(array_id.id, ctypes.byref(kind)) < 0
-    return None if failed else kind.value
+        is_failure = get_index_type(array_id.id, ctypes.byref(kind)) < 0
+    return None if is_failure else kind.value
 
 
 def skipped_bytes(array_id: Any) -> int:
@@ -169,26 +169,26 @@ def leaves_edges_plain(plist: Any) -> bool | None:
     Args:
         plist: the array's creation property list.
     """
-    if (ask := _chunk_options()) is None:
+    if (get_options := _chunk_options()) is None:
         return None
     options = ctypes.c_uint(0)
     with h5py._objects.phil:  # the library takes one caller at a time
-        failed = ask(plist.id, ctypes.byref(options)) < 0
-    return None if failed else bool(options.value & DONT_FILTER_PARTIAL)
+        is_failure = get_options(plist.id, ctypes.byref(options)) < 0
+    return None if is_failure else bool(options.value & DONT_FILTER_PARTIAL)
 
 
 @cache
 def _chunk_options() -> Any:
     try:
-        ask = ctypes.CDLL(h5py.h5p.__file__).H5Pget_chunk_opts
+        get_options = ctypes.CDLL(h5py.h5p.__file__).H5Pget_chunk_opts
     except (AttributeError, OSError):
         return None
-    ask.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_uint)]
-    return ask
+    get_options.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_uint)]
+    return get_options
 
 
 def plain_edges(
-    table: ChunkTable, shape: Sequence[int], chunks: Sequence[int], *, n_filters: int, known: bool | None
+    table: ChunkTable, shape: Sequence[int], chunks: Sequence[int], *, n_filters: int, are_plain: bool | None
 ) -> ChunkTable | None:
     """Return the table with the right masks of chunks at the edge, which may be unfiltered; None if that is unknown.
 
@@ -197,15 +197,15 @@ def plain_edges(
         shape: of the array.
         chunks: shape of a chunk.
         n_filters: filters of the array.
-        known: what ``leaves_edges_plain`` found.
+        are_plain: the result of ``leaves_edges_plain``.
     """
-    if known is False:
+    if are_plain is False:
         return table
     at_edge = np.zeros(table.grid, dtype=np.bool_)
     for axis, (size, step) in enumerate(zip(shape, chunks, strict=True)):
         if size % step:
             np.moveaxis(at_edge, axis, 0)[-1] = True
-    if known is None:
+    if are_plain is None:
         return None if n_filters and at_edge.any() else table
     masks = np.where(at_edge.reshape(-1), np.uint32((1 << n_filters) - 1), table.masks)
     return ChunkTable(table.grid, table.offsets, table.sizes, masks)

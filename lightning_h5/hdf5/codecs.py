@@ -53,16 +53,16 @@ class Codec(Protocol):
             array: the array, as it is seen before it is decoded.
 
         Raises:
-            H5ValueError: the array does not hold what this decodes.
+            H5ValueError: the array has values that this does not decode.
         """
         ...
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Decode rows into memory of as many."""
+        """Decode rows into ``out``, which has as many."""
         ...
 
     def compiled(self) -> Codec:
-        """Return a codec that decodes the same faster, if that can be compiled."""
+        """Return an equal codec that runs compiled code, if that is possible."""
         ...
 
 
@@ -136,10 +136,10 @@ class MatrixRows(PlainCodec):
 
 @dataclass(frozen=True)
 class Recode(PlainCodec):
-    """Codes of categories as other codes; those of missing values stay -1.
+    """Codes of categories as other codes; missing values stay -1.
 
     Args:
-        codes: what each code of the file becomes.
+        codes: the new code for each code of the file.
     """
 
     codes: tuple[int, ...]
@@ -176,7 +176,7 @@ class Widen(PlainCodec):
         return np.dtype(np.int64), array.row_shape
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """See ``Codec.decode``: numbers from 2**63 on become negative, as no column is."""
+        """See ``Codec.decode``. Numbers from 2**63 on would become negative; no column has them."""
         out[...] = rows.astype(np.int64)
 
 
@@ -187,7 +187,7 @@ class Stack(PlainCodec):
     Args:
         members: their names, in the order of the axis.
         axis: place of the new axis in a row; None for the last one.
-        of_each: decodes each array, if these are arrays of a group instead; None if values are as stored.
+        of_each: codec of each array, if these are arrays of a group, not members of a table; None for values as stored.
     """
 
     members: tuple[str, ...]
@@ -208,15 +208,17 @@ class Stack(PlainCodec):
                 f"{[f'{array.key}/{name}' for name in self.members]} are members of a table, and decode is for arrays. "
                 "Leave the field out of decode."
             )
-        if absent := [name for name in self.members if name not in names]:
+        if absent_names := [name for name in self.members if name not in names]:
             raise H5KeyError(
-                f"{array.key!r} in {array.path!r} has no {listing(absent)}; its members are {listing(names)}."
-                f"{near(absent[0], names)} Name some of these."
+                f"{array.key!r} in {array.path!r} has no {listing(absent_names)}; its members are {listing(names)}."
+                f"{near(absent_names[0], names)} Name some of these."
             )
-        if wrong := [name for name in self.members if array.dtype[name].shape or array.dtype[name].kind not in "biuf"]:
+        if wrong_names := [
+            name for name in self.members if array.dtype[name].shape or array.dtype[name].kind not in "biuf"
+        ]:
             raise H5ValueError(
-                f"{listing(wrong)} of {array.key!r} in {array.path!r} are {array.dtype[wrong[0]]}, and single real "
-                "numbers are stacked. Leave them out, or give them a name of their own."
+                f"{listing(wrong_names)} of {array.key!r} in {array.path!r} are {array.dtype[wrong_names[0]]}, and "
+                "single real numbers are stacked. Leave them out, or give them a name of their own."
             )
         return np.dtype(np.float32), with_axis(array, array.row_shape, len(self.members), self.axis)
 
@@ -289,7 +291,7 @@ class Unpack:
     float64.
 
     Args:
-        packing: what the attributes declare.
+        packing: the declarations of the attributes.
         is_compiled: decode with Numba, in one pass.
     """
 
@@ -307,20 +309,20 @@ class Unpack:
         """See ``Codec.compiled``."""
         return replace(self, is_compiled=_unpack_loops() is not None)
 
-    def take(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], here: IntArray) -> None:
+    def take(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], targets: IntArray) -> None:
         """Decode some rows with Numba, in one pass; only if this ``is_compiled``.
 
         Args:
             rows: stored rows, in one piece.
-            places: which of them, not checked.
+            places: numbers of the rows to decode, not checked.
             out: memory for decoded rows, in one piece.
-            here: where in ``out`` they go, not checked.
+            targets: their positions in ``out``, not checked.
         """
         packing, loops = self.packing, _unpack_loops()
         assert loops is not None, "Numba is missing"
         rows, missing = self.seen(rows)
-        source, target = (each.reshape(len(each), -1) for each in (rows, out))
-        loops[self.loop](source, places, missing, packing.scale, packing.offset, target, here)
+        source, destination = (array.reshape(len(array), -1) for array in (rows, out))
+        loops[self.loop](source, places, missing, packing.scale, packing.offset, destination, targets)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
@@ -365,67 +367,71 @@ class Unpack:
 def _unpack_loops() -> tuple[Any, Any, Any] | None:
     """Return the loops of ``Unpack``: without a missing value, with one, with several or limits; None without Numba."""
 
-    def plain(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]
+    def plain(rows, places, missing, scale, offset, out, targets):  # type: ignore[no-untyped-def]
         for i in range(len(places)):
-            place, to = places[i], here[i]
+            place, target = places[i], targets[i]
             for k in range(rows.shape[1]):
-                out[to, k] = np.float64(rows[place, k]) * scale + offset
+                out[target, k] = np.float64(rows[place, k]) * scale + offset
 
-    def with_missing(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]
+    def with_missing(rows, places, missing, scale, offset, out, targets):  # type: ignore[no-untyped-def]
         mark = missing[0]
         for i in range(len(places)):
-            place, to = places[i], here[i]
+            place, target = places[i], targets[i]
             for k in range(rows.shape[1]):
                 value = np.float64(rows[place, k]) * scale + offset
-                out[to, k] = np.nan if rows[place, k] == mark else value  # no branch, so that several go at a time
+                out[target, k] = np.nan if rows[place, k] == mark else value  # no branch, so that several go at a time
 
-    def with_several(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]
+    def with_several(rows, places, missing, scale, offset, out, targets):  # type: ignore[no-untyped-def]
         least, most = missing[0], missing[1]
         for i in range(len(places)):
-            place, to = places[i], here[i]
+            place, target = places[i], targets[i]
             for k in range(rows.shape[1]):
                 stored = rows[place, k]
                 is_missing = (stored < least) | (stored > most)
                 for m in range(2, len(missing)):
                     is_missing |= stored == missing[m]
                 value = np.float64(stored) * scale + offset
-                out[to, k] = np.nan if is_missing else value
+                out[target, k] = np.nan if is_missing else value
 
-    first, second, third = compiled(plain), compiled(with_missing), compiled(with_several)
-    return None if first is None or second is None or third is None else (first, second, third)
-
-
-def _not_decodable(array: ArrayLayout, how: str, what: str) -> H5ValueError:
-    return H5ValueError(
-        f"decode={how!r} was given for {array.key!r} in {array.path!r}, which has rows of {array.dtype} and the shape "
-        f"{array.row_shape}, and decodes {what}. Leave this field out of decode."
+    plain_loop, missing_loop, several_loop = compiled(plain), compiled(with_missing), compiled(with_several)
+    return (
+        None
+        if plain_loop is None or missing_loop is None or several_loop is None
+        else (plain_loop, missing_loop, several_loop)
     )
 
 
-def codec_of(given: Any, field: str) -> Codec:
-    """Return the codec that a user named.
+def _not_decodable(array: ArrayLayout, decoder: str, values: str) -> H5ValueError:
+    return H5ValueError(
+        f"decode={decoder!r} was given for {array.key!r} in {array.path!r}, which has rows of {array.dtype} and the "
+        f"shape {array.row_shape}, and decodes {values}. Leave this field out of decode."
+    )
+
+
+def codec_of(decoder: Any, field: str) -> Codec:
+    """Return the codec of a ``decode`` argument.
 
     Args:
-        given: ``"image"``, ``"cf"``, ``"real"``, ``"bits:N"``, ``"dense"``, ``"csr"``, or a function of a stored row.
+        decoder: ``"image"``, ``"cf"``, ``"real"``, ``"bits:N"``, ``"dense"``, ``"csr"``, or a function of a stored row.
         field: the field that it is for, for errors.
 
     Raises:
         H5ValueError: there is no such codec.
     """
-    if given == "real":
+    if decoder == "real":
         return RealParts()
-    if given == "cf":
+    if decoder == "cf":
         return Conventions()
-    if given == "image":
+    if decoder == "image":
         return Image()
-    if callable(given):
-        return Function(given)
-    if given in ("dense", "csr"):
-        return MatrixRows(given == "csr")
-    if isinstance(given, str) and (found := re.fullmatch(r"bits:([1-9][0-9]*)", given)):
-        return Bits(int(found[1]))
+    if callable(decoder):
+        return Function(decoder)
+    if decoder in ("dense", "csr"):
+        return MatrixRows(decoder == "csr")
+    if isinstance(decoder, str) and (match := re.fullmatch(r"bits:([1-9][0-9]*)", decoder)):
+        return Bits(int(match[1]))
     raise H5ValueError(
-        f"decode={{{field!r}: {given!r}}} was given. Pass 'cf' (scale, offset and fill value), 'image' (JPEG and PNG), "
-        "'real' (complex numbers as pairs), 'bits:527' (so many packed bits), 'dense' or 'csr' (rows of a sparse "
+        f"decode={{{field!r}: {decoder!r}}} was given. Pass 'cf' (scale, offset and fill value), 'image' (JPEG and "
+        "PNG), 'real' (complex numbers as pairs), 'bits:527' (so many packed bits), 'dense' or 'csr' (rows of a sparse "
         "matrix), or a function of what is stored of a row."
     )

@@ -54,7 +54,7 @@ class Entry:
 
     Attributes:
         name: path from the root, without the first slash.
-        kind: what the name stands for. A "hard link" is another name of an object listed before; a "type" is a named
+        kind: the kind of object. A "hard link" is another name of an object listed before; a "type" is a named
             datatype; an "unreadable" object is damaged, or of a kind that h5py does not support.
         target: target of a link, or the reason why the object is unreadable; otherwise None.
         shape: shape of an array; None for an empty dataspace.
@@ -62,7 +62,7 @@ class Entry:
         n_attributes: number of attributes of a group or an array.
         is_damaged: whether HDF5 cannot read the object. Other unreadable objects are of a kind that h5py does not
             support.
-        structure: what it is, in words, if other software keeps it beside its data; None for data.
+        structure: a description in words, if other software keeps the object beside its data; None for data.
     """
 
     name: str
@@ -85,23 +85,23 @@ def entries_of(file: Any) -> Iterator[Entry]:
 
     Takes about 50 microseconds an entry. A damaged object becomes an entry of kind "unreadable".
     """
-    seen = {_address(file): "/"}
+    names_by_address = {_address(file): "/"}
     try:
         todo: list[tuple[Any, str, Any, str | None]] = [(file, "", name, None) for name in reversed(list(file))]
     except FAULTS as error:
         todo = []
         yield Entry(name="", kind="unreadable", target=f"{error}", is_damaged=True)
     while todo:
-        group, above, last, outer = todo.pop()
-        name = above + (last.decode(errors="surrogateescape") if isinstance(last, bytes) else last)
+        group, prefix, child, outer_structure = todo.pop()
+        name = prefix + (child.decode(errors="surrogateescape") if isinstance(child, bytes) else child)
         try:
-            item, entry = _look_at_object(group, last, name, seen, outer)
-            inside = [] if item is None else list(item)
+            item, entry = _look_at_object(group, child, name, names_by_address, outer_structure)
+            children = [] if item is None else list(item)
         except FAULTS as error:
             is_damaged = not isinstance(error, TypeError)
-            inside, entry = [], Entry(name=name, kind="unreadable", target=f"{error}", is_damaged=is_damaged)
+            children, entry = [], Entry(name=name, kind="unreadable", target=f"{error}", is_damaged=is_damaged)
         yield entry
-        todo += [(item, f"{name}/", inner, entry.structure) for inner in reversed(inside)]
+        todo += [(item, f"{name}/", inner, entry.structure) for inner in reversed(children)]
 
 
 def list_arrays(group: Any) -> list[str]:
@@ -115,12 +115,12 @@ def has_arrays(group: Any, *names: str) -> bool:
     Raises:
         H5CorruptError: it has such a name, and the object cannot be read.
     """
-    found = [_info(group, encoded(name)) for name in names]
-    return all(info is not None and info.type == h5py.h5g.DATASET for info in found)
+    infos = [_info(group, encoded(name)) for name in names]
+    return all(info is not None and info.type == h5py.h5g.DATASET for info in infos)
 
 
 def list_data(file: Any) -> tuple[list[str], list[str]]:
-    """Return the paths of the arrays of an open file that may be fields, and of those that are only so if named.
+    """Return the paths of the arrays that may be fields, and of those that are fields only if a user names them.
 
     Structures of other software are in neither. The second are dimension scales, unless there is nothing else, and the
     arrays of sparse matrices: their group is the field.
@@ -156,14 +156,14 @@ def old_categories(file: Any, key: str, array: Any, *, allow_external: bool) -> 
         allow_external: follow links into other files.
     """
     # An array of another file has a name there that need not lead to it.
-    above, _, name = (key if is_in_other_file(file, array) else text_of(array.name)).strip("/").rpartition("/")
-    group, members = resolve_path(file, above, allow_external=allow_external)
+    group_name, _, name = (key if is_in_other_file(file, array) else text_of(array.name)).strip("/").rpartition("/")
+    group, members = resolve_path(file, group_name, allow_external=allow_external)
     if members or not isinstance(group, h5py.Group):
         return None
     info = _info(group, encoded(OLD_CATEGORIES))
     if info is None or info.type != h5py.h5g.GROUP or not has_arrays(group[OLD_CATEGORIES], name):
         return None
-    return f"{above}/{OLD_CATEGORIES}/{name}".strip("/")
+    return f"{group_name}/{OLD_CATEGORIES}/{name}".strip("/")
 
 
 class Target(NamedTuple):
@@ -205,7 +205,7 @@ def target_of(file: Any, group: Any, name: str, *, allow_external: bool) -> Targ
         H5ValueError: it leads out of the file. The other file is not opened.
     """
     parts, target = name.split("/"), None
-    other = file_number(group.file.filename) if allow_external and is_in_other_file(file, group) else None
+    external_number = file_number(group.file.filename) if allow_external and is_in_other_file(file, group) else None
     for end in range(1, len(parts) + 1):
         if target is not None and target.kind != "group":  # has no names below it
             return None
@@ -214,14 +214,14 @@ def target_of(file: Any, group: Any, name: str, *, allow_external: bool) -> Targ
             return None
         if info.type not in _KINDS:
             return _target_of_link(file, group, path, "/".join(parts[end:]), allow_external=allow_external)
-        target = Target(_KINDS[info.type], info.objno if other is None else (other, info.objno))
+        target = Target(_KINDS[info.type], info.objno if external_number is None else (external_number, info.objno))
     return target
 
 
 def _target_of_link(file: Any, group: Any, path: str, below: str, *, allow_external: bool) -> Target | None:
     """Return the object that a link leads to, or that a name below its target leads to (see ``target_of``)."""
-    whole = f"{text_of(group.name)}/{path}".strip("/")
-    item, members = _Resolver(file, whole, allow_external=allow_external).below(group, path.split("/"))
+    full_path = f"{text_of(group.name)}/{path}".strip("/")
+    item, members = _Resolver(file, full_path, allow_external=allow_external).below(group, path.split("/"))
     if members or (below and not isinstance(item, h5py.Group)):
         return None
     if below:
@@ -262,7 +262,7 @@ def is_text(name: str) -> bool:
 
 
 def _info(group: Any, name: bytes) -> Any:
-    """Return what HDF5 knows of a name below a group, without following a link at its end; None for no such name.
+    """Return HDF5's information on a name below a group; None for no such name. Follows no link at its end.
 
     Raises:
         H5CorruptError: the name exists, and the object cannot be read.
@@ -288,27 +288,29 @@ def _damaged(file: Any, name: str, error: object) -> H5CorruptError:
 
 
 def _look_at_object(
-    group: Any, last: str | bytes, name: str, seen: dict[Any, str], outer: str | None
+    group: Any, child: str | bytes, name: str, names_by_address: dict[Any, str], outer_structure: str | None
 ) -> tuple[Any, Entry]:
     """Return the object if it is a group, and its entry."""
-    link = _link(group, encoded(text_of(last)))
+    link = _link(group, encoded(text_of(child)))
     if isinstance(link, h5py.SoftLink):
         return None, Entry(name=name, kind="soft link", target=link.path)
     if isinstance(link, h5py.ExternalLink):
         return None, Entry(name=name, kind="external link", target=f"{link.filename}:{link.path}")
-    item = group[last]
-    first = seen.setdefault(_address(item), name)
-    if first != name:
-        return None, Entry(name=name, kind="hard link", target=first)
+    item = group[child]
+    first_name = names_by_address.setdefault(_address(item), name)
+    if first_name != name:
+        return None, Entry(name=name, kind="hard link", target=first_name)
     n_attributes = h5py.h5a.get_num_attrs(item.id)
-    structure = outer or (None if isinstance(item, h5py.Datatype) else structure_of(item, name.rpartition("/")[2]))
+    structure = outer_structure or (
+        None if isinstance(item, h5py.Datatype) else structure_of(item, name.rpartition("/")[2])
+    )
     if isinstance(item, h5py.Group):
         return item, Entry(name=name, kind="group", n_attributes=n_attributes, structure=structure)
     if isinstance(item, h5py.Datatype):
         return None, Entry(name=name, kind="type", dtype=str(item.dtype))
-    words = dtype_text(numpy_dtype(item))
+    dtype_words = dtype_text(numpy_dtype(item))
     return None, Entry(
-        name=name, kind="array", shape=shape_of(item), dtype=words, n_attributes=n_attributes, structure=structure
+        name=name, kind="array", shape=shape_of(item), dtype=dtype_words, n_attributes=n_attributes, structure=structure
     )
 
 
@@ -404,8 +406,8 @@ class _Resolver:
         self._count_link()
         path = _find_external(file, link.filename)
         if path is not None:
-            with open_h5(path) as other:
-                self.below(other, _parts_of(link.path))
+            with open_h5(path) as target_file:
+                self.below(target_file, _parts_of(link.path))
 
     def _link(self, item: Any, part: str) -> Any:
         if not is_text(part):
@@ -413,7 +415,7 @@ class _Resolver:
                 f"{self._key.encode(errors='surrogateescape')!r} in {self._file.filename!r} is a name that is not "
                 "UTF-8. Rename it (h5py: file.move), or name another array."
             )
-        # HDF5 takes a NUL as the end of a name, and would find another one.
+        # HDF5 would end the name at the NUL, and open another object.
         has_links = isinstance(item, h5py.Group) and "\0" not in part
         try:
             if has_links and item.id.links.exists(encoded(part)):
@@ -458,10 +460,10 @@ class _Resolver:
         for member in members:
             base = dtype.base
             if base.names is None or member not in base.names:
-                what = f"has the members {listing(base.names)}" if base.names else "has no members"
+                contents = f"has the members {listing(base.names)}" if base.names else "has no members"
                 guess = near(member, base.names or ())
                 raise H5KeyError(
-                    f"{self._key!r} is not in {self._file.filename!r}: {array.name!r} is an array there and {what}."
+                    f"{self._key!r} is not in {self._file.filename!r}: {array.name!r} is an array there and {contents}."
                     f"{guess} Name the array, or one of its members."
                 )
             dtype = base[member]
@@ -470,12 +472,14 @@ class _Resolver:
 
 def _find_external(file: Any, name: str) -> str | None:
     """Return the path of the file that an external link names, as HDF5 searches for it; None if it does not exist."""
-    own = os.path.abspath(file.filename)
-    folders = [*os.environ.get("HDF5_EXT_PREFIX", "").split(":"), os.path.dirname(own)]
-    folders += [os.getcwd(), os.path.dirname(os.path.realpath(own))]
+    own_path = os.path.abspath(file.filename)
+    folders = [*os.environ.get("HDF5_EXT_PREFIX", "").split(":"), os.path.dirname(own_path)]
+    folders += [os.getcwd(), os.path.dirname(os.path.realpath(own_path))]
     below = os.path.basename(name) if os.path.isabs(name) else name
     paths = [name] if os.path.isabs(name) else []
-    paths += [os.path.join(folder.replace("${ORIGIN}", os.path.dirname(own)), below) for folder in folders if folder]
+    paths += [
+        os.path.join(folder.replace("${ORIGIN}", os.path.dirname(own_path)), below) for folder in folders if folder
+    ]
     return next((path for path in paths if os.path.exists(path) and not os.path.isdir(path)), None)
 
 

@@ -81,7 +81,7 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
     Args:
         item: the open group or array that has it.
         path: the file.
-        key: what was asked for: the name of the object, if any, then ``@`` and the attribute's name.
+        key: the name of the object, if any, then ``@`` and the attribute's name.
         guard: change guard of the file.
 
     Raises:
@@ -172,8 +172,8 @@ def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGu
         key: their name.
         guard: change guard of the file.
     """
-    one = np.zeros(values.shape[1:], values.dtype) if values.dtype.kind != "O" else ""
-    layout = _value_layout(one, path, key, guard)
+    element = np.zeros(values.shape[1:], values.dtype) if values.dtype.kind != "O" else ""
+    layout = _value_layout(element, path, key, guard)
     return layout.with_changes(n_rows=len(values), value=values, n_stored_bytes=values.nbytes)
 
 
@@ -183,35 +183,35 @@ def _value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayL
         value = np.frombuffer(bytes(value), np.uint8)
     elif isinstance(value, bytes | np.bytes_):
         value = value.decode(errors="replace")
-    found = np.array(value, dtype=object) if isinstance(value, str) else np.asarray(value)
-    if found.dtype.kind in "SU":
-        found = np.array(found.astype(str), dtype=object)
-    is_text = found.dtype.kind == "O" and all(isinstance(one, str) for one in found.flat)
-    if isinstance(value, h5py.Empty) or found.dtype.kind not in ("biufcO" if is_text else "biufc"):
+    array = np.array(value, dtype=object) if isinstance(value, str) else np.asarray(value)
+    if array.dtype.kind in "SU":
+        array = np.array(array.astype(str), dtype=object)
+    is_text = array.dtype.kind == "O" and all(isinstance(element, str) for element in array.flat)
+    if isinstance(value, h5py.Empty) or array.dtype.kind not in ("biufcO" if is_text else "biufc"):
         raise H5ValueError(
             f"{key!r} in {path!r} has the value {short_repr(value)}, which is neither numbers nor text. Name another "
             "one."
         )
-    dtype = h5py.string_dtype() if is_text else native(found.dtype)
+    dtype = h5py.string_dtype() if is_text else native(array.dtype)
     return ArrayLayout(
         path=path,
         key=key,
         name=key,
         members=(),
         n_rows=1,
-        axes=found.shape,
-        row_shape=found.shape,
+        axes=array.shape,
+        row_shape=array.shape,
         stored=dtype,
         dtype=dtype,
         storage="attribute",
         chunks=None,
         filters=(),
         offset=None,
-        n_stored_bytes=found.nbytes,
+        n_stored_bytes=array.nbytes,
         fill=b"",
         plain_reason="it is an attribute",
         integrity=3,  # it is a part of the files' identity
-        value=found.astype(object if is_text else dtype)[None],
+        value=array.astype(object if is_text else dtype)[None],
         guard=guard,
     )
 
@@ -232,7 +232,7 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     """Describe an open array. Reads metadata only.
 
     Args:
-        handle: what ``find_array`` returned.
+        handle: the array as ``find_array`` returned it.
         path: the file.
         key: the name that was asked for.
 
@@ -241,11 +241,11 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         H5CorruptError: its chunk index, or other metadata, is damaged.
     """
     with translate_h5py_errors(path, repr(key)):
-        found = _layout_of(handle, path, key)
+        layout = _layout_of(handle, path, key)
         if handle.categories is None:
-            return found
+            return layout
         name = str(handle.categories.array.name).removeprefix("/")
-        return found.with_changes(categories=_layout_of(handle.categories, path, name))
+        return layout.with_changes(categories=_layout_of(handle.categories, path, name))
 
 
 def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
@@ -261,8 +261,8 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
             inner += element.subdtype[1]
         element = element.base
     # Until the first write the library returns "undefined" plus the user block: 511 for a user block of 512 bytes.
-    allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
-    offset = array.id.get_offset() if storage == "contiguous" and allocated else None
+    is_allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
+    offset = array.id.get_offset() if storage == "contiguous" and is_allocated else None
     why_plain = "it lies in another file" if handle.is_external else _plain_reason(array, storage, offset, element)
     table = None
     if storage == "chunked" and (why_plain is None or (filters and not stored.hasobject and not handle.is_external)):
@@ -330,8 +330,8 @@ def table_of(array_id: Any, path: str, key: str) -> ChunkTable | None:
     chunks, n_filters = plist.get_chunk(), plist.get_nfilters()
     try:
         table = chunk_table(array_id, shape, chunks)
-        known = leaves_edges_plain(plist) if n_filters else False
-        return plain_edges(table, shape, chunks, n_filters=n_filters, known=known)
+        are_plain = leaves_edges_plain(plist) if n_filters else False
+        return plain_edges(table, shape, chunks, n_filters=n_filters, are_plain=are_plain)
     except (ValueError, RuntimeError, OverflowError) as error:
         raise H5CorruptError(
             f"the chunk index of {key!r} in {path!r} cannot be read, or names chunks outside of its shape "
@@ -370,10 +370,10 @@ def _integrity_level(array: Any, filters: Sequence[int]) -> int:
     """
     if array.dtype.hasobject:  # values are elsewhere in the file, without checksums
         return 0
-    checked = FLETCHER32 in filters
-    if not checked and GZIP not in filters and BZIP2 not in filters:
+    has_checksum = FLETCHER32 in filters
+    if not has_checksum and GZIP not in filters and BZIP2 not in filters:
         return 0
-    if not checked or not _has_checked_tables(array):
+    if not has_checksum or not _has_checked_tables(array):
         return 1
     return 3 if {GZIP, BZIP2, ZSTD} & set(filters) else 2
 
@@ -396,8 +396,8 @@ def _applied_everywhere(filters: tuple[Filter, ...], table: ChunkTable | None) -
     """Return the numbers of the filters that were applied to all chunks; none if that is unknown."""
     if table is None:
         return []
-    skipped = int(np.bitwise_or.reduce(table.masks[table.offsets >= 0], initial=0))
-    return [found.id for at, found in enumerate(filters) if not skipped >> at & 1]
+    skip_mask = int(np.bitwise_or.reduce(table.masks[table.offsets >= 0], initial=0))
+    return [step.id for at, step in enumerate(filters) if not skip_mask >> at & 1]
 
 
 def _fill_value(array: Any) -> bytes:

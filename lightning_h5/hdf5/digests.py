@@ -43,10 +43,10 @@ class ArrayDigests:
     """The digests of one array.
 
     Attributes:
-        kind: what a piece is: a chunk as stored, or a run of rows.
+        kind: the kind of piece: a chunk as stored, or a run of rows.
         rows_per_piece: rows of a run, or of a chunk.
         pieces: one digest each, shape ``(n_pieces, 16)``, uint8; zeros for a chunk that was never written.
-        schema: what the array is, in words.
+        schema: description of the array, in words.
     """
 
     kind: Literal["chunks", "rows"]
@@ -77,7 +77,7 @@ class ArrayDigests:
             raise H5CorruptError(self._differs(piece, layout))
 
     def check_layout(self, layout: ArrayLayout) -> None:
-        """Compare what an array is, and which chunks were written.
+        """Compare an array's schema, and which of its chunks were written.
 
         Raises:
             H5CorruptError: it differs.
@@ -90,17 +90,21 @@ class ArrayDigests:
                 f"the file again, or, if it was changed on purpose, write new digests: {WRITE}."
             )
         if layout.table is not None and self.kind == "chunks":
-            different = np.flatnonzero(self.pieces.any(axis=1) != (layout.table.offsets >= 0))
-            if len(different):
-                raise H5CorruptError(self._differs(int(different[0]), layout))
+            mismatches = np.flatnonzero(self.pieces.any(axis=1) != (layout.table.offsets >= 0))
+            if len(mismatches):
+                raise H5CorruptError(self._differs(int(mismatches[0]), layout))
 
     def _differs(self, piece: int, layout: ArrayLayout) -> str:
         per_row = layout.table.per_row if layout.table is not None and self.kind == "chunks" else 1
-        first = piece // per_row * self.rows_per_piece
-        last = min(first + self.rows_per_piece, layout.n_rows) - 1
-        what = f"chunk {piece} (rows {first} to {last})" if self.kind == "chunks" else f"rows {first} to {last}"
+        first_row = piece // per_row * self.rows_per_piece
+        last_row = min(first_row + self.rows_per_piece, layout.n_rows) - 1
+        subject = (
+            f"chunk {piece} (rows {first_row} to {last_row})"
+            if self.kind == "chunks"
+            else f"rows {first_row} to {last_row}"
+        )
         return (
-            f"{what} of {layout.key!r} in {layout.path!r} differ from their digest: they were damaged, or changed "
+            f"{subject} of {layout.key!r} in {layout.path!r} differ from their digest: they were damaged, or changed "
             f"after it was written. Copy the file again, or, if it was changed on purpose, write new digests: {WRITE}."
         )
 
@@ -112,9 +116,9 @@ def digest_of(data: Any, mask: int = 0) -> bytes:
         data: its bytes.
         mask: the filter mask of a chunk.
     """
-    found = hashlib.sha256(mask.to_bytes(4, "little"))
-    found.update(data)
-    return found.digest()[:DIGEST_BYTES]
+    digest = hashlib.sha256(mask.to_bytes(4, "little"))
+    digest.update(data)
+    return digest.digest()[:DIGEST_BYTES]
 
 
 def with_digests(layout: ArrayLayout, arrays: Mapping[str, ArrayDigests]) -> ArrayLayout:
@@ -124,14 +128,14 @@ def with_digests(layout: ArrayLayout, arrays: Mapping[str, ArrayDigests]) -> Arr
         H5ValueError: there are none of this array.
         H5CorruptError: it is not the array that they were made of.
     """
-    found = arrays.get(layout.name)
-    if found is None:
+    digests = arrays.get(layout.name)
+    if digests is None:
         raise H5ValueError(
             f"verify='digest' was requested, but {digests_path(layout.path)!r} has no digests of {layout.key!r} in "
             f"{layout.path!r}. Write them again: {WRITE}."
         )
-    found.check_layout(layout)
-    return layout.with_changes(digests=found, integrity=4)
+    digests.check_layout(layout)
+    return layout.with_changes(digests=digests, integrity=4)
 
 
 def _n_pieces(layout: ArrayLayout, kind: str, rows_per_piece: int) -> int:
@@ -143,9 +147,9 @@ def _n_pieces(layout: ArrayLayout, kind: str, rows_per_piece: int) -> int:
 def _schema(layout: ArrayLayout) -> str:
     """Describe an array in words: equal texts mean that equal bytes are equal values."""
     filters = ", ".join(f"{step.id}{list(step.options)}" for step in layout.filters)
-    how = f"{layout.storage} in chunks of {layout.chunks}" if layout.chunks else layout.storage
+    storage = f"{layout.storage} in chunks of {layout.chunks}" if layout.chunks else layout.storage
     shape = (layout.n_rows, *layout.axes)
-    return f"shape {shape}, {layout.stored!r}, {how}, filters [{filters}], fill {layout.fill.hex()}"
+    return f"shape {shape}, {layout.stored!r}, {storage}, filters [{filters}], fill {layout.fill.hex()}"
 
 
 # The file ---------------------------------------------------------------------------------------------------------
@@ -153,8 +157,8 @@ def _schema(layout: ArrayLayout) -> str:
 
 def digests_path(path: str) -> str:
     """Return the path of a file's digests: next to it, or next to the target of a link if only that has some."""
-    beside, target = f"{path}.digests.json", f"{os.path.realpath(path)}.digests.json"
-    return target if not os.path.lexists(beside) and os.path.lexists(target) else beside
+    link_digests, target_digests = f"{path}.digests.json", f"{os.path.realpath(path)}.digests.json"
+    return target_digests if not os.path.lexists(link_digests) and os.path.lexists(target_digests) else link_digests
 
 
 def write_digests(path: str, arrays: Mapping[str, ArrayDigests]) -> None:
@@ -167,16 +171,16 @@ def write_digests(path: str, arrays: Mapping[str, ArrayDigests]) -> None:
     Raises:
         H5FileError: they cannot be written.
     """
-    plain = {
+    records = {
         name: {
-            "schema": found.schema,
-            "pieces": found.kind,
-            "rows_per_piece": found.rows_per_piece,
-            "digests": base64.b64encode(found.pieces.tobytes()).decode(),
+            "schema": digests.schema,
+            "pieces": digests.kind,
+            "rows_per_piece": digests.rows_per_piece,
+            "digests": base64.b64encode(digests.pieces.tobytes()).decode(),
         }
-        for name, found in arrays.items()
+        for name, digests in arrays.items()
     }
-    text = json.dumps({"version": VERSION, "digest": "sha256, first 16 bytes", "arrays": plain}, indent=1)
+    text = json.dumps({"version": VERSION, "digest": "sha256, first 16 bytes", "arrays": records}, indent=1)
     target = f"{path}.digests.json"
     partial = f"{target}.{secrets.token_hex(4)}.partial"
     try:
@@ -205,8 +209,8 @@ def read_digests(path: str) -> Mapping[str, ArrayDigests]:
     """
     source = digests_path(path)
     try:
-        found = os.stat(source)
-        return _parse(path, source, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        status = os.stat(source)
+        return _parse(path, source, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     except OSError as error:
         source = " or ".join(repr(f"{name}.digests.json") for name in dict.fromkeys((path, os.path.realpath(path))))
         raise H5FileError(
@@ -220,10 +224,10 @@ def _parse(path: str, source: str, *_stat: int) -> Mapping[str, ArrayDigests]:
     with open_regular(source) as file:
         text = file.read()
     try:
-        found = json.loads(text)
-        if found["version"] != VERSION:
-            raise ValueError(f"version {found['version']!r} is not known")
-        return {str(name): _parse_array(one) for name, one in found["arrays"].items()}
+        content = json.loads(text)
+        if content["version"] != VERSION:
+            raise ValueError(f"version {content['version']!r} is not known")
+        return {str(name): _parse_array(record) for name, record in content["arrays"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise H5ValueError(
             f"{source!r} is not what {WRITE} writes ({type(error).__name__}: {shown(str(error))}). Write the digests "
@@ -231,9 +235,9 @@ def _parse(path: str, source: str, *_stat: int) -> Mapping[str, ArrayDigests]:
         ) from error
 
 
-def _parse_array(found: Any) -> ArrayDigests:
-    kind, rows = found["pieces"], found["rows_per_piece"]
+def _parse_array(record: Any) -> ArrayDigests:
+    kind, rows = record["pieces"], record["rows_per_piece"]
     if kind not in ("chunks", "rows") or type(rows) is not int or rows < 1:
         raise ValueError(f"pieces {kind!r} of {rows!r} rows are not known")
-    pieces = np.frombuffer(base64.b64decode(found["digests"], validate=True), dtype=np.uint8)
-    return ArrayDigests(kind, rows, pieces.reshape(-1, DIGEST_BYTES), str(found["schema"]))
+    pieces = np.frombuffer(base64.b64decode(record["digests"], validate=True), dtype=np.uint8)
+    return ArrayDigests(kind, rows, pieces.reshape(-1, DIGEST_BYTES), str(record["schema"]))

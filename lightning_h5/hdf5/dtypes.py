@@ -53,18 +53,18 @@ def torch_dtype(dtype: DTypeLike, name: str) -> torch.dtype | None:
     if isinstance(dtype, torch.dtype):
         return dtype
     text = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
-    known = _ALIASES.get(text, text)
+    canonical = _ALIASES.get(text, text)
     try:
-        found = known if known in _NAMES else np.dtype(dtype).newbyteorder("=").name
+        dtype_name = canonical if canonical in _NAMES else np.dtype(dtype).newbyteorder("=").name
     except (TypeError, ValueError, SyntaxError):  # NumPy parses names such as "(2,f4" as Python
-        found = ""
-    if found not in _NAMES:
+        dtype_name = ""
+    if dtype_name not in _NAMES:
         raise H5ValueError(
             f"{name}={dtype!r} is not a dtype that a tensor can have; there are {', '.join(_NAMES)}."
             f"{near(text or str(dtype), _NAMES)} Pass one of these names."
         )
-    torch_has: torch.dtype = getattr(torch, found)
-    return torch_has
+    tensor_dtype: torch.dtype = getattr(torch, dtype_name)
+    return tensor_dtype
 
 
 def kind_of(dtype: np.dtype[Any]) -> NumberKind:
@@ -81,8 +81,12 @@ def kind_of(dtype: np.dtype[Any]) -> NumberKind:
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return a dtype in native byte order, without h5py's metadata of enums."""
-    plain = dtype.newbyteorder("=")
-    return np.dtype(plain.str) if plain.names is None and plain.subdtype is None and plain.kind != "O" else plain
+    native_dtype = dtype.newbyteorder("=")
+    return (
+        np.dtype(native_dtype.str)
+        if native_dtype.names is None and native_dtype.subdtype is None and native_dtype.kind != "O"
+        else native_dtype
+    )
 
 
 def dtype_text(dtype: Any) -> str:
@@ -98,8 +102,10 @@ def dtype_text(dtype: Any) -> str:
     if h5py.check_ref_dtype(dtype) is not None:
         return "references"
     if dtype.names is not None:
-        more = len(dtype.names) - MAX_MEMBERS
-        return f"table of {', '.join(map(shown, dtype.names[:MAX_MEMBERS]))}{f' and {more} more' if more > 0 else ''}"
+        n_more = len(dtype.names) - MAX_MEMBERS
+        return (
+            f"table of {', '.join(map(shown, dtype.names[:MAX_MEMBERS]))}{f' and {n_more} more' if n_more > 0 else ''}"
+        )
     return str(dtype)
 
 

@@ -26,7 +26,7 @@ JPEG_ALONE = {0, 1, *range(0xD0, 0xDA)}  # markers without a segment
 PNG_CHANNELS = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}  # by the type of color; a palette becomes up to four
 MAX_PIXEL_BYTES = 256 << 20
 MAX_PIXEL_RATIO = 100
-"""More decoded bytes than the first, and than this times its own, has an image that was made to exhaust memory."""
+"""An image with more decoded bytes than the first limit, and than so many times its own, was made to exhaust memory."""
 
 JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 
@@ -127,7 +127,7 @@ class Image(_OfObjects):
         if out is not None:
             memory = out[0] if len(out) == 1 else np.moveaxis(out, 0, -1)
             with suppress(ValueError):  # of another shape
-                if decode(data, out=memory) is memory:  # axes of one pixel are taken for none
+                if decode(data, out=memory) is memory:  # decoders drop axes of one pixel
                     return out
         pixels = decode(data)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -135,7 +135,7 @@ class Image(_OfObjects):
 
 
 def _check_size(data: bytes) -> None:
-    """Check what an image declares, before a decoder allocates memory for it.
+    """Check the size that an image declares, before a decoder allocates memory for it.
 
     Raises:
         ValueError: it is large, and out of proportion to its bytes.
@@ -171,18 +171,18 @@ def _declared_size(data: bytes) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Function(_OfObjects):
-    """What a function of the user makes of a row: of bytes, or of an array.
+    """Decodes a row by a function of the user, which gets bytes or an array.
 
     Args:
-        function: takes what is stored, and returns an array, a tensor or a number.
+        function: takes a stored row, and returns an array, a tensor or a number.
     """
 
     function: Callable[[Any], Any]
 
     def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
         """See ``RowCodec.row``."""
-        made = self.function(stored)
-        return made if isinstance(made, str) else np.asarray(made)
+        value = self.function(stored)
+        return value if isinstance(value, str) else np.asarray(value)
 
     def __repr__(self) -> str:  # part of a file's identity: without an address
         return f"Function({getattr(self.function, '__qualname__', type(self.function).__qualname__)})"
@@ -192,6 +192,12 @@ def is_list(dtype: np.dtype[Any]) -> bool:
     """Return whether elements are lists of numbers of variable length."""
     base = h5py.check_vlen_dtype(dtype)
     return isinstance(base, np.dtype) and base.kind in "biuf"
+
+
+def dtype_of_numbers(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the numbers in lists; that of other elements."""
+    base = h5py.check_vlen_dtype(dtype)
+    return base if isinstance(base, np.dtype) else dtype
 
 
 def is_bytes(dtype: np.dtype[Any]) -> bool:
@@ -205,7 +211,7 @@ def is_image(data: bytes) -> bool:
 
 
 def bytes_of(stored: Any) -> Any:
-    """Return rows of bytes as ``bytes``, whatever HDF5 has them as; other rows as they are."""
+    """Return rows of bytes as ``bytes``, whatever type h5py has for them; other rows as they are."""
     if isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and stored.ndim == 1:
         return stored.tobytes()
     if isinstance(stored, np.void):

@@ -49,5 +49,5 @@ def _after_fork() -> None:
     phil.release()
 
 
-# Those of h5py for the same purpose are registered earlier, so they run after this one, and find the lock taken.
+# h5py's own hooks are registered earlier, so they run after this one, when the lock is held already.
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

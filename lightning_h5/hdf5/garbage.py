@@ -20,12 +20,12 @@ from .forks import phil
 __all__ = ["guard_collections", "inside_library"]
 
 _inside = -1  # the thread in which the library called Python; at most one, as it holds the lock
-_has_lock = False  # whether the present collection has it; there is one at a time
+_has_lock = False  # whether the present collection holds the lock; collections run one at a time
 
 
 def _around_collection(phase: str, info: dict[str, Any]) -> None:
     """Take the lock before a collection and release it after, or keep all objects from the collection."""
-    global _has_lock  # state of the process, as that of the collector is
+    global _has_lock  # state of the process, like the collector's own
     if phase == "start":
         _has_lock = threading.get_ident() != _inside and phil.acquire(blocking=False)
         if not _has_lock:

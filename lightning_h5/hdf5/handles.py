@@ -57,7 +57,7 @@ class OpenOptions:
     """How a file is opened through the HDF5 library (see ``open_h5``), and read.
 
     Attributes:
-        gives_back: what was read leaves the system's page cache.
+        gives_back: drop bytes from the system's page cache once they are read.
     """
 
     rdcc_nbytes: int | None = None
@@ -95,8 +95,8 @@ class HandlePool:
     """
 
     def __init__(self, max_handles: int | None = None, max_h5: int = MAX_H5) -> None:
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.max_handles = max_handles or max(8, min(512, (1024 if soft < 0 else soft) // 4))
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.max_handles = max_handles or max(8, min(512, (1024 if soft_limit < 0 else soft_limit) // 4))
         self.max_h5 = min(self.max_handles, max_h5)
         self._n_h5 = 0
         self._entries: OrderedDict[_FileKey, _Entry] = OrderedDict()
@@ -130,7 +130,7 @@ class HandlePool:
 
     @contextmanager
     def reading(self, path: str, guard: ChangeGuard) -> Iterator[Callable[[int, int], bytes]]:
-        """Return what reads bytes of a file or an object by their place (see ``h5``)."""
+        """Return a function that reads bytes at a position of a file or an object (see ``h5``)."""
         if guard.is_remote:
             with self.mirror(path, guard) as mirror:
                 yield mirror.pread
@@ -168,10 +168,10 @@ class HandlePool:
     def _evict(self, keep: _FileKey) -> None:
         if len(self._entries) <= self.max_handles and self._n_h5 <= self.max_h5:
             return
-        idle = [key for key, entry in self._entries.items() if not entry.users and key != keep]
-        of_h5 = [key for key in idle if isinstance(key[1], OpenOptions)][: max(0, self._n_h5 - self.max_h5)]
-        others = [key for key in idle if key not in of_h5]
-        for key in of_h5 + others[: max(0, len(self._entries) - len(of_h5) - self.max_handles)]:
+        idle_keys = [key for key, entry in self._entries.items() if not entry.users and key != keep]
+        h5_keys = [key for key in idle_keys if isinstance(key[1], OpenOptions)][: max(0, self._n_h5 - self.max_h5)]
+        other_keys = [key for key in idle_keys if key not in h5_keys]
+        for key in h5_keys + other_keys[: max(0, len(self._entries) - len(h5_keys) - self.max_handles)]:
             self._drop(key).handle.close()
 
     def _drop(self, key: _FileKey) -> _Entry:
@@ -181,22 +181,22 @@ class HandlePool:
     def close_replaced(self, path: str) -> None:
         """Close the handles of a file that was replaced or written to, under any of its names.
 
-        The HDF5 library would use what it has open of a file also under another name.
+        The HDF5 library would reuse an open file also under another name.
         """
         if not self._entries:
             return
         if is_url(path):  # each request names the state that is wanted
             return
         try:
-            now = os.stat(path)
+            status = os.stat(path)
         except OSError:
             self.close(path)
             return
         with self._lock:
             for key, entry in list(self._entries.items()):
-                looks = entry.handle.stat
-                is_same = looks.st_ino == now.st_ino and looks.st_dev == now.st_dev
-                if (is_same or key[0] == path) and _distinct(looks) != _distinct(now):
+                handle_status = entry.handle.stat
+                is_same = handle_status.st_ino == status.st_ino and handle_status.st_dev == status.st_dev
+                if (is_same or key[0] == path) and _file_state(handle_status) != _file_state(status):
                     self._close(key)
 
     def close(self, path: str | None = None) -> None:
@@ -235,8 +235,8 @@ class HandlePool:
             entry.handle.close()
 
 
-def _distinct(found: os.stat_result | ObjectStatus) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _file_state(status: os.stat_result | ObjectStatus) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class _Use:
@@ -364,16 +364,16 @@ class StagedFile:
             use_staging(path, staging)
             self.stat, self.mirror = guard.status, mirror_of(path, guard.status)
             return
-        opened = Descriptor(path)
-        self.stat = opened.stat
+        descriptor = Descriptor(path)
+        self.stat = descriptor.stat
         try:
-            guard.compare(opened.stat)
+            guard.compare(descriptor.stat)
             folder: MirrorFolder | None = None
             with suppress(H5ValueError):  # it was removed since it was checked: all is read from the file itself
                 folder = ensure_folder(staging)
-            self.mirror = Mirror(PosixOrigin(opened.fd), folder, mirror_name(path, guard.version))
+            self.mirror = Mirror(PosixOrigin(descriptor.fd), folder, mirror_name(path, guard.version))
         except BaseException:
-            opened.close()
+            descriptor.close()
             raise
 
     def close(self) -> None:
@@ -423,9 +423,9 @@ before_opening.append(_close_replaced)
 def drop_inherited() -> None:
     """Close this process's copies of handles that a parent process had open when it forked."""
     for pid in [pid for pid in list(_pools) if pid != os.getpid()]:
-        inherited = _pools.pop(pid, None)
-        if inherited is None:
+        pool = _pools.pop(pid, None)
+        if pool is None:
             continue  # another thread was faster
-        inherited._lock = threading.RLock()  # another thread of the parent may have held the lock
-        for entry in inherited._entries.values():
+        pool._lock = threading.RLock()  # another thread of the parent may have held the lock
+        for entry in pool._entries.values():
             entry.handle.close()

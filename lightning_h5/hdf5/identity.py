@@ -79,23 +79,23 @@ class ChangeGuard:
 
     @classmethod
     def _of(
-        cls, found: os.stat_result | ObjectStatus, path: str, *, grows: bool = False, strict: bool = False
+        cls, status: os.stat_result | ObjectStatus, path: str, *, grows: bool = False, strict: bool = False
     ) -> ChangeGuard:
         return cls(
             path,
-            found.st_dev,
-            found.st_ino,
-            found.st_size,
-            found.st_mtime_ns,
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
             grows,
-            found.st_ctime_ns if strict and not grows else None,
-            etag=found.etag if isinstance(found, ObjectStatus) else "",
-            is_remote=isinstance(found, ObjectStatus),
-            seen_ns=found.st_ctime_ns,
+            status.st_ctime_ns if strict and not grows else None,
+            etag=status.etag if isinstance(status, ObjectStatus) else "",
+            is_remote=isinstance(status, ObjectStatus),
+            seen_ns=status.st_ctime_ns,
         )
 
     def staged(self, staging: StagingOptions | None) -> ChangeGuard:
-        """Return the guard of a file that is staged, if that is asked for and pays.
+        """Return the guard with the options of staging, if the file is staged.
 
         Raises:
             H5ValueError: the folder cannot be used.
@@ -126,50 +126,50 @@ class ChangeGuard:
         """
         if not self.is_remote:
             try:
-                found = os.stat(self.path)
+                status = os.stat(self.path)
             except OSError as error:
                 raise H5DataChangedError(
                     f"{self.path!r} existed when training was set up and cannot be found: {error.strerror}. "
                     "Put it back and resume from the last checkpoint."
                 ) from error
-            self.compare(found)
+            self.compare(status)
         for other in self.others:
             other.check()
 
-    def matches(self, found: os.stat_result | ObjectStatus) -> bool:
+    def matches(self, status: os.stat_result | ObjectStatus) -> bool:
         """Return whether a file with this status is the unchanged file."""
-        is_same = found.st_ino == self.inode and found.st_dev == self.device
+        is_same = status.st_ino == self.inode and status.st_dev == self.device
         if self.grows:
-            return is_same and found.st_size >= self.n_bytes
+            return is_same and status.st_size >= self.n_bytes
         return (
             is_same
-            and (found.etag if isinstance(found, ObjectStatus) else "") == self.etag
-            and found.st_mtime_ns == self.mtime_ns
-            and found.st_size == self.n_bytes
-            and self.ctime_ns in (None, found.st_ctime_ns)
+            and (status.etag if isinstance(status, ObjectStatus) else "") == self.etag
+            and status.st_mtime_ns == self.mtime_ns
+            and status.st_size == self.n_bytes
+            and self.ctime_ns in (None, status.st_ctime_ns)
         )
 
-    def accepts(self, found: os.stat_result | ObjectStatus) -> bool:
+    def accepts(self, status: os.stat_result | ObjectStatus) -> bool:
         """Return whether a handle may be used that was opened when the file had this status.
 
-        The HDF5 library keeps what it has read of a file, also if the file is rewritten and its time reset.
+        The HDF5 library caches parts of a file, also if the file is rewritten and its time reset.
         """
-        return self.matches(found) and (self.grows or found.st_ctime_ns >= self.seen_ns)
+        return self.matches(status) and (self.grows or status.st_ctime_ns >= self.seen_ns)
 
-    def compare(self, found: os.stat_result | ObjectStatus) -> None:
+    def compare(self, status: os.stat_result | ObjectStatus) -> None:
         """Raise if a file has another status (see ``check``)."""
-        if self.matches(found):
+        if self.matches(status):
             return
-        if (found.st_ino, found.st_dev) != (self.inode, self.device):
-            what = "was replaced by another file"
-        elif found.st_size != self.n_bytes:
-            what = f"had {self.n_bytes:,} bytes and has {found.st_size:,}"
-        elif found.st_mtime_ns != self.mtime_ns or self.is_remote:
-            what = "was written to"
+        if (status.st_ino, status.st_dev) != (self.inode, self.device):
+            change = "was replaced by another file"
+        elif status.st_size != self.n_bytes:
+            change = f"had {self.n_bytes:,} bytes and has {status.st_size:,}"
+        elif status.st_mtime_ns != self.mtime_ns or self.is_remote:
+            change = "was written to"
         else:
-            what = "was written to and had its time reset, or got other permissions or another name,"
+            change = "was written to and had its time reset, or got other permissions or another name,"
         raise H5DataChangedError(
-            f"{shown_url(self.path)!r} {what} since training was set up, so its rows can no longer be trusted. "
+            f"{shown_url(self.path)!r} {change} since training was set up, so its rows can no longer be trusted. "
             "Leave files alone while they are trained from, and start again."
         )
 
@@ -191,8 +191,8 @@ def file_identity(
         layouts: the arrays that are used.
         grows: the file has a live writer: use only schema and rows.
         others: other files that rows of this one come from.
-        schemas: what ``identity_text`` returns of the arrays, if that is known without descriptions; ``layouts`` are
-            then those with a value or packing alone.
+        schemas: results of ``identity_text`` for the arrays, if they are known without descriptions; ``layouts`` then
+            has only arrays with a value or packing.
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
@@ -209,19 +209,19 @@ def file_identity(
         )
     for schema in schemas:
         digest.update(schema)
-    for each in (path, *others):
-        sample_content(digest, each)
+    for sampled_path in (path, *others):
+        sample_content(digest, sampled_path)
     return digest.hexdigest()[:32]
 
 
 def meaning_of(array: ArrayLayout) -> str:
-    """Return what the identity of a file has of the values of an array, which may change while its bytes do not.
+    """Return the part of a file's identity that covers how an array's bytes become values.
 
-    Values of attributes, and attributes by which numbers are decoded; empty if numbers are values as stored.
+    It has values of attributes, and attributes by which numbers are decoded. Empty if values are numbers as stored.
     """
     text = "" if array.value is None else repr((array.key, array.value.tolist()))
-    for each in array.stacked:
-        text += repr((each.key, each.members, each.row_shape, each.dtype.str)) + meaning_of(each)
+    for member in array.stacked:
+        text += repr((member.key, member.members, member.row_shape, member.dtype.str)) + meaning_of(member)
     if array.packing is not None:
         text += array.packing.identity
     if array.decoding is not None:
@@ -239,10 +239,10 @@ def identity_text(
     n_stored_bytes: int,
     table: ChunkTable | None,
 ) -> bytes:
-    """Return what the identity of a file has of an array.
+    """Return the part of a file's identity that describes one array.
 
     Args:
-        alike: an array that is the same but for what follows.
+        alike: an array that differs only in the following arguments.
         key: see ``ArrayLayout``, as all that follow.
         name: see above.
         n_rows: see above.
@@ -257,11 +257,11 @@ def identity_text(
 
 def _identity_parts(a: ArrayLayout) -> tuple[str, str]:
     """Return the members, and all that follows the number of rows, as text; it is the same for many arrays."""
-    if (made := a.__dict__.get("identity_parts")) is None:
+    if (parts := a.__dict__.get("identity_parts")) is None:
         schema = repr((a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks))[1:]
-        made = repr(a.members), f"{schema}, {tuple((f.id, f.options) for f in a.filters)!r}"
-        a.__dict__["identity_parts"] = made
-    return made
+        parts = repr(a.members), f"{schema}, {tuple((f.id, f.options) for f in a.filters)!r}"
+        a.__dict__["identity_parts"] = parts
+    return parts
 
 
 def stat_of(file: Any) -> os.stat_result | ObjectStatus:
@@ -273,7 +273,7 @@ def stat_of(file: Any) -> os.stat_result | ObjectStatus:
 
 
 def pread_of(file: Any) -> Read | None:
-    """Return what reads bytes of an open file by their place; None if its driver allows no such thing."""
+    """Return a function that reads bytes at a position of an open file; None if its driver does not support that."""
     if is_on_disk(file):
         return partial(os.pread, file.id.get_vfd_handle())
     remote = remote_file_of(file)

@@ -1,4 +1,4 @@
-"""Which arrays a key argument names: one, several or a mapping, ``{split}`` in it, and a guess if none is given."""
+"""Key arguments: the arrays that they name, ``{split}`` in them, and a guess of keys that were not passed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StackedKeys:
     def group(self) -> str | None:
         """The group, or the table, that all of them are in.
 
-        None if they are in several groups, at the top of the file, or patterns, which members of a table have none of.
+        None if they are in several groups, at the top of the file, or patterns. Members of a table are never patterns.
         """
         if any("*" in name.rpartition("/")[2] for name in self.names) and not self.are_columns:
             return None
@@ -81,7 +81,7 @@ class StackedKeys:
 
     @property
     def key(self) -> str:
-        """What the field is called in messages, and matched by: the name of the group, or all names."""
+        """The field's name in messages and for patterns: the name of the group, or all names."""
         return self.group or ", ".join(self.names)
 
     @property
@@ -103,8 +103,8 @@ class FieldNames:
         kind: a single array, a tuple, or a dict.
         keys: the arrays, in order.
         names: their names in the dict, or their keys.
-        stacks: for each the arrays, or members of a table, that are stacked; None for a single array. Empty if all are.
-        paths: for each the other files that have it; None for the data's own. Empty if all are.
+        stacks: per key the stacked arrays, or members of a table; None for a single array. Empty if nothing is stacked.
+        paths: per key the other files that contain it; None for the data's own files. Empty if no key has other files.
     """
 
     kind: Literal["single", "tuple", "dict"]
@@ -118,29 +118,29 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
     """Parse ``x_key`` or ``y_key``.
 
     Raises:
-        H5ValueError: a name is empty, the list is empty, or something else was given.
+        H5ValueError: a name is empty, the list is empty, or the value has another type.
     """
-    asked: Any = keys  # values from a configuration file can have any type
-    if isinstance(asked, Mapping) and set(asked) == {"path", "key"}:
-        key, path = in_other_file(asked, argument)
+    value: Any = keys  # values from a configuration file can have any type
+    if isinstance(value, Mapping) and set(value) == {"path", "key"}:
+        key, path = in_other_file(value, argument)
         return FieldNames("single", (key,), (key,), (), (path,))
-    if isinstance(asked, Mapping) and "stack" in asked and not set(asked) - {"stack", "axis"}:
-        stacked = stacked_keys(asked, argument)
+    if isinstance(value, Mapping) and "stack" in value and not set(value) - {"stack", "axis"}:
+        stacked = stacked_keys(value, argument)
         assert stacked is not None, "it is a mapping with a stack"
         return FieldNames("single", (stacked.key,), (stacked.key,), (stacked,))
     stacks: list[StackedKeys | None] = []
     paths: list[Any] = []
-    if isinstance(asked, Mapping):
-        given = []
-        for name, value in asked.items():
-            stacked = stacked_keys(value, f"{argument}[{name!r}]")
-            own, path = (stacked.key, None) if stacked else in_other_file(value, f"{argument}[{name!r}]")
-            given.append(own)
+    if isinstance(value, Mapping):
+        array_keys = []
+        for name, part in value.items():
+            stacked = stacked_keys(part, f"{argument}[{name!r}]")
+            key, path = (stacked.key, None) if stacked else in_other_file(part, f"{argument}[{name!r}]")
+            array_keys.append(key)
             stacks.append(stacked)
             paths.append(path)
     else:
-        given = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else []
-    if not given or not all(isinstance(key, str) and key.strip("/") for key in given):
+        array_keys = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else []
+    if not array_keys or not all(isinstance(key, str) and key.strip("/") for key in array_keys):
         raise H5ValueError(
             f"{argument}={keys!r} does not name an array. Pass a name such as 'group/images', a list of names, "
             "or a mapping from names in the sample to names in the file."
@@ -149,63 +149,63 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
         return FieldNames("single", (keys,), (keys,))
     if isinstance(keys, Mapping):
         of_others = tuple(paths) if any(path is not None for path in paths) else ()
-        return FieldNames("dict", tuple(given), tuple(keys), tuple(stacks) if any(stacks) else (), of_others)
-    return FieldNames("tuple", tuple(given), tuple(given))
+        return FieldNames("dict", tuple(array_keys), tuple(keys), tuple(stacks) if any(stacks) else (), of_others)
+    return FieldNames("tuple", tuple(array_keys), tuple(array_keys))
 
 
-def in_other_file(given: Any, argument: str) -> tuple[Any, Any]:
+def in_other_file(value: Any, argument: str) -> tuple[Any, Any]:
     """Return the key of an array, and the files that have it; None if these are the data's own.
 
     Args:
-        given: a key, or ``{"path": ..., "key": ...}``.
-        argument: what it was given as, for errors.
+        value: a key, or ``{"path": ..., "key": ...}``.
+        argument: the argument that has it, for errors.
 
     Raises:
         H5ValueError: a path or a key is missing.
     """
-    if not isinstance(given, Mapping):
-        return given, None
-    if set(given) != {"path", "key"} or not isinstance(given["key"], str) or given["path"] is None:
+    if not isinstance(value, Mapping):
+        return value, None
+    if set(value) != {"path", "key"} or not isinstance(value["key"], str) or value["path"] is None:
         raise H5ValueError(
-            f"{argument}={dict(given)!r} was given. Pass the name of an array, or {{'path': 'labels.h5', 'key': 'y'}} "
+            f"{argument}={dict(value)!r} was given. Pass the name of an array, or {{'path': 'labels.h5', 'key': 'y'}} "
             "for one of another file."
         )
-    return given["key"], given["path"]
+    return value["key"], value["path"]
 
 
-def stacked_keys(given: Any, argument: str) -> StackedKeys | None:
+def stacked_keys(value: Any, argument: str) -> StackedKeys | None:
     """Return the arrays that a list of keys, or ``{"stack": [...]}``, stacks; None for other values.
 
     Args:
-        given: a key, a list of keys such as ``["signals/C3", "signals/F4"]``, or a mapping with such a list.
-        argument: what it was given as, for errors.
+        value: a key, a list of keys such as ``["signals/C3", "signals/F4"]``, or a mapping with such a list.
+        argument: the argument that has it, for errors.
 
     Raises:
         H5ValueError: a key is no text or comes twice, the list is empty, or the axis is no axis.
     """
-    asked, axis = given, None
-    if isinstance(given, Mapping) and "stack" in given:
-        if unknown := set(given) - {"stack", "axis"}:
+    stack, axis = value, None
+    if isinstance(value, Mapping) and "stack" in value:
+        if unknown := set(value) - {"stack", "axis"}:
             raise H5ValueError(
-                f"{argument}={dict(given)!r} has the key {min(map(str, unknown))!r}. Pass {{'stack': names of arrays}} "
+                f"{argument}={dict(value)!r} has the key {min(map(str, unknown))!r}. Pass {{'stack': names of arrays}} "
                 "and, as 'axis', the place of the new axis in a row."
             )
-        asked, axis = given["stack"], given.get("axis", -1)
+        stack, axis = value["stack"], value.get("axis", -1)
         if type(axis) is not int or axis < -1:
             raise H5ValueError(
-                f"{argument}={dict(given)!r} was given. Pass as axis the place of the new axis in a row, from 0 on, or "
+                f"{argument}={dict(value)!r} was given. Pass as axis the place of the new axis in a row, from 0 on, or "
                 "-1 for the last one."
             )
-    if (isinstance(asked, str) or not isinstance(asked, Sequence)) and asked is given:
+    if (isinstance(stack, str) or not isinstance(stack, Sequence)) and stack is value:
         return None
-    listed = [asked] if isinstance(asked, str) else asked if isinstance(asked, Sequence) else []
-    names = tuple(without_slashes(one) for one in listed if isinstance(one, str))
-    if not names or len(names) < len(listed) or "" in names:
+    entries = [stack] if isinstance(stack, str) else stack if isinstance(stack, Sequence) else []
+    names = tuple(without_slashes(name) for name in entries if isinstance(name, str))
+    if not names or len(names) < len(entries) or "" in names:
         raise H5ValueError(
-            f"{argument}={given!r} does not name arrays to stack. Pass names such as ['signals/C3', 'signals/F4']."
+            f"{argument}={value!r} does not name arrays to stack. Pass names such as ['signals/C3', 'signals/F4']."
         )
     if len(set(names)) < len(names):
-        raise H5ValueError(f"{argument}={given!r} names an array twice. Name each once.")
+        raise H5ValueError(f"{argument}={value!r} names an array twice. Name each once.")
     return StackedKeys(names, None if axis == -1 else axis)
 
 
@@ -225,7 +225,7 @@ def _filled(key: Any, split: str) -> Any:
         return {name: _filled(value, split) for name, value in key.items()}
     if not isinstance(key, list | tuple):
         return key  # a path
-    return [_filled(one, split) for one in key]
+    return [_filled(item, split) for item in key]
 
 
 def with_constants(x_key: Keys, y_key: Keys | None, constants: Sequence[str]) -> Keys:
@@ -234,13 +234,13 @@ def with_constants(x_key: Keys, y_key: Keys | None, constants: Sequence[str]) ->
     A mapping gets a field by the name of the array; one array, or a list, becomes a list with them at the end.
     """
     fields = [field_names(key, name) for name, key in (("x_key", x_key), ("y_key", y_key)) if key is not None]
-    known = {name for field in fields for name in (*field.names, *field.keys)}
-    if not (further := [name for name in constants if name not in known]):
+    field_keys = {name for field in fields for name in (*field.names, *field.keys)}
+    if not (new_names := [name for name in constants if name not in field_keys]):
         return x_key
     if fields[0].kind == "dict" and isinstance(x_key, Mapping):
-        return {**x_key, **{name: name for name in further}}
+        return {**x_key, **{name: name for name in new_names}}
     keys: Any = [x_key] if fields[0].kind == "single" else x_key
-    return [*keys, *further]
+    return [*keys, *new_names]
 
 
 def keys_in(*keys: Keys | None) -> list[str]:
@@ -261,7 +261,7 @@ def arrays_in(*keys: Keys | None, of_others: bool = True) -> list[str]:
     """
     names: list[str] = []
     for fields in (field_names(key, "key") for key in keys if key is not None):
-        stacks, paths = (each or (None,) * len(fields.keys) for each in (fields.stacks, fields.paths))
+        stacks, paths = (values or (None,) * len(fields.keys) for values in (fields.stacks, fields.paths))
         for key, stacked, path in zip(fields.keys, stacks, paths, strict=True):
             if path is None or of_others:
                 names += [key] if stacked is None else stacked.names
@@ -292,7 +292,7 @@ def words_in(name: str) -> set[str]:
 
 
 def names_rows(name: str) -> bool:
-    """Return whether a name is that of groups of rows, or of row numbers: neither an input nor a target."""
+    """Return whether an array has, by its name, groups of rows or row numbers: it is neither an input nor a target."""
     return bool(words_in(name) & (GROUP_WORDS | INDEX_WORDS))
 
 
@@ -325,34 +325,34 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
     """
     with translate_h5py_errors(path, "what is"):
         # A name that is not UTF-8 cannot be passed as a key.
-        data, others = list_data(file)
-        matrices = sorted(matrices_among(others))
+        data, other_names = list_data(file)
+        matrices = sorted(matrices_among(other_names))
         arrays = {name: file[name] for name in data if is_text(name)}
         dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
         numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
         shapes = {name: shape_of(array) for name, array in arrays.items()}
         rows = {name: shape for name in numbers if (shape := shapes[name])}
-        many = [name for name, shape in rows.items() if len(shape) > 1]
-        one = [name for name, shape in rows.items() if len(shape) == 1]
+        input_names = [name for name, shape in rows.items() if len(shape) > 1]
+        target_names = [name for name, shape in rows.items() if len(shape) == 1]
         if len(rows) == 1 and not matrices:
             return next(iter(rows)), None
         if (
-            len(many) == len(one) == 1
+            len(input_names) == len(target_names) == 1
             and not matrices
-            and rows[many[0]][0] == rows[one[0]][0]
-            and not _are_apart(many[0], one[0])
+            and rows[input_names[0]][0] == rows[target_names[0]][0]
+            and not _are_apart(input_names[0], target_names[0])
         ):
-            return many[0], one[0]
-        first = list(shapes.items())[:40]
-        described = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in first)
-        more = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
+            return input_names[0], target_names[0]
+        shown_shapes = list(shapes.items())[:40]
+        lines = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in shown_shapes)
+        ellipsis = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
         raise H5KeyError(
             f"x_key was not given, and cannot be inferred from {path!r}; it has "
-            f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
+            f"{f'these arrays:{lines}{ellipsis}' if arrays else 'no arrays'}\n"
             + (
                 f"{matrices[0]!r} is a sparse matrix: x_key={matrices[0]!r} has its rows."
                 if matrices
-                else _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
+                else _what_to_add([*input_names, *target_names], {name: shape[0] for name, shape in rows.items()})
             )
             + (
                 " If groups or arrays are a sample each (episodes, subjects, molecules), "

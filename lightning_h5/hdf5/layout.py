@@ -1,4 +1,4 @@
-"""What an array looks like on disk, and how it is seen, as plain data: it can be pickled, and needs no open file.
+"""The layout of an array on disk, and its views, as plain data: it can be pickled, and needs no open file.
 
 An array may be seen in another way than it is stored: rows along other axes, a part of each row, or cells as rows.
 """
@@ -34,7 +34,7 @@ MIN_RUN = 16 << 10
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external", "attribute"]
 
-_KNOWN = {
+_FILTER_NAMES = {
     305: "lzo",
     307: "bzip2",
     32001: "blosc",
@@ -58,7 +58,7 @@ class Filter:
     @property
     def label(self) -> str:
         """A short name; files store long names, or none."""
-        return _KNOWN.get(self.id) or self.name or "a filter"
+        return _FILTER_NAMES.get(self.id) or self.name or "a filter"
 
 
 def filters_of(array: Any) -> tuple[Filter, ...]:
@@ -101,13 +101,13 @@ class ArrayLayout:
             file. None if they cannot be read without the HDF5 library.
         user_block: bytes at the start of the file that are not part of HDF5's address space.
         packing: how attributes declare that stored integers are decoded, or None.
-        categories: what the values are codes of, if the name is that of a categorical column; None otherwise.
+        categories: the array of categories, if the values are codes of a categorical column; None otherwise.
         value: the rows of an attribute, which has one, or of a column of a table; None for an array of the file.
-        view: how the array is seen, if rows are not all of it along axis 0. ``n_rows``, ``axes`` and ``row_shape`` are
-            of the rows as seen; ``axes`` without those of an array-valued element.
+        view: the rows, if they are not all of the array along axis 0; None if they are. ``n_rows``, ``axes`` and
+            ``row_shape`` are of the rows as seen; ``axes`` without those of an array-valued element.
         is_scalar: whether this is a scalar that holds bytes (an opaque value, or a list), which has one row. Opaque
             values are described as ``uint8``.
-        decoding: what decodes rows; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
+        decoding: how rows are decoded; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
         stacked: the arrays that are stacked on a new last axis of a row; empty for a single array. ``axes``, ``chunks``
             and ``view`` are those of the first array, and the new axis counts as one of an array-valued element.
         guard: change guard of the file that was described; no other file is read.
@@ -153,26 +153,26 @@ class ArrayLayout:
         as_stored = self if self.references is None else self.references
         if as_stored.table is None:
             return as_stored.offset
-        written = as_stored.table.offsets[as_stored.table.offsets >= 0][:1]
-        return int(written[0]) if len(written) else None
+        offsets = as_stored.table.offsets[as_stored.table.offsets >= 0][:1]
+        return int(offsets[0]) if len(offsets) else None
 
     def guarded(self, guard: ChangeGuard) -> ArrayLayout:
         """Return the array with another change guard."""
         if self.decoding is not None:
             return self.decoding.array.guarded(guard).decoded(self.decoding.codec)
         if self.stacked:
-            return stack_arrays([one.guarded(guard) for one in self.stacked], self.key)
+            return stack_arrays([array.guarded(guard) for array in self.stacked], self.key)
         references = None if self.references is None else self.references.with_changes(guard=guard)
         categories = None if self.categories is None else self.categories.guarded(guard)
         return self.with_changes(references=references, categories=categories, guard=guard)
 
     def with_changes(self, **changes: Any) -> ArrayLayout:
         """Return the array with other attributes; much faster than ``dataclasses.replace``, for many files."""
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, **changes)
+        layout = object.__new__(type(self))
+        layout.__dict__.update(self.__dict__, **changes)
         for name in ("is_contiguous", "identity_parts", "runs"):  # computed from the old fields
-            made.__dict__.pop(name, None)
-        return made
+            layout.__dict__.pop(name, None)
+        return layout
 
     def moved(
         self, path: str, key: str, n_rows: int, offset: int | None, table: ChunkTable | None, guard: ChangeGuard
@@ -231,7 +231,7 @@ class ArrayLayout:
     def seen(
         self,
         row_axes: Sequence[int],
-        taken: Mapping[int, int | slice | Sequence[int]] | None = None,
+        selection: Mapping[int, int | slice | Sequence[int]] | None = None,
         *,
         keeps_axes: bool = False,
     ) -> ArrayLayout:
@@ -239,7 +239,7 @@ class ArrayLayout:
 
         Args:
             row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
-            taken: what is taken of other axes: an index, a slice or indices; all of axes that are not named.
+            selection: part of other axes, by axis: an index, a slice or indices; other axes are kept whole.
             keeps_axes: also if the rows lie one after the other in the file, and the array could do without a view.
 
         Raises:
@@ -248,19 +248,20 @@ class ArrayLayout:
         if self.value is not None:
             return self
         if self.decoding is not None:
-            return self.decoding.array.seen(row_axes, taken, keeps_axes=keeps_axes).decoded(self.decoding.codec)
+            return self.decoding.array.seen(row_axes, selection, keeps_axes=keeps_axes).decoded(self.decoding.codec)
         if self.stacked:
-            return stack_arrays([one.seen(row_axes, taken, keeps_axes=keeps_axes) for one in self.stacked], self.key)
+            views = [array.seen(row_axes, selection, keeps_axes=keeps_axes) for array in self.stacked]
+            return stack_arrays(views, self.key)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
-        picked = tuple(self._taken((taken or {}).get(axis, slice(None)), axis, shape) for axis in others)
-        is_whole = all(one == slice(0, shape[axis], 1) for axis, one in zip(others, picked, strict=True))
+        parts = tuple(self._selection((selection or {}).get(axis, slice(None)), axis, shape) for axis in others)
+        is_whole = all(part == slice(0, shape[axis], 1) for axis, part in zip(others, parts, strict=True))
         if row_axes == (0,) and is_whole:
             return self
         axes = tuple(
-            len(range(shape[axis])[one]) if isinstance(one, slice) else len(one)
-            for axis, one in zip(others, picked, strict=True)
-            if not isinstance(one, int)
+            len(range(shape[axis])[part]) if isinstance(part, slice) else len(part)
+            for axis, part in zip(others, parts, strict=True)
+            if not isinstance(part, int)
         )
         changes: dict[str, Any] = {
             "n_rows": math.prod(shape[axis] for axis in row_axes),
@@ -278,13 +279,13 @@ class ArrayLayout:
             row_bytes = max(1, self.stored.itemsize * math.prod(shape[axis] for axis in others))
             block = [1] * len(row_axes)
             block[-1:] = [max(1, min(shape[axis], RUN_BYTES // row_bytes)) for axis in row_axes[-1:]]
-        return self.with_changes(**changes, view=ArrayView(self, row_axes, picked, tuple(block)))
+        return self.with_changes(**changes, view=ArrayView(self, row_axes, parts, tuple(block)))
 
-    def _taken(
-        self, taken: int | slice | Sequence[int], axis: int, shape: tuple[int, ...]
+    def _selection(
+        self, selection: int | slice | Sequence[int], axis: int, shape: tuple[int, ...]
     ) -> int | slice | tuple[int, ...]:
         try:
-            return _taken_of(taken, shape[axis])
+            return _indices_of(selection, shape[axis])
         except IndexError as error:
             raise H5ValueError(
                 f"select asks for {error} of axis {axis} of {self.key!r} in {self.path!r}, and this axis has the "
@@ -296,12 +297,12 @@ class ArrayLayout:
 
         Args:
             cell: shape of a cell; of the array's chunks if it has any. Cells at the edges reach beyond the array.
-            n_values: values of a row, at least those of a cell: arrays of several files have rows of one size.
+            n_values: values of a row, at least as many as a cell has: arrays of several files have rows of one size.
         """
         if self.decoding is not None:
             return self.decoding.array.in_cells(cell, n_values).decoded(self.decoding.codec)
         if self.stacked:
-            return stack_arrays([one.in_cells(cell, n_values) for one in self.stacked], self.key)
+            return stack_arrays([array.in_cells(cell, n_values) for array in self.stacked], self.key)
         grid = [-(-size // step) for size, step in zip((self.n_rows, *self.axes), cell, strict=True)]
         return self.with_changes(
             n_rows=math.prod(grid),
@@ -314,7 +315,7 @@ class ArrayLayout:
         """Return the array with decoded rows.
 
         Raises:
-            H5ValueError: it does not hold what the codec decodes.
+            H5ValueError: the codec does not decode such values.
         """
         dtype, row_shape = codec.decoded(self)
         return self.with_changes(dtype=dtype, row_shape=row_shape, packing=None, decoding=Decoding(self, codec))
@@ -328,25 +329,25 @@ class ArrayLayout:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether ``refuse_missing`` has something to look for."""
-        is_own = self.packing is not None and self.packing.policy == "guard"
-        return is_own or any(one.is_guarded for one in self.stacked)
+        """Whether ``refuse_missing`` has to look at values."""
+        is_packed = self.packing is not None and self.packing.policy == "guard"
+        return is_packed or any(array.is_guarded for array in self.stacked)
 
     def refuse_missing(self, values: npt.NDArray[Any]) -> None:
         """Raise an ``H5ValueError`` if integers that stay integers have missing values (see ``Packing.policy``)."""
-        for at, one in enumerate(self.stacked):
-            if one.is_guarded:
-                one.refuse_missing(values[..., at].astype(one.dtype))
+        for at, array in enumerate(self.stacked):
+            if array.is_guarded:
+                array.refuse_missing(values[..., at].astype(array.dtype))
         if self.packing is not None and self.packing.policy == "guard":
             self.packing.guard(values, self.key)
 
     def pieces(self) -> IntArray:
         """Return offset and size in the file of each piece of the array, shape ``(n, 2)``."""
         if self.stacked:
-            return np.concatenate([one.pieces() for one in self.stacked])
+            return np.concatenate([array.pieces() for array in self.stacked])
         if self.table is not None:
-            written = self.table.offsets >= 0
-            return np.stack([self.table.offsets[written], self.table.sizes[written]], axis=1)
+            is_written = self.table.offsets >= 0
+            return np.stack([self.table.offsets[is_written], self.table.sizes[is_written]], axis=1)
         return np.array([] if self.extent is None else [self.extent], dtype=np.int64).reshape(-1, 2)
 
     @property
@@ -381,7 +382,7 @@ class ArrayLayout:
     def rows_per_chunk(self) -> int:
         """Rows that share a chunk; 1 without chunks."""
         if self.stacked:
-            return max(one.rows_per_chunk for one in self.stacked)
+            return max(array.rows_per_chunk for array in self.stacked)
         if self.view is not None:
             return math.prod(self.view.block)
         return self.chunks[0] if self.chunks else 1
@@ -400,22 +401,22 @@ class ArrayLayout:
     def chunk_span_bytes(self) -> int:
         """Decoded bytes of all chunks that contain a part of one row; 0 without chunks."""
         if self.stacked:
-            return sum(one.chunk_span_bytes for one in self.stacked)
+            return sum(array.chunk_span_bytes for array in self.stacked)
         if not self.chunks:
             return 0
         if self.view is not None and self.view.cell is not None:
             return self.chunk_bytes
         if self.view is not None:
-            others = self.view.other_axes
-            return math.prod(-(-self.view.shape[axis] // self.chunks[axis]) for axis in others) * self.chunk_bytes
-        across = math.prod(-(-size // step) for size, step in zip(self.axes, self.chunks[1:], strict=True))
-        return across * self.chunk_bytes
+            other_axes = self.view.other_axes
+            return math.prod(-(-self.view.shape[axis] // self.chunks[axis]) for axis in other_axes) * self.chunk_bytes
+        n_chunks = math.prod(-(-size // step) for size, step in zip(self.axes, self.chunks[1:], strict=True))
+        return n_chunks * self.chunk_bytes
 
     @cached_property
     def is_contiguous(self) -> bool:
         """Whether each row lies in one unfiltered piece, or a few, so that random access is as cheap as sequential."""
         if self.stacked:
-            return all(one.is_contiguous for one in self.stacked)
+            return all(array.is_contiguous for array in self.stacked)
         if self.view is not None:
             return self.runs is not None
         return self.offset is not None or (
@@ -439,14 +440,14 @@ class ArrayView:
     Attributes:
         array: the array as it is stored.
         row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
-        taken: for each other axis what is taken of it: an index (a row has no such axis then), a slice, or indices.
-        block: along each of ``row_axes``, how much is read together.
+        selections: the selected part of each other axis: an index (a row has no such axis then), a slice, or indices.
+        block: along each of ``row_axes``, the number of indices that are read together.
         cell: shape of the cells that are the rows (see ``ArrayLayout.in_cells``); None if rows are counted along axes.
     """
 
     array: ArrayLayout
     row_axes: tuple[int, ...]
-    taken: tuple[int | slice | tuple[int, ...], ...]
+    selections: tuple[int | slice | tuple[int, ...], ...]
     block: tuple[int, ...]
     cell: tuple[int, ...] | None = None
 
@@ -466,7 +467,7 @@ class ArrayView:
         return tuple(-(-self.shape[axis] // step) for axis, step in zip(self.row_axes, self.block, strict=True))
 
     def is_chunked(self, chunks: tuple[int, ...] | None) -> bool:
-        """Return whether what is read together are chunks of this shape."""
+        """Return whether the rows that are read together are chunks of this shape."""
         if chunks is None or self.cell is not None:
             return self.cell == chunks
         return self.block == tuple(chunks[axis] for axis in self.row_axes)
@@ -479,12 +480,14 @@ class ArrayView:
         array, sizes = self.array, self.shape[1:]
         if array.offset is None or array.digests is not None or array.dtype.hasobject:
             return None
-        taken = [slice(one, one + 1) if isinstance(one, int) else one for one in self.taken]
-        if not all(isinstance(one, slice) and one.step == 1 for one in taken):
+        parts = [slice(part, part + 1) if isinstance(part, int) else part for part in self.selections]
+        if not all(isinstance(part, slice) and part.step == 1 for part in parts):
             return None
-        ranges = [range(size)[one] for one, size in zip(taken, sizes, strict=True) if isinstance(one, slice)]
-        # The last axis of which a part is taken, and those after it, lie in one piece.
-        axis = max((at for at, (one, size) in enumerate(zip(ranges, sizes, strict=True)) if len(one) < size), default=0)
+        ranges = [range(size)[part] for part, size in zip(parts, sizes, strict=True) if isinstance(part, slice)]
+        # The last axis that is not selected whole, and all axes after it, lie in one piece.
+        axis = max(
+            (at for at, (part, size) in enumerate(zip(ranges, sizes, strict=True)) if len(part) < size), default=0
+        )
         steps = [math.prod(sizes[at + 1 :]) * array.stored.itemsize for at in range(len(sizes))]
         n_bytes = len(ranges[axis]) * steps[axis]
         if n_bytes < MIN_RUN:
@@ -497,7 +500,7 @@ class ArrayView:
 
 
 class Runs(NamedTuple):
-    """Pieces of rows that are a part of each row of an array without chunks.
+    """Where the rows of a view lie in an array without chunks: a few pieces of each row of the array.
 
     Attributes:
         offset: where the array begins in its file.
@@ -514,7 +517,7 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """What rows are decoded from, and how.
+    """How rows are decoded.
 
     Attributes:
         array: the array with rows as they are stored.
@@ -525,28 +528,28 @@ class Decoding:
     codec: Codec
 
 
-def _taken_of(taken: int | slice | Sequence[int], n: int) -> int | slice | tuple[int, ...]:
-    """Return what is taken of an axis, counted from its start; a slice that ascends as one.
+def _indices_of(selection: int | slice | Sequence[int], n: int) -> int | slice | tuple[int, ...]:
+    """Return the selected indices of an axis, counted from its start; an ascending slice stays a slice.
 
     Args:
-        taken: an index, a slice, or indices; negative ones count from the end.
+        selection: an index, a slice, or indices; negative ones count from the end.
         n: length of the axis.
 
     Raises:
         IndexError: the axis has no such index, or the slice is empty; the text names it.
     """
-    if isinstance(taken, slice):
-        numbers = range(n)[taken]
-        for name, limit in (("start", taken.start), ("stop", taken.stop)):
+    if isinstance(selection, slice):
+        numbers = range(n)[selection]
+        for name, limit in (("start", selection.start), ("stop", selection.stop)):
             if limit is not None and not -n <= limit <= n:
                 raise IndexError(f"a slice with the {name} {limit}")
         if n and not numbers:
-            raise IndexError(f"an empty slice from {taken.start} to {taken.stop}")
+            raise IndexError(f"an empty slice from {selection.start} to {selection.stop}")
         return slice(numbers.start, numbers.stop, numbers.step) if numbers.step > 0 else tuple(numbers)
-    for index in [taken] if isinstance(taken, int) else taken:
+    for index in [selection] if isinstance(selection, int) else selection:
         if not -n <= index < n:
             raise IndexError(f"index {index}")
-    return range(n)[taken] if isinstance(taken, int) else tuple(range(n)[index] for index in taken)
+    return range(n)[selection] if isinstance(selection, int) else tuple(range(n)[index] for index in selection)
 
 
 def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
@@ -556,36 +559,39 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
 
     Args:
         arrays: in the order of the axis.
-        key: what the array is called.
+        key: name of the stacked array.
 
     Raises:
         H5ValueError: arrays differ in their shape, hold no numbers, or have dtypes that no dtype holds.
     """
     first = arrays[0]
-    for one in arrays:
-        if kind_of(one.dtype) != "number" or one.categories is not None:
-            what = "is categorical" if one.categories is not None else f"has the dtype {dtype_text(one.dtype)}"
+    for array in arrays:
+        if kind_of(array.dtype) != "number" or array.categories is not None:
+            problem = "is categorical" if array.categories is not None else f"has the dtype {dtype_text(array.dtype)}"
             raise H5ValueError(
-                f"{one.key!r} in {one.path!r} {what}, and arrays of numbers are stacked. Give it a field of its own."
+                f"{array.key!r} in {array.path!r} {problem}, and arrays of numbers are stacked. Give it a field of its "
+                "own."
             )
-        if (one.n_rows, one.row_shape) != (first.n_rows, first.row_shape):
+        if (array.n_rows, array.row_shape) != (first.n_rows, first.row_shape):
             raise H5ValueError(
-                f"{first.key!r} has the shape {(first.n_rows, *first.row_shape)} and {one.key!r} has "
-                f"{(one.n_rows, *one.row_shape)} in {one.path!r}, and arrays of one shape are stacked. Stack arrays of "
-                "one shape, or give each a field of its own."
+                f"{first.key!r} has the shape {(first.n_rows, *first.row_shape)} and {array.key!r} has "
+                f"{(array.n_rows, *array.row_shape)} in {array.path!r}, and arrays of one shape are stacked. Stack "
+                "arrays of one shape, or give each a field of its own."
             )
-    dtypes = list(dict.fromkeys(one.dtype for one in arrays))
+    dtypes = list(dict.fromkeys(array.dtype for array in arrays))
     dtype = np.result_type(*dtypes)
-    if not all(_holds_all_numbers(dtype, one) for one in dtypes):
+    if not all(_holds_all_numbers(dtype, part) for part in dtypes):
         raise H5ValueError(
-            f"{listing(one.key for one in arrays)} in {first.path!r} have the dtypes {listing(map(str, dtypes))}, and "
-            "no dtype holds the numbers of all. Give each a field of its own."
+            f"{listing(array.key for array in arrays)} in {first.path!r} have the dtypes {listing(map(str, dtypes))}, "
+            "and no dtype holds the numbers of all. Give each a field of its own."
         )
-    views = [one.view for one in arrays if one.view is not None]
+    views = [array.view for array in arrays if array.view is not None]
     is_viewed = len(views) == len(arrays)  # arrays in one piece may have rows along two axes without a view
     if is_viewed and len({view.block for view in views}) > 1:  # chunks differ: slabs of one size
         block = tuple(map(max, *(view.block for view in views)))
-        arrays = [one.with_changes(view=replace(view, block=block)) for one, view in zip(arrays, views, strict=True)]
+        arrays = [
+            array.with_changes(view=replace(view, block=block)) for array, view in zip(arrays, views, strict=True)
+        ]
     return first.with_changes(
         key=key,
         name=path_of(key),
@@ -594,9 +600,9 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
         dtype=dtype,
         filters=(),
         offset=None,
-        n_stored_bytes=sum(one.n_stored_bytes for one in arrays),
+        n_stored_bytes=sum(array.n_stored_bytes for array in arrays),
         plain_reason=None,
-        integrity=min(one.integrity for one in arrays),
+        integrity=min(array.integrity for array in arrays),
         table=None,
         digests=None,
         references=None,

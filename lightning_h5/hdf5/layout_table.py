@@ -24,7 +24,7 @@ __all__ = ["ArrayColumns", "LayoutTable"]
 
 @dataclass(eq=False)
 class ArrayColumns:
-    """What is noted of the arrays of a file, one after the other.
+    """Compact columns that describe the arrays of one file.
 
     Attributes:
         numbers: number of the template that an array is ``moved`` from; -1 for one that is kept as it is.
@@ -45,7 +45,7 @@ class ArrayColumns:
     others: dict[int, ArrayLayout] = field(default_factory=dict)
 
     def append(self, layout: ArrayLayout, number: int | None) -> None:
-        """Note an array.
+        """Append an array.
 
         Args:
             layout: its description.
@@ -56,7 +56,7 @@ class ArrayColumns:
         self.put(len(self.numbers) - 1, layout, number)
 
     def put(self, at: int, layout: ArrayLayout, number: int | None) -> None:
-        """Note an array in the place of another one (see ``append``)."""
+        """Replace an array by another one (see ``append``)."""
         as_stored, place = _as_stored(layout), 0
         if layout.value is None and as_stored.table is None and as_stored.offset is None:
             number = None  # its bytes have no place: it was not written, or lies elsewhere
@@ -78,14 +78,14 @@ class ArrayColumns:
         )
 
     def has(self, at: int, layout: ArrayLayout) -> bool:
-        """Return whether an array has the rows, and the place, that were noted."""
+        """Return whether an array has the rows and the place that the columns have for it."""
         as_stored, place = _as_stored(layout), self.places[at]
         if as_stored.table is None:
             return (layout.varying_length, as_stored.offset) == (self.n_rows[at], place)
         n = len(as_stored.table.offsets)
-        noted = (self.offsets[place : place + n].tobytes(), self.sizes[place : place + n].tobytes())
-        found = (as_stored.table.offsets.tobytes(), as_stored.table.sizes.tobytes())
-        return layout.n_rows == self.n_rows[at] and noted == found
+        recorded = (self.offsets[place : place + n].tobytes(), self.sizes[place : place + n].tobytes())
+        chunks = (as_stored.table.offsets.tobytes(), as_stored.table.sizes.tobytes())
+        return layout.n_rows == self.n_rows[at] and recorded == chunks
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,15 +117,15 @@ class LayoutTable:
         """Return the arrays of files, one after the other.
 
         Args:
-            files: what was noted of each.
+            files: the columns of each file.
             n_arrays: arrays of a part.
             templates: see the class.
         """
         templates, others, values = tuple(templates), dict[tuple[int, int], ArrayLayout](), list[Any]()
         # One more entry is of arrays that are kept as they are, whose number is -1.
-        is_chunked = np.array([*(_as_stored(one).table is not None for one in templates), False])
-        is_value = np.array([*(one.value is not None for one in templates), False])
-        numbers, places, before, n_chunks = list[npt.NDArray[np.int32]](), list[IntArray](), 0, 0
+        is_chunked = np.array([*(_as_stored(template).table is not None for template in templates), False])
+        is_value = np.array([*(template.value is not None for template in templates), False])
+        numbers, places, n_before, n_chunks = list[npt.NDArray[np.int32]](), list[IntArray](), 0, 0
         for columns in files:
             numbers.append(np.frombuffer(columns.numbers, np.int32))
             places.append(np.frombuffer(columns.places, np.int64))
@@ -133,10 +133,12 @@ class LayoutTable:
                 places[-1] = places[-1] + n_chunks * is_chunked[numbers[-1]] + len(values) * is_value[numbers[-1]]
             n_chunks += len(columns.offsets)
             values += columns.values
-            others |= {divmod(before + at, n_arrays): layout for at, layout in columns.others.items()}
-            before += len(numbers[-1])
+            others |= {divmod(n_before + at, n_arrays): layout for at, layout in columns.others.items()}
+            n_before += len(numbers[-1])
         rows, offsets, sizes = (
-            np.concatenate([np.empty(0, np.int64), *(np.frombuffer(getattr(one, name), np.int64) for one in files)])
+            np.concatenate(
+                [np.empty(0, np.int64), *(np.frombuffer(getattr(columns, name), np.int64) for columns in files)]
+            )
             for name in ("n_rows", "offsets", "sizes")
         )
         return cls(
@@ -158,25 +160,25 @@ class LayoutTable:
         Args:
             at: number of the array among those of a part; later ones move up.
             values: of each part.
-            describe: describes the values of a part; those of as many rows are alike.
+            describe: describes the values of a part; values of as many rows are alike.
         """
-        sizes = [len(one) for one in values]
-        first = {n: part for part, n in reversed(list(enumerate(sizes)))}
-        number = {n: len(self.templates) + at_end for at_end, n in enumerate(first)}
+        sizes = [len(column) for column in values]
+        part_of_length = {n: part for part, n in reversed(list(enumerate(sizes)))}
+        template_of_length = {n: len(self.templates) + at_end for at_end, n in enumerate(part_of_length)}
         return replace(
             self,
-            templates=(*self.templates, *(describe(values[part]) for part in first.values())),
-            numbers=np.insert(self.numbers, at, [number[n] for n in sizes], axis=1),
+            templates=(*self.templates, *(describe(values[part]) for part in part_of_length.values())),
+            numbers=np.insert(self.numbers, at, [template_of_length[n] for n in sizes], axis=1),
             lengths=np.insert(self.lengths, at, sizes, axis=1),
             starts=np.insert(self.starts, at, len(self.values) + np.arange(len(sizes)), axis=1),
             values=[*self.values, *values],
-            others={(part, old + (old >= at)): layout for (part, old), layout in self.others.items()},
+            others={(part, index + (index >= at)): layout for (part, index), layout in self.others.items()},
         )
 
     @cached_property
     def n_rows(self) -> IntArray:
         """Length of axis 0 of each array, shape ``(n_parts, n_arrays)``."""
-        is_opaque = np.array([*(one.is_opaque for one in self.templates), False])
+        is_opaque = np.array([*(template.is_opaque for template in self.templates), False])
         return np.where(is_opaque[self.numbers], 1, self.lengths) if is_opaque.any() else self.lengths
 
     def layout(self, part: int, at: int, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
@@ -206,8 +208,8 @@ class LayoutTable:
             parts: numbers of the parts.
             at: number of the array there.
         """
-        is_chunked = np.array([*(_as_stored(one).table is not None for one in self.templates), False])
-        is_known = np.array([*(one.value is None for one in self.templates), False])
+        is_chunked = np.array([*(_as_stored(template).table is not None for template in self.templates), False])
+        is_known = np.array([*(template.value is None for template in self.templates), False])
         numbers, starts = self.numbers[parts, at], self.starts[parts, at]
         is_known, is_chunked = is_known[numbers] & (self.n_rows[parts, at] > 0), is_chunked[numbers]
         if len(self.offsets):
@@ -221,13 +223,16 @@ class LayoutTable:
             parts: numbers of the parts.
             at: number of the array there.
         """
-        known = [(_as_stored(one), _unit_bytes(_as_stored(one)), one.plain_reason is None) for one in self.templates]
-        each = (column[parts, at].tolist() for column in (self.numbers, self.lengths, self.starts))
-        for number, n_rows, place in zip(*each, strict=True):
+        forms = [
+            (_as_stored(template), _unit_bytes(_as_stored(template)), template.plain_reason is None)
+            for template in self.templates
+        ]
+        columns = (column[parts, at].tolist() for column in (self.numbers, self.lengths, self.starts))
+        for number, n_rows, place in zip(*columns, strict=True):
             if number < 0:
                 yield None
                 continue
-            template, row_bytes, is_read_here = known[number]
+            template, row_bytes, is_read_here = forms[number]
             if template.table is None:
                 yield n_rows, place if is_read_here else None, n_rows * row_bytes, None
                 continue
@@ -242,18 +247,18 @@ class LayoutTable:
 
     def n_chunks(self, at: int) -> IntArray:
         """Return the chunks of the arrays at a place of their parts; 0 without."""
-        found = np.zeros(len(self.numbers), dtype=np.int64)
+        counts = np.zeros(len(self.numbers), dtype=np.int64)
         for number, template in enumerate(self.templates):
             if template.chunks is not None and template.table is not None:
                 per_row = math.prod(grid_of(template.axes, template.chunks[1:]))
-                here = self.numbers[:, at] == number
-                found[here] = -(-self.n_rows[here, at] // template.chunks[0]) * per_row
-        return found
+                is_alike = self.numbers[:, at] == number
+                counts[is_alike] = -(-self.n_rows[is_alike, at] // template.chunks[0]) * per_row
+        return counts
 
     def suspicious(self, arrays: Sequence[int], n_bytes: IntArray) -> IntArray:
         """Return the parts of which arrays share bytes, or have chunks that lie beyond the end of the file.
 
-        Those with arrays that are kept as they are may, and are also returned.
+        Parts with arrays that are kept as they are may, too, so they are always returned.
 
         Args:
             arrays: numbers of different arrays of a part.
@@ -262,23 +267,25 @@ class LayoutTable:
         parts, starts, sizes = [], [], []
         for at in arrays:
             numbers, n_chunks = self.numbers[:, at], self.n_chunks(at)
-            row_bytes = np.array([*(-1 if one.offset is None else _unit_bytes(one) for one in self.templates), -1])
-            here = np.flatnonzero(row_bytes[numbers] >= 0)
-            parts.append(here)
-            starts.append(self.starts[here, at])
-            sizes.append(self.lengths[here, at] * row_bytes[numbers[here]])
+            row_bytes = np.array(
+                [*(-1 if template.offset is None else _unit_bytes(template) for template in self.templates), -1]
+            )
+            parts_in_one_piece = np.flatnonzero(row_bytes[numbers] >= 0)
+            parts.append(parts_in_one_piece)
+            starts.append(self.starts[parts_in_one_piece, at])
+            sizes.append(self.lengths[parts_in_one_piece, at] * row_bytes[numbers[parts_in_one_piece]])
             ends = np.cumsum(n_chunks)
             chunks = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[:, at] - ends + n_chunks, n_chunks)
             is_written = self.offsets[chunks] >= 0
             parts.append(np.repeat(np.arange(len(numbers)), n_chunks)[is_written])
             starts.append(self.offsets[chunks][is_written])
             sizes.append(self.sizes[chunks][is_written])
-        part, start, size = (np.concatenate(each) for each in (parts, starts, sizes))
+        part, start, size = (np.concatenate(columns) for columns in (parts, starts, sizes))
         order = np.lexsort((start, part))
         part, start, size = part[order], start[order], size[order]
         is_shared = (np.diff(part) == 0) & (np.diff(start) < size[:-1])
-        kept = np.array([part for part, _ in self.others], dtype=np.int64)
-        return np.unique(np.concatenate([part[1:][is_shared], part[start > n_bytes[part] - size], kept]))
+        other_parts = np.array([part for part, _ in self.others], dtype=np.int64)
+        return np.unique(np.concatenate([part[1:][is_shared], part[start > n_bytes[part] - size], other_parts]))
 
 
 def _unit_bytes(layout: ArrayLayout) -> int:

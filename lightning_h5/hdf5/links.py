@@ -48,7 +48,7 @@ class ArrayHandle:
         is_external: whether it lies in another file than the one that was opened.
         file: the file that it was found from; None for its own.
         other_files: paths of other files that it has rows in, if these are allowed.
-        categories: what its values are codes of, if a categorical column was named; None otherwise.
+        categories: the array of categories, if a categorical column was named; None otherwise.
     """
 
     array: Any
@@ -91,15 +91,15 @@ class _Sources:
         home = array.file
         if is_in_other_file(file, array):
             self._add_file(home.filename)
-        me = (home.filename, array.name)
-        if me in self._above or len(self._above) > MAX_LEVELS:
+        identity = (home.filename, array.name)
+        if identity in self._above or len(self._above) > MAX_LEVELS:
             raise H5ValueError(
                 f"{self._key!r} in {file.filename!r} is a virtual array that contains itself, or is nested more than "
                 f"{MAX_LEVELS} levels deep. Name another array, or write its rows to an ordinary array."
             )
-        if me in self._seen:
+        if identity in self._seen:
             return
-        self._seen.add(me)
+        self._seen.add(identity)
         for path in _storage_of(array):
             if os.path.exists(path):
                 check_regular(path)
@@ -110,8 +110,10 @@ class _Sources:
                 array.id.get_storage_size() if array.external else min(array.id.get_storage_size(), n_file)
             )
             return
-        self._above.append(me)
-        for name, source in dict.fromkeys((each.file_name, each.dset_name) for each in array.virtual_sources()):
+        self._above.append(identity)
+        for name, source in dict.fromkeys(
+            (mapping.file_name, mapping.dset_name) for mapping in array.virtual_sources()
+        ):
             self._add_source(home, name, source)
         self._above.pop()
 
@@ -122,8 +124,8 @@ class _Sources:
         if is_own:
             self._add_arrays(file, file, source)
             return
-        for number, one in enumerate(_names_of_pattern(name)):
-            path = _find_file(file, one)
+        for number, file_name in enumerate(_names_of_pattern(name)):
+            path = _find_file(file, file_name)
             if path is None and "%" in name:  # the end of a pattern
                 return
             if path is None:
@@ -132,35 +134,35 @@ class _Sources:
                     "rows would read as fill values. Put the file back."
                 )
             self._add_file(path)
-            with open_h5(path) as other:
-                self._add_arrays(file, other, _numbered_name(source, number) if "%b" in name else source)
+            with open_h5(path) as source_file:
+                self._add_arrays(file, source_file, _numbered_name(source, number) if "%b" in name else source)
 
-    def _add_arrays(self, file: Any, other: Any, source: str) -> None:
+    def _add_arrays(self, file: Any, source_file: Any, source: str) -> None:
         """Add the arrays of a file that a name, or a pattern of names, stands for."""
         for name in _names_of_pattern(source):
-            if "%" in source and name not in other:  # the end of a pattern
+            if "%" in source and name not in source_file:  # the end of a pattern
                 return
-            what = f"{self._key!r} in {file.filename!r} is a virtual array over {name!r} in {other.filename!r}"
+            subject = f"{self._key!r} in {file.filename!r} is a virtual array over {name!r} in {source_file.filename!r}"
             try:
-                array, members = resolve_path(other, name, allow_external=self._files.allow_external)
+                array, members = resolve_path(source_file, name, allow_external=self._files.allow_external)
             except H5KeyError as error:
                 raise H5KeyError(
-                    f"{what}, which does not exist; its rows would read as fill values. Put it back, or name another "
-                    "array."
+                    f"{subject}, which does not exist; its rows would read as fill values. Put it back, or name "
+                    "another array."
                 ) from error
             if members or not isinstance(array, h5py.Dataset):
                 raise H5KeyError(
-                    f"{what}, which HDF5 does not find as an array; its rows would read as fill values. Name the array "
-                    "itself."
+                    f"{subject}, which HDF5 does not find as an array; its rows would read as fill values. Name the "
+                    "array itself."
                 )
             if not self._files.allow_external:
-                check_in_file(other, array, name)
-            self.add(other, array)
+                check_in_file(source_file, array, name)
+            self.add(source_file, array)
             if not array.is_virtual:
-                check_library(array, other.filename, name, f"{self._key!r} is a virtual array over it")
-                check_sizes(other, array, name, self._files)
+                check_library(array, source_file.filename, name, f"{self._key!r} is a virtual array over it")
+                check_sizes(source_file, array, name, self._files)
                 chunk_bytes = math.prod(array.chunks or ()) * array.id.get_type().get_size()
-                check_decoding_memory(filters_of(array), chunk_bytes, other.filename, name, self._files)
+                check_decoding_memory(filters_of(array), chunk_bytes, source_file.filename, name, self._files)
 
     def _add_file(self, path: str) -> None:
         self.paths[os.path.abspath(path)] = None
@@ -196,12 +198,12 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
             sources.add(file, array)
         _check_has_rows(file, array, key)
         check_sizes(file, array, key, files, sources.n_bytes if array.is_virtual else None)
-        found = ArrayHandle(array, members, is_in_other_file(file, array), file, tuple(sources.paths))
+        handle = ArrayHandle(array, members, is_in_other_file(file, array), file, tuple(sources.paths))
         if not members and array.dtype.kind in "iu":
             name = old_categories(file, key, array, allow_external=files.allow_external)
             if name is not None:
-                found = replace(found, categories=find_array(file, name, files))
-        return found
+                handle = replace(handle, categories=find_array(file, name, files))
+        return handle
 
 
 def _check_is_array(file: Any, array: Any, key: str) -> None:
@@ -212,10 +214,10 @@ def _check_is_array(file: Any, array: Any, key: str) -> None:
             "windows or segments of them, and no column. Leave those arguments out, or name another array."
         )
     if isinstance(array, h5py.Group):
-        inside = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
+        names = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
         error = GroupError(
-            f"{key!r} in {path!r} is a group, not an array; the arrays below it are {listing(inside)}. "
-            f"Name one of them{f', such as {inside[0]!r}' if inside else ''}."
+            f"{key!r} in {path!r} is a group, not an array; the arrays below it are {listing(names)}. "
+            f"Name one of them{f', such as {names[0]!r}' if names else ''}."
         )
         error.key = key
         raise error
@@ -262,9 +264,9 @@ def external_guards(
         H5Error: an array is missing or refused (see ``find_array``).
         H5FileError: another file does not exist.
     """
-    found = [find_array(file, key, files).other_files for key in keys] if files.allow_external else []
+    paths_of_arrays = [find_array(file, key, files).other_files for key in keys] if files.allow_external else []
     guards = []
-    for path in dict.fromkeys(path for paths in found for path in paths):
+    for path in dict.fromkeys(path for paths in paths_of_arrays for path in paths):
         try:
             guards.append(ChangeGuard.of(path, grows=grows, strict=strict))
         except OSError as error:
@@ -323,8 +325,8 @@ def unmapped_rows(array: Any) -> int | None:
     # The number of mapped elements per row changes only at the start or end of a run.
     at = np.concatenate(places)
     order = np.argsort(at)
-    mapped = np.cumsum(np.concatenate(changes)[order])
-    return int(np.diff(at[order], append=shape[0])[mapped < math.prod(shape[1:])].sum())
+    n_mapped = np.cumsum(np.concatenate(changes)[order])
+    return int(np.diff(at[order], append=shape[0])[n_mapped < math.prod(shape[1:])].sum())
 
 
 def _selected_runs(space: Any, shape: Sequence[int]) -> Iterator[tuple[range, int, int]]:
@@ -333,8 +335,8 @@ def _selected_runs(space: Any, shape: Sequence[int]) -> Iterator[tuple[range, in
     if kind == h5py.h5s.SEL_ALL:
         yield range(1), shape[0], math.prod(shape[1:])
     elif kind == h5py.h5s.SEL_HYPERSLABS and space.is_regular_hyperslab():
-        (firsts, n_rows), *others = starmap(_axis_blocks, zip(*space.get_regular_hyperslab(), shape, strict=True))
-        yield firsts, n_rows, math.prod(starmap(_n_selected, zip(others, shape[1:], strict=True)))
+        (firsts, n_rows), *other_axes = starmap(_axis_blocks, zip(*space.get_regular_hyperslab(), shape, strict=True))
+        yield firsts, n_rows, math.prod(starmap(_n_selected, zip(other_axes, shape[1:], strict=True)))
     elif kind == h5py.h5s.SEL_HYPERSLABS:
         for first, last in space.get_select_hyper_blocklist().tolist():
             n_elements = math.prod(b + 1 - a for a, b in zip(first[1:], last[1:], strict=True))

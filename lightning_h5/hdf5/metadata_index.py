@@ -1,4 +1,4 @@
-"""Published indexes: what the HDF5 library reads to find arrays and chunks, in one small object next to a file.
+"""Published indexes: the bytes by which the HDF5 library finds arrays and chunks, in one object next to a file.
 
 An index holds bytes of the file and their places, nothing else, so the library itself still reads and checks them. It
 belongs to a file of the same size and the same sampled content, wherever that is.
@@ -20,7 +20,7 @@ __all__ = ["MetadataIndex"]
 
 HEAD = struct.Struct("<8sQ32sQ")  # signature, bytes of the file, its sampled identity, pieces
 SIGNATURE = b"LH5INDX1"
-FREE, MAX_RATIO = 64 << 20, 100  # bytes that may come of any index; and times its own. Zeros compress by a thousand.
+FREE, MAX_RATIO = 64 << 20, 100  # decompressed bytes, and times the stored ones. Zeros compress by a thousand.
 MAX_PLAIN = 1 << 30  # bytes that an index may have once it is decompressed
 
 
@@ -43,8 +43,8 @@ class MetadataIndex:
         at = bisect_right(self._starts, start) - 1
         if at < 0:
             return None
-        piece, within = self._pieces[at], start - self._starts[at]
-        return piece[within : within + n_bytes] if within + n_bytes <= len(piece) else None
+        piece, offset = self._pieces[at], start - self._starts[at]
+        return piece[offset : offset + n_bytes] if offset + n_bytes <= len(piece) else None
 
     def to_bytes(self) -> bytes:
         """Return the index as it is stored: a head, the compressed places, sizes and bytes, and a digest of all."""
@@ -70,15 +70,15 @@ class MetadataIndex:
         try:
             _, n_bytes, identity, n = HEAD.unpack_from(stored)
             inflate = zlib.decompressobj()
-            plain = inflate.decompress(stored[HEAD.size :], min(MAX_PLAIN, max(FREE, MAX_RATIO * len(stored))))
-            if not inflate.eof or 16 * n > len(plain):
+            content = inflate.decompress(stored[HEAD.size :], min(MAX_PLAIN, max(FREE, MAX_RATIO * len(stored))))
+            if not inflate.eof or 16 * n > len(content):
                 raise ValueError
-            starts, sizes = np.frombuffer(plain, "<i8", 2 * n).reshape(2, n)
+            starts, sizes = np.frombuffer(content, "<i8", 2 * n).reshape(2, n)
             is_apart = n < 2 or bool((starts[1:] - starts[:-1] >= sizes[:-1]).all())
             if n and (not is_apart or starts[0] < 0 or sizes.min() < 0 or starts[-1] > n_bytes - sizes[-1]):
                 raise ValueError
             ends = 16 * n + np.cumsum(sizes)
-            pieces = [plain[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+            pieces = [content[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
             if [len(piece) for piece in pieces] != sizes.tolist():
                 raise ValueError
             return cls(n_bytes, identity.decode(), starts.tolist(), pieces)

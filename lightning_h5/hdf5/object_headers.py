@@ -1,6 +1,6 @@
-"""Object headers: what a file declares about an array, read from its bytes instead of through the HDF5 library.
+"""Object headers: declarations about an array, read from the file's bytes instead of through the HDF5 library.
 
-Only what descriptions of arrays follow from is looked at. What needs the library is left to it: attributes in heaps,
+Only messages that a description depends on are parsed. Some are left to the library: attributes in heaps,
 shared messages, external storage. The "HDF5 File Format Specification" defines the format in section IV.A.
 """
 
@@ -73,7 +73,7 @@ class HeaderFile:
 
 
 class ObjectHeader(NamedTuple):
-    """What an object header declares about an array.
+    """The declarations of an object header about an array.
 
     Attributes:
         structure: equal for arrays with descriptions that differ only in the following.
@@ -92,8 +92,8 @@ class HeaderTemplate(NamedTuple):
     """A header in one piece, to recognize others of its structure by their bytes. This is faster than parsing them.
 
     Attributes:
-        header: what it declares.
-        fixed: what is equal in all of them: start, end, content.
+        header: its declarations.
+        fixed: runs of bytes that are equal in all of them: start, end, content.
         n_rows: where the length of axis 0 is, and its limit if that is the same number.
         limit: of axis 0, if it is another number.
         place: where a contiguous array's start and size are.
@@ -119,13 +119,13 @@ class HeaderTemplate(NamedTuple):
             if number in IRRELEVANT:
                 varying = [(start, start + len(data))]
             elif number == DATASPACE:
-                first = start + (8 if data[0] == 1 else 4)
-                n_rows, last = (first,), first + 8 * data[1]
+                lengths_start = start + (8 if data[0] == 1 else 4)
+                n_rows, limits_start = (lengths_start,), lengths_start + 8 * data[1]
                 if data[2]:
-                    limit = int.from_bytes(data[last - start :][:8], "little")
+                    limit = int.from_bytes(data[limits_start - start :][:8], "little")
                     if limit == header.n_rows:
-                        n_rows, limit = (first, last), None
-                varying = [(each, each + 8) for each in n_rows]
+                        n_rows, limit = (lengths_start, limits_start), None
+                varying = [(position, position + 8) for position in n_rows]
             elif number == LAYOUT:
                 place = start + _address_in(data)
                 varying = [(place, place + (8 if header.place is None else 16))]
@@ -139,7 +139,7 @@ class HeaderTemplate(NamedTuple):
         return cls(header, tuple(fixed), n_rows, limit, place)
 
     def read(self, file: HeaderFile, address: int) -> ObjectHeader | None:
-        """Return what a header of this structure declares; None for others."""
+        """Return the declarations of a header of this structure; None for others."""
         data = file.read(self.fixed[-1][1], address)
         if (file.version, file.user_block, file.format) != self.header.structure[:3]:
             return None
@@ -193,7 +193,7 @@ def _messages(file: HeaderFile, address: int) -> Iterator[tuple[int, int, bytes,
 
 
 def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
-    """Return what a header declares; None if it does not contain everything that a description follows from."""
+    """Return the declarations of a header; None if a description depends on bytes outside of it."""
     parts: dict[int, Any] = {}
     attributes = []
     is_checked = file.read(4, address) == b"OHDR"
@@ -215,8 +215,8 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
     if _is_opaque_scalar(parts):
         if place is None or n_bytes != int.from_bytes(parts[DATATYPE][4:8], "little"):
             return None
-        of_scalar = (file.version, file.user_block, file.format, is_checked, OPAQUE_SCALAR, parts[LAYOUT])
-        return ObjectHeader(of_scalar, n_bytes, place, n_bytes)
+        scalar_structure = (file.version, file.user_block, file.format, is_checked, OPAQUE_SCALAR, parts[LAYOUT])
+        return ObjectHeader(scalar_structure, n_bytes, place, n_bytes)
     n_rows, parts[DATASPACE] = _dataspace(parts[DATASPACE])
     structure = (file.version, file.user_block, file.format, is_checked, *sorted(parts.items()), *attributes)
     return ObjectHeader(structure, n_rows, place, n_bytes)

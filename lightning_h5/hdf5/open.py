@@ -50,7 +50,7 @@ def translate_h5py_errors(path: str, what: str) -> Iterator[None]:
 
     Args:
         path: the file.
-        what: what is being read, for the message.
+        what: the subject of the message, such as a quoted key.
 
     Raises:
         H5CorruptError: anything was raised but an error of this package or a lack of memory.
@@ -117,9 +117,9 @@ def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_ind
     except H5Error:  # of the store
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        first, n_bytes = remote.pread(8, 0), remote.status.st_size
+        head, n_bytes = remote.pread(8, 0), remote.status.st_size
         raise H5FileError(
-            f"{shown_url(url)!r} cannot be opened as an HDF5 file: it has {n_bytes:,} bytes and begins with {first!r} "
+            f"{shown_url(url)!r} cannot be opened as an HDF5 file: it has {n_bytes:,} bytes and begins with {head!r} "
             f"({type(error).__name__}: {error}). Check that it is one, and that its upload was complete."
         ) from error
     strategy = file.id.get_create_plist().get_file_space_strategy()[0]
@@ -134,7 +134,7 @@ def open_recorded(n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> Any
     Args:
         n_bytes: its size.
         pread: reads it.
-        read: gets the places.
+        read: the list that place and size of each read are appended to.
 
     Raises:
         H5FileError: it is not HDF5.
@@ -157,12 +157,12 @@ def _index_of(url: str, n_bytes: int) -> MetadataIndex | None:
         return None
     name = shown_url(url) + INDEX_SUFFIX
     try:
-        found = MetadataIndex.from_bytes(data, name)
+        index = MetadataIndex.from_bytes(data, name)
     except H5FileError as error:
         _log.warning("%s It is not used.", error)
         return None
-    if found.n_bytes == n_bytes and found.identity == sampled_identity(url):
-        return found
+    if index.n_bytes == n_bytes and index.identity == sampled_identity(url):
+        return index
     _log.warning(
         "%r belongs to another state of the file, and is not used. Write it again: `lightning-h5 index`.", name
     )
@@ -204,9 +204,9 @@ def _why_not_open(path: str, error: OSError) -> str:
         )
     if "signature not found" in text:
         with open(path, "rb") as file:
-            first = file.read(8)
+            head = file.read(8)
         return (
-            f"{path!r} is not an HDF5 file: it has {size:,} bytes and begins with {first!r}. "
+            f"{path!r} is not an HDF5 file: it has {size:,} bytes and begins with {head!r}. "
             "Pass an HDF5 file, or check that the copy of this one is complete."
         )
     if error.errno in (11, 35, 37, 524) or "unable to lock file" in text:
@@ -272,9 +272,9 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False, paged: bool
     except OSError as error:
         if existed or isinstance(error, FileExistsError):
             raise H5FileError(f"{path!r} exists already. Remove it, or choose another name.") from error
-        why = os.strerror(error.errno) if error.errno else str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise H5FileError(
-            f"{path!r} cannot be created: {why}. Check that its folder exists and is writable, "
+            f"{path!r} cannot be created: {reason}. Check that its folder exists and is writable, "
             "and that the disk is not full."
         ) from error
 
@@ -310,10 +310,10 @@ def object_address(item: Any) -> tuple[Any, Any]:
         item: h5py's file, group, array or named datatype.
     """
     if isinstance(item, h5py.Datatype):  # has no chunk index
-        found = h5py.h5o.get_info(item.id)
-        return (found.fileno, 0), (found.addr, 0)
-    named = h5py.h5g.get_objinfo(item.id)
-    return named.fileno, named.objno
+        info = h5py.h5o.get_info(item.id)
+        return (info.fileno, 0), (info.addr, 0)
+    info = h5py.h5g.get_objinfo(item.id)
+    return info.fileno, info.objno
 
 
 def is_in_other_file(file: Any, item: Any) -> bool:

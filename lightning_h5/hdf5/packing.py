@@ -66,7 +66,14 @@ MINC = ("image-min", "image-max")
 
 ATTRIBUTES = {
     name.encode()
-    for name in (*SCALING, *NWB_SCALING, *MISSING, UNSIGNED, *VALID, *(n for one in OTHER_NAMES for n in one[:3] if n))
+    for name in (
+        *SCALING,
+        *NWB_SCALING,
+        *MISSING,
+        UNSIGNED,
+        *VALID,
+        *(n for names in OTHER_NAMES for n in names[:3] if n),
+    )
 }
 """The attributes of an array that declare how its numbers are decoded."""
 
@@ -74,7 +81,7 @@ MARKERS = {b"_Netcdf4Dimid", b"_Netcdf4Coordinates", b"DIMENSION_LIST"}
 """The attributes that the netCDF library writes to arrays."""
 
 Policy = Literal["decode", "refuse", "keep", "guard"]
-"""What becomes of packed numbers if the user names neither a decoder nor the stored dtype."""
+"""How packed numbers are loaded if the user names neither a decoder nor the stored dtype."""
 
 MAX_VALUES = 64
 """Values of an attribute that are read; there is one, or a few that stand for missing values."""
@@ -92,12 +99,12 @@ class Packing:
     Attributes:
         attributes: their names and values, as text.
         scale: each stored value is multiplied by this.
-        offset: and this is added.
+        offset: this is added to the product.
         missing: stored values that stand for missing values.
         dtype: of decoded values.
         stored: dtype that stored values are viewed as, if it is another (``_Unsigned``).
         unclear: name of an attribute that cannot be interpreted, such as text; or None.
-        policy: what becomes of stored values by default. netCDF files are "decoded", and integers of other files
+        policy: how stored values are loaded by default. netCDF files are "decoded", and integers of other files
             "refused"; floats there, and numbers of NWB files, are "kept". Integers of netCDF files without a scale or
             a declared missing value are "guarded": they stay integers, and a missing value is an error.
         fill: netCDF's default fill value, which stands for a missing value too; None if there is none.
@@ -114,7 +121,7 @@ class Packing:
     stored: str | None = None
     unclear: str | None = None
     policy: Policy = "refuse"
-    # Not in the text of a codec, which is a part of a file's identity: they follow from the attributes, or the dtype.
+    # Not in a codec's text, a part of a file's identity: these fields follow from the attributes, or the dtype.
     fill: float | None = field(default=None, repr=False)
     least: float | None = field(default=None, repr=False)
     most: float | None = field(default=None, repr=False)
@@ -146,7 +153,7 @@ class Packing:
 
     @property
     def identity(self) -> str:
-        """What the identity of a file has of it."""
+        """The part of a file's identity that covers the packing."""
         return "" if self.is_implied else str(self)
 
     @property
@@ -167,7 +174,7 @@ class Packing:
         if self.marks:
             parts.append(f"{' or '.join(map(_short, self.marks))} means missing")
         if self.has_limits:
-            low, high = ("" if one is None else f"{one:.7g}" for one in (self.least, self.most))
+            low, high = ("" if bound is None else f"{bound:.7g}" for bound in (self.least, self.most))
             parts.append(f"values beyond {low} to {high} are missing".replace("  ", " "))
         return "; ".join(parts)
 
@@ -198,25 +205,27 @@ class Packing:
         """
         if (missing := self.is_missing(values)).any():
             value, kind = values[missing][0], f"its {values.dtype} numbers"
-            why = "netCDF's default fill value" if value == self.fill else f"not valid ({self})"
+            reason = "netCDF's default fill value" if value == self.fill else f"not valid ({self})"
             raise H5ValueError(
-                f"{key!r} has a missing value: {value} is {why}, and integers have no NaN. Pass decode={{{key!r}: "
+                f"{key!r} has a missing value: {value} is {reason}, and integers have no NaN. Pass decode={{{key!r}: "
                 f"'cf'}} for floats with NaN, or the dtype {str(values.dtype)!r} by name to load {kind} as they are."
             )
 
     def limits(self, dtype: np.dtype[Any]) -> tuple[Any, Any]:
         """Return the smallest and largest valid value of the dtype that values are viewed as."""
         ends = (-math.inf, math.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        least, most = (end if one is None else one for one, end in zip((self.least, self.most), ends, strict=True))
+        least, most = (
+            end if bound is None else bound for bound, end in zip((self.least, self.most), ends, strict=True)
+        )
         return least, most
 
     def is_missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which stored values stand for missing ones."""
         missing: npt.NDArray[np.bool_] = np.isin(values, np.array(self.marks, values.dtype))
         if self.has_limits:
-            seen = values if self.stored is None else values.view(self.stored)
-            least, most = self.limits(seen.dtype)
-            missing |= (seen < least) | (seen > most)
+            numbers = values if self.stored is None else values.view(self.stored)
+            least, most = self.limits(numbers.dtype)
+            missing |= (numbers < least) | (numbers > most)
         return missing
 
     def decode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -230,22 +239,27 @@ class Packing:
         """
         self.check()
         is_missing = self.is_missing(values)
-        seen = values if self.stored is None else values.view(self.stored)
+        numbers = values if self.stored is None else values.view(self.stored)
         is_scaled = self.scale != 1 or self.offset != 0
         if not is_scaled and not is_missing.any():
-            return seen
-        if not is_scaled and seen.dtype.itemsize == 8 and seen.size and _largest(seen[~is_missing]) > EXACT_IN_FLOAT64:
+            return numbers
+        if (
+            not is_scaled
+            and numbers.dtype.itemsize == 8
+            and numbers.size
+            and _largest(numbers[~is_missing]) > EXACT_IN_FLOAT64
+        ):
             raise H5ValueError(
                 f"{self}: values beyond 2**53 next to missing ones do not fit a float. Decode them yourself."
             )
         dtype = np.dtype(self.dtype)
-        decoded: npt.NDArray[Any] = seen.astype(dtype) * dtype.type(self.scale) + dtype.type(self.offset)
+        decoded: npt.NDArray[Any] = numbers.astype(dtype) * dtype.type(self.scale) + dtype.type(self.offset)
         decoded[is_missing] = np.nan
         return decoded
 
 
-_SCALES = (SCALING[0], NWB_SCALING[0], "what/gain", *(one.scale for one in OTHER_NAMES))
-_OFFSETS = (SCALING[1], NWB_SCALING[1], "what/offset", *(one.offset for one in OTHER_NAMES))
+_SCALES = (SCALING[0], NWB_SCALING[0], "what/gain", *(names.scale for names in OTHER_NAMES))
+_OFFSETS = (SCALING[1], NWB_SCALING[1], "what/offset", *(names.offset for names in OTHER_NAMES))
 
 Value = npt.NDArray[Any] | str
 """Numbers of an attribute, flat; or text that describes another value."""
@@ -274,50 +288,50 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
         return _packing_of_odim(array, element)
     if (minc := _packing_of_minc(array, element)) is not None:
         return minc
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     if h5py.h5a.get_num_attrs(array.id):
-        found = _declared_attributes(array, (*SCALING, *MISSING, *((UNSIGNED,) if element.kind != "f" else ())))
-        _ignore_text(found, array)
+        values = _declared_attributes(array, (*SCALING, *MISSING, *((UNSIGNED,) if element.kind != "f" else ())))
+        _ignore_text(values, array)
     is_netcdf = form == "netCDF" or _is_variable(array)
     cure = None
     policy: Policy = "decode" if is_netcdf else "refuse" if element.kind != "f" else "keep"
-    if not found and form == "NWB" and (found := _declared_attributes(array, NWB_SCALING[:1])):
-        found |= _declared_attributes(array, NWB_SCALING[1:])
+    if not values and form == "NWB" and (values := _declared_attributes(array, NWB_SCALING[:1])):
+        values |= _declared_attributes(array, NWB_SCALING[1:])
         policy = "decode" if is_netcdf and element.kind == "f" else "keep"
-    names = SCALING if not set(found) & set(NWB_SCALING) else NWB_SCALING
-    if not set(found) & set(names) and (others := _by_other_names(array)) is not None:
-        names, cure, more = others
-        found = more | found
-    fill = _default_fill(array, element) if is_netcdf and not isinstance(found.get(MISSING[0]), np.ndarray) else None
-    if not found and fill is None and not is_netcdf:
+    names = SCALING if not set(values) & set(NWB_SCALING) else NWB_SCALING
+    if not set(values) & set(names) and (alternative := _by_other_names(array)) is not None:
+        names, cure, other_values = alternative
+        values = other_values | values
+    fill = _default_fill(array, element) if is_netcdf and not isinstance(values.get(MISSING[0]), np.ndarray) else None
+    if not values and fill is None and not is_netcdf:
         return None
-    valid = _declared_attributes(array, VALID) if is_netcdf or found else {}
-    attributes = tuple((name, _value_text(value)) for name, value in found.items())
-    missing_names = [name for name in found if name not in (*names, UNSIGNED)]
-    unclear = next((name for name in (*names, *missing_names) if isinstance(found.get(name), str)), None)
-    scale, offset = (_single_number(found.get(name), neutral) for name, neutral in zip(names, (1, 0), strict=True))
+    valid = _declared_attributes(array, VALID) if is_netcdf or values else {}
+    attributes = tuple((name, _value_text(value)) for name, value in values.items())
+    missing_names = [name for name in values if name not in (*names, UNSIGNED)]
+    unclear = next((name for name in (*names, *missing_names) if isinstance(values.get(name), str)), None)
+    scale, offset = (_single_number(values.get(name), neutral) for name, neutral in zip(names, (1, 0), strict=True))
     unclear = unclear or next((n for n, v in zip(names, (scale, offset), strict=True) if v is None), None)
     if cure is not None and unclear is None and offset:
         unclear = names[1]
-    is_unsigned = _yes_or_no(found.get(UNSIGNED), default=element.kind == "u")
+    is_unsigned = _yes_or_no(values.get(UNSIGNED), default=element.kind == "u")
     if is_unsigned is None:
         unclear = unclear or UNSIGNED
     is_reseen = element.kind != "f" and is_unsigned is not None and is_unsigned != (element.kind == "u")
     stored = f"{'uint' if is_unsigned else 'int'}{8 * element.itemsize}" if is_reseen else None
-    marks = [value for name in missing_names for value in _as_values(found.get(name))]
+    marks = [value for name in missing_names for value in _as_values(values.get(name))]
     missing = dict.fromkeys(mark for value in marks if (mark := _mark(value, element, is_reseen=is_reseen)) is not None)
     least, most = _limits(valid, element, stored)
     attributes += (
         tuple((name, _value_text(value)) for name, value in valid.items()) if (least, most) != (None, None) else ()
     )
-    is_scaled = not set(found).isdisjoint(names)
+    is_scaled = not set(values).isdisjoint(names)
     is_changed = unclear is not None or scale != 1 or offset != 0 or bool(missing) or stored is not None
     has_others = (fill is not None and stored is None) or (least, most) != (None, None)
     if not is_changed and not (is_netcdf and has_others) and (element.kind == "f" or not is_scaled):
         return None
     if element.kind != "f" and not is_changed:
         policy = "keep" if not is_netcdf else "decode" if is_scaled else "guard"
-    numbers = [value for name in names if isinstance(value := found.get(name), np.ndarray)]
+    numbers = [value for name in names if isinstance(value := values.get(name), np.ndarray)]
     dtype = np.result_type(stored or element, *(value.dtype for value in numbers))
     return Packing(
         attributes=attributes,
@@ -355,7 +369,7 @@ def has_packing_outside(group: Any, name: bytes) -> bool:
     if name != b"image":
         return False
     try:
-        return all(h5py.h5g.get_objinfo(group, one.encode()).type == h5py.h5g.DATASET for one in MINC)
+        return all(h5py.h5g.get_objinfo(group, limit_name.encode()).type == h5py.h5g.DATASET for limit_name in MINC)
     except (KeyError, ValueError, RuntimeError):
         return False
 
@@ -366,17 +380,17 @@ def _is_variable(array: Any) -> bool:
 
 
 def _declared_attributes(item: Any, names: tuple[str, ...]) -> dict[str, Value]:
-    """Return those of some attributes that an object has."""
+    """Return the values of those attributes that an object has."""
     values = {name: _numbers_of_attribute(item, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _ignore_text(found: dict[str, Value], array: Any) -> None:
+def _ignore_text(values: dict[str, Value], array: Any) -> None:
     """Remove missing values that are declared as text, which no number equals, with one log message."""
     for name in MISSING:
-        if isinstance(value := found.get(name), _Text):
+        if isinstance(value := values.get(name), _Text):
             _packing_note(f"{name}={value} of {str(array.name)!r} is text, which no number equals, and is ignored")
-            del found[name]
+            del values[name]
 
 
 @lru_cache(1000)
@@ -386,26 +400,26 @@ def _packing_note(text: str) -> None:
 
 def _by_other_names(array: Any) -> tuple[tuple[str, str], str | None, dict[str, Value]] | None:
     """Return a scale outside of netCDF's conventions: its names, the cure if it is unclear, and all attributes."""
-    for one in OTHER_NAMES:
-        found = _declared_attributes(array, (one.scale, one.offset, *((one.missing,) if one.missing else ())))
+    for names in OTHER_NAMES:
+        values = _declared_attributes(array, (names.scale, names.offset, *((names.missing,) if names.missing else ())))
         scale, offset = (
-            _single_number(found.get(name), neutral) for name, neutral in ((one.scale, 1), (one.offset, 0))
+            _single_number(values.get(name), neutral) for name, neutral in ((names.scale, 1), (names.offset, 0))
         )
-        if one.scale not in found or (one.is_sure and one.offset not in found) or (scale == 1 and offset == 0):
+        if names.scale not in values or (names.is_sure and names.offset not in values) or (scale == 1 and offset == 0):
             continue
         cure = None
-        if not one.is_sure and scale is not None and offset:
+        if not names.is_sure and scale is not None and offset:
             cure = (
                 f"Files with these attributes mean x * {scale:g} + {offset:g} or (x - {offset:g}) * {scale:g}, as the "
                 f"documentation of the product says. Pass decode={{{{name}}: lambda x: x * {scale:g} + {offset:g}}}, "
                 "or the other formula"
             )
-        return (one.scale, one.offset), cure, found
+        return (names.scale, names.offset), cure, values
     return None
 
 
 def _default_fill(array: Any, element: np.dtype[Any]) -> float | None:
-    """Return the value by which netCDF marks what was never written; None if the array was made without it."""
+    """Return netCDF's fill value of elements that were never written; None if the array was made without it."""
     fill = DEFAULT_FILLS.get(f"{element.kind}{element.itemsize}")
     if fill is None or h5py.check_enum_dtype(array.dtype) is not None:
         return None
@@ -419,7 +433,7 @@ def _limits(valid: dict[str, Value], element: np.dtype[Any], stored: str | None)
     if len(pair) == 2 and None not in pair:
         return pair[0], pair[1]
     least, most = (ends.get(name, []) for name in VALID[1:])
-    low, high = (_exact(one[0], element, stored) if len(one) == 1 else None for one in (least, most))
+    low, high = (_exact(numbers[0], element, stored) if len(numbers) == 1 else None for numbers in (least, most))
     return low, high
 
 
@@ -428,34 +442,34 @@ def _exact(value: Any, element: np.dtype[Any], stored: str | None) -> Any:
     if element.kind == "f":
         with np.errstate(all="ignore"):
             return float(value) if element.type(value) == value else None
-    whole = _stored_integer(value, element, is_reseen=stored is not None)
-    if whole is None or stored is None:
-        return whole
-    return int(np.array(whole, element).view(stored))
+    integer = _stored_integer(value, element, is_reseen=stored is not None)
+    if integer is None or stored is None:
+        return integer
+    return int(np.array(integer, element).view(stored))
 
 
 def _packing_of_odim(array: Any, element: np.dtype[Any]) -> Packing | None:
     """Return how ODIM_H5 packs an array: by the ``what`` group beside it, or of a level above."""
-    found: dict[str, Value] = {}
-    above = str(array.name).rpartition("/")[0]
+    values: dict[str, Value] = {}
+    group_name = str(array.name).rpartition("/")[0]
     while True:
-        group = _child(array, f"{above}/what")
+        group = _child(array, f"{group_name}/what")
         for name, value in ({} if group is None else _declared_attributes(group, ODIM)).items():
-            found.setdefault(name, value)
-        if not above:
+            values.setdefault(name, value)
+        if not group_name:
             break
-        above = above.rpartition("/")[0]
-    if "gain" not in found:
+        group_name = group_name.rpartition("/")[0]
+    if "gain" not in values:
         return None
-    scale, offset = (_single_number(found.get(name), neutral) for name, neutral in (("gain", 1), ("offset", 0)))
-    marks = [_mark(value, element, is_reseen=False) for name in ODIM[2:] for value in _as_values(found.get(name))]
+    scale, offset = (_single_number(values.get(name), neutral) for name, neutral in (("gain", 1), ("offset", 0)))
+    marks = [_mark(value, element, is_reseen=False) for name in ODIM[2:] for value in _as_values(values.get(name))]
     missing = tuple(dict.fromkeys(mark for mark in marks if mark is not None))
-    unclear = next((f"what/{name}" for name in ODIM if isinstance(found.get(name), str)), None)
+    unclear = next((f"what/{name}" for name in ODIM if isinstance(values.get(name), str)), None)
     unclear = unclear or ("what/gain" if scale is None else "what/offset" if offset is None else None)
     if scale == 1 and offset == 0 and not missing:
         return None
     return Packing(
-        attributes=tuple((f"what/{name}", _value_text(found[name])) for name in ODIM if name in found),
+        attributes=tuple((f"what/{name}", _value_text(values[name])) for name in ODIM if name in values),
         scale=1.0 if scale is None else float(scale),
         offset=0.0 if offset is None else float(offset),
         missing=missing,
@@ -466,28 +480,29 @@ def _packing_of_odim(array: Any, element: np.dtype[Any]) -> Packing | None:
 
 def _packing_of_minc(array: Any, element: np.dtype[Any]) -> Packing | None:
     """Return how MINC2 packs the array ``image``: the ends of its valid range stand for two values, or two a slice."""
-    above, _, name = str(array.name).rpartition("/")
-    parent = _child(array, above or "/")
+    group_name, _, name = str(array.name).rpartition("/")
+    parent = _child(array, group_name or "/")
     if element.kind == "f" or parent is None or not has_packing_outside(parent.id, name.encode(errors="replace")):
         return None
-    if any(parent[one].size > MAX_SLICES or parent[one].dtype.kind not in "iuf" for one in MINC):
+    if any(parent[limit_name].size > MAX_SLICES or parent[limit_name].dtype.kind not in "iuf" for limit_name in MINC):
         raise ValueError(f"{listing(MINC)} have more than {MAX_SLICES:,} values, or values that are no numbers")
-    low, high = ((parent[one].shape, np.unique(parent[one][...])) for one in MINC)
+    low, high = ((parent[limit_name].shape, np.unique(parent[limit_name][...])) for limit_name in MINC)
     limits = np.iinfo(element)
-    given = _as_values(_declared_attributes(array, VALID).get(VALID[0]))
-    least, most = sorted(map(float, given)) if len(given) == 2 else (float(limits.min), float(limits.max))
+    valid_range = _as_values(_declared_attributes(array, VALID).get(VALID[0]))
+    least, most = sorted(map(float, valid_range)) if len(valid_range) == 2 else (float(limits.min), float(limits.max))
     attributes = [(VALID[0], f"[{least:g}, {most:g}]")]
     if len(low[1]) == len(high[1]) == 1 and most > least:
-        first, last = float(low[1][0]), float(high[1][0])
-        scale = (last - first) / (most - least)
-        offset = first - least * scale
+        low_value, high_value = float(low[1][0]), float(high[1][0])
+        scale = (high_value - low_value) / (most - least)
+        offset = low_value - least * scale
         if scale == 1 and offset == 0:
             return None
-        attributes += [(MINC[0], f"{first:g}"), (MINC[1], f"{last:g}")]
+        attributes += [(MINC[0], f"{low_value:g}"), (MINC[1], f"{high_value:g}")]
         bounds = (int(least) if least > limits.min else None, int(most) if most < limits.max else None)
         return Packing(attributes=tuple(attributes), scale=scale, offset=offset, least=bounds[0], most=bounds[1])
     attributes += [
-        (one, f"{shape[0] if shape else 0} values") for one, (shape, _) in zip(MINC, (low, high), strict=True)
+        (limit_name, f"{shape[0] if shape else 0} values")
+        for limit_name, (shape, _) in zip(MINC, (low, high), strict=True)
     ]
     cure = (
         f"Each slice has a scale of its own: (x - {least:g}) / {most - least:g} * (image-max - image-min) + image-min. "
@@ -540,8 +555,8 @@ def _single_number(value: Value | None, neutral: float) -> Any:
     """Return the number of an attribute; the neutral one without it, and None if it is not one number."""
     if value is None:
         return neutral
-    is_one = isinstance(value, np.ndarray) and value.size == 1 and math.isfinite(value[0])
-    return value[0] if is_one else None
+    is_single = isinstance(value, np.ndarray) and value.size == 1 and math.isfinite(value[0])
+    return value[0] if is_single else None
 
 
 def _as_values(value: Value | None) -> list[Any]:
@@ -559,11 +574,11 @@ def _stored_integer(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> i
     """Return the stored integer that equals a value of an attribute; None if no element can have it."""
     if not math.isfinite(value) or value != int(value):
         return None
-    limits, whole = np.iinfo(element), int(value)
-    if is_reseen and not limits.min <= whole <= limits.max:  # given in the viewed dtype, not in the stored one
+    limits, integer = np.iinfo(element), int(value)
+    if is_reseen and not limits.min <= integer <= limits.max:  # given in the viewed dtype, not in the stored one
         span = 1 << limits.bits
-        whole += span if whole < 0 else -span
-    return whole if limits.min <= whole <= limits.max else None
+        integer += span if integer < 0 else -span
+    return integer if limits.min <= integer <= limits.max else None
 
 
 def _yes_or_no(value: Value | None, *, default: bool) -> bool | None:
@@ -590,4 +605,4 @@ def _short(number: float) -> str:
 def _value_text(value: Value) -> str:
     if isinstance(value, str):
         return value
-    return str(value[0]) if value.size == 1 else str([one.item() for one in value])
+    return str(value[0]) if value.size == 1 else str([number.item() for number in value])

@@ -52,19 +52,19 @@ def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | Non
         H5FileError: a file does not exist, or is not a regular file.
         H5ValueError: the list is empty, or names a file twice.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    if not isinstance(given, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in given):
+    items = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(items, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in items):
         raise H5ValueError(
             f"{name}={paths!r} is neither a path nor a list of paths. Pass the path of an HDF5 file, not an open file."
         )
-    if not given:
+    if not items:
         raise H5ValueError(f"{name}=[] names no file. Pass a file, a glob, a directory or a list of these.")
-    files = [file for path in given for file in _expand_one(path, name, staging)]
-    times = Counter(each_file := [file_number(file) for file in files])
+    files = [file for path in items for file in _expand_one(path, name, staging)]
+    times = Counter(numbers := [file_number(file) for file in files])
     if len(times) < len(files):
-        twice = sorted({file for file, number in zip(files, each_file, strict=True) if times[number] > 1})
+        duplicates = sorted({file for file, number in zip(files, numbers, strict=True) if times[number] > 1})
         raise H5ValueError(
-            f"{name} names {listing(twice)} more than once (links count as their target), and its rows would be "
+            f"{name} names {listing(duplicates)} more than once (links count as their target), and its rows would be "
             "trained on twice per epoch. Name each file once."
         )
     look_ahead([file for file in files if is_url(file)])
@@ -82,11 +82,11 @@ def file_number(path: str) -> tuple[int, int] | str:
     if is_url(path):
         return path
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:  # open raises the error
         return os.path.realpath(path)
     # A file system without inode numbers reports 0 for all files.
-    return (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(path)
+    return (status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(path)
 
 
 def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Sequence[str]:
@@ -96,23 +96,23 @@ def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Se
         return expand_url(path, SUFFIXES, name)
     text = expand_user(path)
     if os.path.isdir(text):
-        inside = _names_in(text, text, name)
-        files = [os.path.join(text, each) for each in inside if _has_suffix(each)]
+        entries = _names_in(text, text, name)
+        files = [os.path.join(text, entry) for entry in entries if _has_suffix(entry)]
         if not files:
             raise H5FileError(
                 f"{name}={text!r} is a directory without HDF5 files ({', '.join('*' + s for s in SUFFIXES)})"
-                f"{_other_ways(text, inside)}"
+                f"{_other_ways(text, entries)}"
             )
         return files
     if not os.path.lexists(text) and glob.has_magic(text):
         files = sorted(glob.glob(text, recursive=True), key=natural_order)
         if not files:
             folder = os.path.dirname(re.split(r"[*?[]", text)[0]) or "."
-            there = f"there is no directory {folder!r}"
+            reason = f"there is no directory {folder!r}"
             if os.path.isdir(folder):  # a glob skips directories that it cannot read
-                there = _has(folder, _h5_files(folder, _names_in(folder, text, name)))
+                reason = _has(folder, _h5_files(folder, _names_in(folder, text, name)))
             raise H5FileError(
-                f"{name}={text!r} matches no file; {there}.{_unexpanded(text)} Check the pattern, or pass the files "
+                f"{name}={text!r} matches no file; {reason}.{_unexpanded(text)} Check the pattern, or pass the files "
                 f"(relative paths start at {os.getcwd()!r})."
             )
         return files
@@ -124,8 +124,8 @@ def _names_in(folder: str, path: str, name: str) -> list[str]:
     try:
         return sorted(os.listdir(folder), key=natural_order)
     except OSError as error:
-        what = "is a directory that" if folder == path else f"lies in {folder!r}, which"
-        raise H5FileError(f"{name}={path!r} {what} cannot be listed: {error.strerror}. {_cure(error)}") from error
+        relation = "is a directory that" if folder == path else f"lies in {folder!r}, which"
+        raise H5FileError(f"{name}={path!r} {relation} cannot be listed: {error.strerror}. {_cure(error)}") from error
 
 
 def _h5_files(folder: str, names: Sequence[str]) -> list[str]:
@@ -135,9 +135,9 @@ def _h5_files(folder: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if _has_suffix(name) or name in signed]
 
 
-def _has(folder: str, found: Sequence[str]) -> str:
-    files = "file" if len(found) == 1 else "files"
-    return f"{folder!r} has {f'the HDF5 {files} {listing(found)}' if found else 'no HDF5 files'}"
+def _has(folder: str, names: Sequence[str]) -> str:
+    files = "file" if len(names) == 1 else "files"
+    return f"{folder!r} has {f'the HDF5 {files} {listing(names)}' if names else 'no HDF5 files'}"
 
 
 def _has_signature(path: str) -> bool:
@@ -153,16 +153,16 @@ def _has_signature(path: str) -> bool:
 
 def _folders(folder: str, names: Sequence[str]) -> list[str]:
     """Return the directories that are not hidden among the first entries of a directory."""
-    shown = [name for name in names if not name.startswith(".") and not _has_suffix(name)]
-    return [name for name in shown[:MAX_LOOKS] if os.path.isdir(os.path.join(folder, name))]
+    visible = [name for name in names if not name.startswith(".") and not _has_suffix(name)]
+    return [name for name in visible[:MAX_LOOKS] if os.path.isdir(os.path.join(folder, name))]
 
 
 def _other_ways(folder: str, names: Sequence[str]) -> str:
     """Return the end of a sentence that proposes what to pass instead of a directory without HDF5 suffixes."""
-    if found := _h5_files(folder, names):
-        suffix = os.path.splitext(found[0])[1]
+    if files := _h5_files(folder, names):
+        suffix = os.path.splitext(files[0])[1]
         pattern = os.path.join(folder, "*" + suffix)
-        return f"; by other names it has {listing(found)}. Pass a glob such as {pattern!r}."
+        return f"; by other names it has {listing(files)}. Pass a glob such as {pattern!r}."
     if folders := _folders(folder, names):
         pattern = os.path.join(folder, "**", "*.h5")
         return f"; its folders {listing(folders)} are not searched. Pass a glob such as {pattern!r}."
@@ -203,17 +203,17 @@ def _regular_file(path: str, name: str) -> str:
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         if os.path.islink(path):
-            there, guess = f"it is a link to {os.readlink(path)!r}, which does not exist", ""
+            reason, guess = f"it is a link to {os.readlink(path)!r}, which does not exist", ""
         elif not os.path.isdir(folder):
-            there = f"there is no directory {folder!r}"
+            reason = f"there is no directory {folder!r}"
             guess = ""
         else:
-            inside = _names_in(folder, path, name)
-            found, folders = _h5_files(folder, inside), _folders(folder, inside)
-            there = _has(folder, found)
-            guess = near(os.path.basename(path), [*found, *folders])
+            entries = _names_in(folder, path, name)
+            files, folders = _h5_files(folder, entries), _folders(folder, entries)
+            reason = _has(folder, files)
+            guess = near(os.path.basename(path), [*files, *folders])
         raise H5FileError(
-            f"{name}={path!r} does not exist; {there}.{guess}{_unexpanded(path)} Pass the path of an HDF5 file "
+            f"{name}={path!r} does not exist; {reason}.{guess}{_unexpanded(path)} Pass the path of an HDF5 file "
             f"(relative paths start at {os.getcwd()!r})."
         ) from None
     except (OSError, ValueError) as error:  # ValueError: the path has a null character

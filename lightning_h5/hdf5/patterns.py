@@ -94,25 +94,25 @@ class _Search(NamedTuple):
             group_name: its name in the file.
             pattern: relative to the group, with a ``*`` in its first level.
         """
-        level, _, inside = pattern.partition("/")
-        before, _, after = level.partition("*")
-        inside, below = _until_star(inside)
+        level, _, inner_levels = pattern.partition("/")
+        prefix, _, suffix = level.partition("*")
+        inner_levels, below = _until_star(inner_levels)
         stars = [
-            name[len(before) : len(name) - len(after)]
+            name[len(prefix) : len(name) - len(suffix)]
             for name in map(text_of, group)
-            if name.startswith(before) and name.endswith(after) and len(name) >= len(before) + len(after)
+            if name.startswith(prefix) and name.endswith(suffix) and len(name) >= len(prefix) + len(suffix)
         ]
-        if level == "*" and (below or inside or self.kind == "group"):  # "#*" names groups such as #refs#
+        if level == "*" and (below or inner_levels or self.kind == "group"):  # "#*" names groups such as #refs#
             stars = [star for star in stars if not is_private_group(star)]
         targets = dict[str, Target]()
         for star in sorted(stars, key=natural_order):
-            name = f"{before}{star}{after}"
+            name = f"{prefix}{star}{suffix}"
             if not is_text(name):
                 raise H5ValueError(
                     f"{self.pattern!r} matches {name.encode(errors='surrogateescape')!r} in {self.path!r}, a name that "
                     "is not UTF-8. Rename it (h5py: file.move), or pass a pattern that does not match it."
                 )
-            name = f"{name}/{inside}" if inside else name
+            name = f"{name}/{inner_levels}" if inner_levels else name
             target = target_of(self.file, group, name, allow_external=self.allow_external)
             if target is None or target.kind != ("group" if below else self.kind):
                 continue
@@ -120,8 +120,8 @@ class _Search(NamedTuple):
                 targets[star] = target
                 continue
             name = f"{group_name}/{name}" if group_name else name
-            for other, inner in self.matches(self.group_at(name), name, below).items():
-                targets[f"{star}/{other}"] = inner._replace(is_linked=target.is_linked or inner.is_linked)
+            for inner_star, inner in self.matches(self.group_at(name), name, below).items():
+                targets[f"{star}/{inner_star}"] = inner._replace(is_linked=target.is_linked or inner.is_linked)
         return targets
 
 
@@ -129,5 +129,5 @@ def _until_star(pattern: str) -> tuple[str, str]:
     """Return the levels of a pattern before the first one with a ``*``, and the others."""
     if "*" not in pattern:
         return pattern, ""
-    above = pattern.partition("*")[0].rpartition("/")[0]
-    return above, pattern[len(above) :].lstrip("/")
+    group_name = pattern.partition("*")[0].rpartition("/")[0]
+    return group_name, pattern[len(group_name) :].lstrip("/")

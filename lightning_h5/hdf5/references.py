@@ -16,12 +16,12 @@ from .structures import is_empty_matlab
 __all__ = ["MAX_TEXT", "holds_regions", "is_matlab_text", "is_references", "referenced_arrays", "value_of_cell"]
 
 FEW = 1 << 16  # references that are read however small the file
-MIN_BYTES = 64  # of a file for each array in it: no header and link are shorter
+MIN_BYTES = 64  # of a file per array: a header and a link take at least as many
 
 CLASS = b"MATLAB_class"
 
 MAX_TEXT = 1 << 20
-"""Characters of a cell."""
+"""Characters of a cell that are read, at most."""
 
 
 def is_references(layout: ArrayLayout) -> bool:
@@ -72,21 +72,21 @@ def referenced_arrays(file: Any, path: str, key: str, files: FileOptions, *, tak
         references = array[()].reshape(-1).tolist()
     names = _Names(file)
     return [
-        _name_of_reference(one, names, f"{key!r} in {path!r} refers at index {at} to", takes_empty=takes_empty)
-        for at, one in enumerate(references)
+        _name_of_reference(reference, names, f"{key!r} in {path!r} refers at index {at} to", takes_empty=takes_empty)
+        for at, reference in enumerate(references)
     ]
 
 
 def value_of_cell(file: Any, name: str, files: FileOptions) -> Any:
-    """Return the text or the number that an array of an open file has, as a cell of MATLAB; None if it has another.
+    """Return the text or the number that an array of an open file has, as a cell of MATLAB; None for other values.
 
     Args:
         file: the open file.
         name: of the array.
         files: whether other files and large sizes are accepted.
     """
-    is_text, opened = is_matlab_text(file, name), h5py.h5d.open(file.id, name.encode(errors="surrogateescape"))
-    if is_empty_matlab(opened):
+    is_text, array_id = is_matlab_text(file, name), h5py.h5d.open(file.id, name.encode(errors="surrogateescape"))
+    if is_empty_matlab(array_id):
         return "" if is_text else None
     array = find_array(file, name, files).array
     if array.size > (MAX_TEXT if is_text else 1) or array.dtype.kind not in ("u" if is_text else "biuf"):
@@ -103,8 +103,8 @@ def value_of_cell(file: Any, name: str, files: FileOptions) -> Any:
 def is_matlab_text(file: Any, name: str) -> bool:
     """Return whether an array of an open file has the characters of a text of MATLAB."""
     with translate_h5py_errors(file.filename, repr(name)):
-        found = _attribute_or_none(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")), CLASS)
-    return isinstance(found, bytes | str) and found in (b"char", "char")
+        class_name = _attribute_or_none(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")), CLASS)
+    return isinstance(class_name, bytes | str) and class_name in (b"char", "char")
 
 
 class _Names:
@@ -118,44 +118,48 @@ class _Names:
 
     def __init__(self, file: Any) -> None:
         self.file = file
-        self._known: dict[tuple[int, int], str] = {}
+        self._names: dict[tuple[int, int], str] = {}
 
-    def of(self, opened: Any, reference: Any) -> str | None:
+    def of(self, array_id: Any, reference: Any) -> str | None:
         """Return the name of an open array; None if no group has it."""
-        address = h5py.h5g.get_objinfo(opened).objno
-        if address not in self._known:
+        address = h5py.h5g.get_objinfo(array_id).objno
+        if address not in self._names:
             name = h5py.h5r.get_name(reference, self.file.id)
             if name is None:
                 return None
-            above = name.rpartition(b"/")[0]
-            group = h5py.h5g.open(self.file.id, above or b"/")
-            for each in group:
-                info = h5py.h5g.get_objinfo(group, each, follow_link=False)
+            group_name = name.rpartition(b"/")[0]
+            group = h5py.h5g.open(self.file.id, group_name or b"/")
+            for member in group:
+                info = h5py.h5g.get_objinfo(group, member, follow_link=False)
                 if info.type == h5py.h5g.DATASET:
-                    self._known[info.objno] = f"{_decoded_name(above)}/{_decoded_name(each)}".strip("/")
-        return self._known.get(address)
+                    self._names[info.objno] = f"{_decoded_name(group_name)}/{_decoded_name(member)}".strip("/")
+        return self._names.get(address)
 
 
-def _name_of_reference(reference: Any, names: _Names, what: str, *, takes_empty: bool) -> str:
+def _name_of_reference(reference: Any, names: _Names, subject: str, *, takes_empty: bool) -> str:
     if not reference:
-        raise H5ValueError(f"{what} nothing: the reference is null. Write an array for each index.")
+        raise H5ValueError(f"{subject} nothing: the reference is null. Write an array for each index.")
     try:
         kind = h5py.h5r.get_obj_type(reference, names.file.id)
         if kind != h5py.h5g.DATASET:
-            other = "a group (a structure, or a sparse matrix)" if kind == h5py.h5g.GROUP else "a named datatype"
-            raise H5ValueError(f"{what} {other}, not an array. Write arrays of numbers or text.")
-        opened = h5py.h5r.dereference(reference, names.file.id)
-        name = names.of(opened, reference)
+            kind_text = "a group (a structure, or a sparse matrix)" if kind == h5py.h5g.GROUP else "a named datatype"
+            raise H5ValueError(f"{subject} {kind_text}, not an array. Write arrays of numbers or text.")
+        array_id = h5py.h5r.dereference(reference, names.file.id)
+        name = names.of(array_id, reference)
         if name is None:
-            raise H5ValueError(f"{what} an array without a name, which no group has. Write it into a group.")
-        if opened.get_type().get_class() == h5py.h5t.REFERENCE:
-            raise H5ValueError(f"{what} {name!r}, which holds references itself. Name that array instead.")
-        if not takes_empty and is_empty_matlab(opened):
-            raise H5ValueError(f"{what} {name!r}, an empty array of MATLAB, which stores its shape instead of values.")
+            raise H5ValueError(f"{subject} an array without a name, which no group has. Write it into a group.")
+        if array_id.get_type().get_class() == h5py.h5t.REFERENCE:
+            raise H5ValueError(f"{subject} {name!r}, which holds references itself. Name that array instead.")
+        if not takes_empty and is_empty_matlab(array_id):
+            raise H5ValueError(
+                f"{subject} {name!r}, an empty array of MATLAB, which stores its shape instead of values."
+            )
     except H5ValueError as error:
         raise error.with_traceback(None) from None
     except FAULTS as error:
-        raise H5CorruptError(f"{what} no object of the file: {error}. The file is damaged; copy it again.") from error
+        raise H5CorruptError(
+            f"{subject} no object of the file: {error}. The file is damaged; copy it again."
+        ) from error
     return name
 
 

@@ -123,8 +123,8 @@ class RemoteFile(_FileByPlace):
         Raises:
             H5FileError: the object cannot be read.
         """
-        if self.index is not None and (found := self.index.find(n_bytes, start)) is not None:
-            return found
+        if self.index is not None and (piece := self.index.find(n_bytes, start)) is not None:
+            return piece
         if self.is_paged and start < self.n_bytes:
             size = min(n_bytes, self.n_bytes - start)
             self.mirror.stage(np.array([start]), np.array([size]), (0, self.n_bytes))
@@ -143,15 +143,15 @@ class RemoteFile(_FileByPlace):
         nodes, fetched = [node], set[int]()
         while nodes:
             places, size, are_nodes = dict[int, None](), 0, True
-            for each in nodes:
-                found, size, are_nodes = _children(each, n_bytes)
-                places |= dict.fromkeys(self._base + place for place in found)
-            below = [place for place in places if 0 < place < self.n_bytes - size and place not in fetched]
-            if not below:
+            for parent in nodes:
+                children, size, are_nodes = _children(parent, n_bytes)
+                places |= dict.fromkeys(self._base + place for place in children)
+            new_places = [place for place in places if 0 < place < self.n_bytes - size and place not in fetched]
+            if not new_places:
                 return
-            fetched.update(below)
-            self.fetch(below, size)
-            nodes = [self.mirror.pread(size, place) for place in below] if are_nodes else []
+            fetched.update(new_places)
+            self.fetch(new_places, size)
+            nodes = [self.mirror.pread(size, place) for place in new_places] if are_nodes else []
 
     def close(self) -> None:
         """Close the mirror."""
@@ -161,12 +161,12 @@ class RemoteFile(_FileByPlace):
 
 
 class RecordedFile(_FileByPlace):
-    """A file that notes what is read of it.
+    """A file that records each read.
 
     Args:
         n_bytes: its size.
         pread: reads it.
-        read: gets place and size of each read.
+        read: the list that place and size of each read are appended to.
     """
 
     def __init__(self, n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> None:
@@ -224,8 +224,8 @@ def _key_bytes(kind: int, n_bytes: int) -> int | None:
     if kind == GROUP:
         return 8
     room, entries = n_bytes - NODE.size, 64
-    width, rest = divmod(room - 8 * entries, entries + 1)
-    return width if not rest and width >= 16 and width % 8 == 0 else None
+    width, remainder = divmod(room - 8 * entries, entries + 1)
+    return width if not remainder and width >= 16 and width % 8 == 0 else None
 
 
 class Opened(NamedTuple):
@@ -233,7 +233,7 @@ class Opened(NamedTuple):
 
     Attributes:
         n_bytes: its size.
-        pread: reads.
+        pread: reads bytes at a position.
         fetch: fetches pieces of a size at once, before they are read one after another.
     """
 
@@ -288,7 +288,7 @@ def opened(path: str) -> Iterator[Opened]:
         H5FileError: it cannot be opened.
     """
     if is_url(path):
-        remote = next((each for each in list(_open.values()) if each.url == path and not each.closed), None)
+        remote = next((file for file in list(_open.values()) if file.url == path and not file.closed), None)
         if remote is not None:
             yield Opened(remote.n_bytes, remote.pread, remote.fetch)
             return

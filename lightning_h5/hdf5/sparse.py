@@ -46,7 +46,7 @@ class SparseGroup:
 
 
 def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False) -> SparseGroup | None:
-    """Return the sparse matrix that a group of an open file is; None if it is none.
+    """Return a group of an open file as a sparse matrix; None if it is none.
 
     Args:
         file: the open file.
@@ -80,8 +80,8 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
                 f"{key!r} in {path!r} is stored by columns (CSC, shape {shape}), so that a row lies all over the file. "
                 "Write it by rows, such as adata.X = adata.X.tocsr() with AnnData."
             )
-        expected, n_columns = shape[::-1] if is_of_10x else shape
-        if expected != n_rows:
+        n_expected, n_columns = shape[::-1] if is_of_10x else shape
+        if n_expected != n_rows:
             raise H5ValueError(
                 f"{key!r} in {path!r} has the shape {shape}, and 'indptr' is of {n_rows} rows. Write the file again."
             )
@@ -102,22 +102,22 @@ def _of_matlab(group: Any, path: str, key: str, parts: tuple[str, ...]) -> Spars
 
 def _group(file: Any, key: str, *, allow_external: bool = False) -> Any:
     """Return the group that a name leads to, with each link checked before it is followed; None if there is none."""
-    with suppress(H5Error, *FAULTS):  # what describes arrays raises a better error
-        found, members = resolve_path(file, key, allow_external=allow_external)
-        if isinstance(found, h5py.Group) and not members:
-            return found
+    with suppress(H5Error, *FAULTS):  # describing the arrays raises a better error
+        item, members = resolve_path(file, key, allow_external=allow_external)
+        if isinstance(item, h5py.Group) and not members:
+            return item
     return None
 
 
 def _shape(group: Any) -> tuple[int, int] | None:
     """Return rows and columns, as the file counts them."""
     for name in ("shape", "h5sparse_shape"):
-        found = group.attrs.get(name)
-        if found is None and name == "shape" and has_arrays(group, name):
+        value = group.attrs.get(name)
+        if value is None and name == "shape" and has_arrays(group, name):
             array = group[name]
-            found = array[...] if array.shape == (2,) and array.dtype.kind in "iu" else None
-        if found is not None and np.shape(found) == (2,):
-            n_rows, n_columns = (int(n) for n in found)
+            value = array[...] if array.shape == (2,) and array.dtype.kind in "iu" else None
+        if value is not None and np.shape(value) == (2,):
+            n_rows, n_columns = (int(n) for n in value)
             if not 0 <= min(n_rows, n_columns) <= max(n_rows, n_columns) <= MOST:
                 raise ValueError(f"its shape is ({n_rows}, {n_columns})")
             return n_rows, n_columns
@@ -127,8 +127,8 @@ def _shape(group: Any) -> tuple[int, int] | None:
 def _matrix_form(group: Any) -> str | None:
     """Return "csr" or "csc" if an attribute says so."""
     for name in ("encoding-type", "h5sparse_format"):
-        found = group.attrs.get(name)
-        text = found.decode() if isinstance(found, bytes) else found
+        value = group.attrs.get(name)
+        text = value.decode() if isinstance(value, bytes) else value
         if isinstance(text, str) and text[:3] in ("csr", "csc"):
             return text[:3]
     return None
@@ -141,11 +141,11 @@ def _names_of_columns(file: Any, group: Any, key: str, *, is_of_10x: bool) -> st
         if features is not None and has_arrays(features, "id"):
             return f"{key}/features/id"
         return f"{key}/genes" if has_arrays(group, "genes") else None
-    above, _, last = key.rpartition("/")
-    if above.rpartition("/")[2] == "layers":
-        root = above.rpartition("/")[0]
+    group_name, _, last = key.rpartition("/")
+    if group_name.rpartition("/")[2] == "layers":
+        root = group_name.rpartition("/")[0]
     elif last == "X":
-        root = above
+        root = group_name
     else:
         return None
     var = _group(file, f"{root}/var".strip("/"))

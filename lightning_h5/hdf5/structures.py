@@ -1,4 +1,4 @@
-"""Structures that other software keeps in a file beside its data: what marks them, and what they are."""
+"""Structures that other software keeps in a file beside its data: their descriptions, and how to recognize them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Structure(NamedTuple):
     """A kind of structure.
 
     Attributes:
-        what: it is, in words.
+        what: a description in words.
         is_group: whether a group is marked, and everything in it belongs to the structure.
         marks: returns whether an object is one, from h5py's low-level object and its name in its group.
     """
@@ -55,7 +55,14 @@ def structure_of(item: Any, name: str) -> str | None:
     is_group = isinstance(item, h5py.Group)
     if not is_group and not h5py.h5a.get_num_attrs(item.id):
         return None
-    return next((one.what for one in STRUCTURES if one.is_group == is_group and one.marks(item.id, name)), None)
+    return next(
+        (
+            structure.what
+            for structure in STRUCTURES
+            if structure.is_group == is_group and structure.marks(item.id, name)
+        ),
+        None,
+    )
 
 
 def is_empty_matlab(array_id: Any) -> bool:
@@ -65,14 +72,14 @@ def is_empty_matlab(array_id: Any) -> bool:
 
 def matrices_among(names: Collection[str]) -> dict[str, str]:
     """Return the groups of some arrays that are sparse matrices, and the array of each with the starts of its rows."""
-    known = set(names)
-    found = {}
-    for *others, starts in SPARSE_PARTS:
+    name_set = set(names)
+    matrices = {}
+    for *members, starts in SPARSE_PARTS:
         for name in names:
             group, _, last = name.rpartition("/")
-            if last == starts and group and {f"{group}/{other}" for other in others} <= known:
-                found[group] = name
-    return found
+            if last == starts and group and {f"{group}/{member}" for member in members} <= name_set:
+                matrices[group] = name
+    return matrices
 
 
 def is_private_group(name: str) -> bool:

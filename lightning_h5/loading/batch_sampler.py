@@ -19,7 +19,7 @@ class TokenBatchSampler:
 
     Args:
         sampler: the loader's.
-        batch_size: ignored, as is ``drop_last``: Lightning passes what it read from the attributes.
+        batch_size: ignored, as is ``drop_last``: Lightning passes values that it read from the attributes.
         drop_last: see ``batch_size``.
     """
 
@@ -55,7 +55,7 @@ class RowsOfBatches(Sequence[list[int]]):
 
     Args:
         dataset: the loader's.
-        plan: what the iteration follows.
+        plan: the plan of the iteration.
     """
 
     def __init__(self, dataset: RowDataset, plan: EpochPlan) -> None:

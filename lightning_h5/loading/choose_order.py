@@ -38,7 +38,7 @@ ROOM_AHEAD = 4
 
 
 class Order(NamedTuple):
-    """An order and what it needs.
+    """An order, its reason and its needs.
 
     Attributes:
         mode: of the plan.
@@ -48,7 +48,7 @@ class Order(NamedTuple):
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
         enough: ``shuffle.buffer`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
             ``chunks``.
-        recipe: what epochs visit, if that is not each row once.
+        recipe: how epochs visit rows, if that is not each row once.
         sources: the orders of a mixture's sources.
         nodes: nodes that blocks are dealt to; 0 deals none.
         node_bytes: memory in which a rank holds all decoded rows of its node; 0 if ``nodes`` is.
@@ -84,19 +84,19 @@ def choose_order(
     num_workers: int,
     nodes: int = 0,
     memory: int | None = None,
-    kept: Mode | None = None,
+    saved_mode: Mode | None = None,
 ) -> Order:
     """Return the order of training epochs.
 
     Args:
-        dataset: what is trained on.
-        shuffle: what the user asked for. All streams share ``buffer`` if their number is given, so that the order is
+        dataset: the dataset to train on.
+        shuffle: the user's options. All streams share ``buffer`` if their number is given, so that the order is
             the same for any number of ranks and workers.
         world_size: number of ranks.
         num_workers: worker processes of a rank, each with a cache of its own.
         nodes: nodes that blocks are dealt to; 0 deals none.
         memory: bytes of memory for pages of files on each node, the least of all nodes; None if that is unknown.
-        kept: the mode that an interrupted run chose, which is kept, whatever memory there is now; None without one.
+        saved_mode: the mode of the interrupted run, which is kept whatever memory there is now; None without one.
     """
     cost = dataset.cost
     block, total = cost.block_bytes, cost.decoded_bytes
@@ -104,53 +104,56 @@ def choose_order(
         total = min(total, -(-total // nodes) + 2 * block)
     consumers = max(1, num_workers)
     mode, buffer_bytes = shuffle.mode, shuffle.buffer_bytes
-    asked = f"as shuffle={mode!r} asks"
-    if mode == "auto" and kept in ("global", "chunks"):
-        mode, asked = kept, "as the run that is resumed had it"
+    request = f"as shuffle={mode!r} asks"
+    if mode == "auto" and saved_mode in ("global", "chunks"):
+        mode, request = saved_mode, "as the run that is resumed had it"
     fits = total * consumers <= buffer_bytes
-    of_a_node = cost.stored_bytes // max(1, nodes)
-    exceeds = memory is not None and of_a_node > memory * FREE_SHARE
-    is_cheap = cost.has_cheap_random_access and not (exceeds and cost.row_bytes < LARGE_ROW)
-    few = 4 * block * consumers + (64 << 20)  # for rows read ahead
+    node_stored_bytes = cost.stored_bytes // max(1, nodes)
+    exceeds_memory = memory is not None and node_stored_bytes > memory * FREE_SHARE
+    is_cheap = cost.has_cheap_random_access and not (exceeds_memory and cost.row_bytes < LARGE_ROW)
+    read_ahead_bytes = 4 * block * consumers + (64 << 20)  # for rows read ahead
     if mode == "none":
-        return Order("none", 1, 0, "as shuffle=False asks", few, exceeds_memory=exceeds)
+        return Order("none", 1, 0, "as shuffle=False asks", read_ahead_bytes, exceeds_memory=exceeds_memory)
     node_bytes = total * consumers if nodes else 0
     if mode == "global" or (mode == "auto" and (fits or is_cheap)):
         if mode == "global":
-            why = asked
+            why = request
         elif is_cheap:
             why = "random access is as cheap as sequential access"
         else:
             why = f"all decoded rows{' of a node' if nodes > 1 else ''} ({_buffer_size(total)}) fit shuffle.buffer"
-        cache_bytes = max(few, total * consumers if fits else buffer_bytes)
-        return Order("global", 1, 0, why, cache_bytes, nodes=nodes, node_bytes=node_bytes, exceeds_memory=exceeds)
-    streams_of_a_node = -(-(shuffle.streams or world_size * consumers) // max(1, nodes))
-    n_streams = streams_of_a_node * max(1, nodes)
-    on_a_rank = -(-n_streams // world_size)
-    sharers = on_a_rank if shuffle.streams is None else streams_of_a_node
-    window, enough = blocks_mixed(buffer_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
+        cache_bytes = max(read_ahead_bytes, total * consumers if fits else buffer_bytes)
+        return Order(
+            "global", 1, 0, why, cache_bytes, nodes=nodes, node_bytes=node_bytes, exceeds_memory=exceeds_memory
+        )
+    streams_per_node = -(-(shuffle.streams or world_size * consumers) // max(1, nodes))
+    n_streams = streams_per_node * max(1, nodes)
+    streams_per_rank = -(-n_streams // world_size)
+    sharers = streams_per_rank if shuffle.streams is None else streams_per_node
+    window, enough_bytes = blocks_mixed(buffer_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
     if mode == "auto":  # mix as many rows as fit
-        enough = min(enough, total * consumers)
+        enough_bytes = min(enough_bytes, total * consumers)
     if mode == "chunks":
-        why = asked
+        why = request
     elif cost.has_cheap_random_access and memory is not None:
         why = (
-            f"the rows{' of a node' if nodes > 1 else ''} ({_buffer_size(of_a_node)}) exceed {FREE_SHARE:.0%} of the "
-            f"{_buffer_size(memory)} that are free to keep them: runs of rows are read from the disk, not single ones"
+            f"the rows{' of a node' if nodes > 1 else ''} ({_buffer_size(node_stored_bytes)}) exceed {FREE_SHARE:.0%} "
+            f"of the {_buffer_size(memory)} that are free to keep them: runs of rows are read from the disk, not "
+            "single ones"
         )
     else:
         why = f"a single row costs a block of {_buffer_size(block)}"
-    cache_bytes = max(buffer_bytes, 2 * on_a_rank * block) + few
+    cache_bytes = max(buffer_bytes, 2 * streams_per_rank * block) + read_ahead_bytes
     return Order(
         "chunks",
         n_streams,
         window,
         why,
         cache_bytes,
-        enough,
+        enough_bytes,
         nodes=nodes,
         node_bytes=node_bytes,
-        exceeds_memory=exceeds,
+        exceeds_memory=exceeds_memory,
     )
 
 
@@ -162,7 +165,7 @@ def choose_mixed_order(
     world_size: int,
     num_workers: int,
     memory: int | None = None,
-    kept: Sequence[Mode] = (),
+    saved_modes: Sequence[Mode] = (),
 ) -> Order:
     """Return the order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
 
@@ -173,40 +176,40 @@ def choose_mixed_order(
         world_size: number of ranks.
         num_workers: worker processes of a rank.
         memory: see ``choose_order``; for all sources together.
-        kept: see ``choose_order``; of each source, or none.
+        saved_modes: see ``choose_order``; of each source, or none.
     """
     costs = [dataset.cost for dataset in datasets]
-    stored = sum(cost.stored_bytes for cost in costs)
-    exceeds = memory is not None and stored > memory * FREE_SHARE
-    total = sum(0 if cost.has_cheap_random_access and not exceeds else cost.block_bytes for cost in costs)
+    stored_bytes = sum(cost.stored_bytes for cost in costs)
+    exceeds_memory = memory is not None and stored_bytes > memory * FREE_SHARE
+    total = sum(0 if cost.has_cheap_random_access and not exceeds_memory else cost.block_bytes for cost in costs)
     buffer_bytes = shuffle.buffer_bytes
     # Consumers take turns by batch: a stream belongs to one consumer only if sources have fixed turns.
-    in_turn = mixture.in_batches and mixture.strategy != "weighted"
-    kept_modes = kept if len(kept) == len(costs) else [None] * len(costs)
-    chosen = (
+    has_fixed_turns = mixture.in_batches and mixture.strategy != "weighted"
+    modes = saved_modes if len(saved_modes) == len(costs) else [None] * len(costs)
+    source_orders = (
         choose_order(
             dataset,
             replace(
                 shuffle,
                 buffer=buffer_bytes * cost.block_bytes // total if total else buffer_bytes,
-                streams=shuffle.streams if in_turn or mixture.strategy == "concat" else 1,
+                streams=shuffle.streams if has_fixed_turns or mixture.strategy == "concat" else 1,
             ),
             world_size=world_size,
             num_workers=num_workers,
-            memory=None if memory is None else memory * cost.stored_bytes // max(1, stored),
-            kept=mode,
+            memory=None if memory is None else memory * cost.stored_bytes // max(1, stored_bytes),
+            saved_mode=mode,
         )
-        for dataset, cost, mode in zip(datasets, costs, kept_modes, strict=True)
+        for dataset, cost, mode in zip(datasets, costs, modes, strict=True)
     )
     orders = tuple(
         order._replace(enough=-(-order.enough * total // cost.block_bytes)) if order.enough else order
-        for order, cost in zip(chosen, costs, strict=True)
+        for order, cost in zip(source_orders, costs, strict=True)
     )
     mode: Mode = "none" if shuffle.mode == "none" else "global"
     names = mixture.names if len(orders) > 1 else ["all"]
-    each = "; ".join(f"{name}: {order.mode}, {order.why}" for name, order in zip(names, orders, strict=True))
+    descriptions = "; ".join(f"{name}: {order.mode}, {order.why}" for name, order in zip(names, orders, strict=True))
     recipe = MixtureRecipe(mixture, [dataset.blocks() for dataset in datasets])
-    why = f"{mixture.text} ({each})"
+    why = f"{mixture.text} ({descriptions})"
     return Order(mode, 1, 0, why, sum(order.cache_bytes for order in orders), 0, recipe, orders)
 
 

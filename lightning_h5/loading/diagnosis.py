@@ -53,14 +53,14 @@ def what_limits(
 ) -> Limit | None:
     """Return what limits a stage; None if no batch was measured.
 
-    Work that several threads or processes share is divided by their number, since waiting is not: what then takes
-    longest is what is waited for.
+    Work that several threads or processes share is divided by their number, since waiting is not. The work that then
+    takes longest is the bottleneck.
 
     Args:
-        amounts: what a stage counted, over all ranks (``COUNTED``, ``seconds``, ``transfer_seconds``).
+        amounts: counts of the stage, over all ranks (``COUNTED``, ``seconds``, ``transfer_seconds``).
         n_workers: worker processes of a rank.
         n_cores: cores of a rank, used if it has no workers.
-        to_keep: what to pass so that all decoded rows stay in memory; empty if they do, None if that would not help,
+        to_keep: the argument with which all decoded rows stay in memory; empty if they do, None if that would not help,
             since the stage reads each row once.
     """
     n_batches = amounts["batches"]
@@ -69,14 +69,14 @@ def what_limits(
     limit = _limit_text(amounts, n_workers, n_cores, to_keep)
     if n_batches >= MIN_BATCHES:
         return limit
-    more = "" if "longer run" in limit.text else " A longer run is more certain."
-    return limit._replace(text=f"{limit.text} (Batches measured: {n_batches:.0f}.{more})")
+    hint = "" if "longer run" in limit.text else " A longer run is more certain."
+    return limit._replace(text=f"{limit.text} (Batches measured: {n_batches:.0f}.{hint})")
 
 
 def _limit_text(amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None) -> Limit:
-    seconds, waited = amounts["seconds"], amounts["wait_seconds"]
-    share = min(1.0, waited / seconds)
-    if amounts["transfer_seconds"] > max(MIN_WAITING * seconds, waited):
+    seconds, wait_seconds = amounts["seconds"], amounts["wait_seconds"]
+    share = min(1.0, wait_seconds / seconds)
+    if amounts["transfer_seconds"] > max(MIN_WAITING * seconds, wait_seconds):
         part = amounts["transfer_seconds"] / seconds
         return Limit(
             "transfer",
@@ -85,13 +85,13 @@ def _limit_text(amounts: Mapping[str, float], n_workers: int, n_cores: int, to_k
         )
     if share < MIN_WAITING:
         return Limit("model", f"{share:.1%} of the time was spent waiting for data. The model is the bottleneck.")
-    begin = f"{share:.0%} of the time was spent waiting for data"
+    opening = f"{share:.0%} of the time was spent waiting for data"
     start = amounts["start_seconds"]
-    if start > MIN_START * waited:
-        text = f"{begin}, {start / waited:.0%} of that for the first batches of epochs"
+    if start > MIN_START * wait_seconds:
+        text = f"{opening}, {start / wait_seconds:.0%} of that for the first batches of epochs"
         return Limit("start", text + _start_advice(amounts, n_workers))
     kind = _slowest_work(amounts, n_workers, n_cores)
-    return Limit(kind, f"{begin}. {_advice_on_workers(kind, amounts, n_workers, n_cores, to_keep)}")
+    return Limit(kind, f"{opening}. {_advice_on_workers(kind, amounts, n_workers, n_cores, to_keep)}")
 
 
 def _slowest_work(amounts: Mapping[str, float], n_workers: int, n_cores: int) -> Kind:
@@ -120,17 +120,20 @@ def _advice_on_workers(
     kind: Kind, amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None
 ) -> str:
     if kind == "transforms":
-        more = f"more workers than {n_workers}" if n_workers else "workers for them (num_workers=2 or more)"
-        return f"Transforms are the bottleneck: use {more}, transform whole batches (batch_transform), or on the GPU."
+        replacement = f"more workers than {n_workers}" if n_workers else "workers for them (num_workers=2 or more)"
+        return (
+            f"Transforms are the bottleneck: use {replacement}, transform whole batches (batch_transform), or on the "
+            "GPU."
+        )
     if kind == "decode":
         group, n = ("worker", n_workers) if n_workers else ("core", n_cores)
-        begin = f"Decoding on {n} {group}{'s' if n != 1 else ''} is the bottleneck"
+        opening = f"Decoding on {n} {group}{'s' if n != 1 else ''} is the bottleneck"
         if to_keep == "":
-            return f"{begin} until all rows are in memory. Look at a later epoch before you change anything."
-        faster = "repack with a faster compression (lightning-h5 repack IN OUT --compression lzf)"
+            return f"{opening} until all rows are in memory. Look at a later epoch before you change anything."
+        repacking = "repack with a faster compression (lightning-h5 repack IN OUT --compression lzf)"
         if to_keep is None:
-            return f"{begin}: {faster}, or use more {group}s."
-        return f"{begin}: keep decoded rows in memory ({to_keep}, or RankCachedH5DataModule), or {faster}."
+            return f"{opening}: {repacking}, or use more {group}s."
+        return f"{opening}: keep decoded rows in memory ({to_keep}, or RankCachedH5DataModule), or {repacking}."
     if kind == "library":
         return (
             "The HDF5 library, which serves one thread at a time, is the bottleneck: lightning-h5 inspect FILE shows "
@@ -139,25 +142,27 @@ def _advice_on_workers(
     if kind == "origin":
         return _origin_advice(amounts, to_keep)
     if kind == "disk":
-        once = "" if to_keep is None else ", or read them once (RankCachedH5DataModule)"
-        return f"Reading files is the bottleneck: put them on a closer or faster disk{once}."
+        alternative = "" if to_keep is None else ", or read them once (RankCachedH5DataModule)"
+        return f"Reading files is the bottleneck: put them on a closer or faster disk{alternative}."
     return "Copying rows that are in memory is the bottleneck: use smaller dtypes or larger batches."
 
 
 def _origin_advice(amounts: Mapping[str, float], to_keep: str | None) -> str:
-    """Return what to change if the origin of files that are staged is waited for."""
-    held = amounts["mirror_bytes"] / max(1.0, amounts["mirror_bytes"] + amounts["missed_bytes"])
+    """Return advice for waiting on the origin of files that are staged."""
+    held_share = amounts["mirror_bytes"] / max(1.0, amounts["mirror_bytes"] + amounts["missed_bytes"])
     request = amounts["origin_bytes"] / max(1.0, amounts["origin_requests"])
-    text, look = "Filling the mirror is the bottleneck: what is read again comes from the local disk.", ""
-    if to_keep is not None and held < ENOUGH_ROOM:
-        text = f"Reading past the mirror is the bottleneck: it had room for {held:.0%} of the bytes needed. Raise "
+    text, hint = "Filling the mirror is the bottleneck: what is read again comes from the local disk.", ""
+    if to_keep is not None and held_share < ENOUGH_ROOM:
+        text = (
+            f"Reading past the mirror is the bottleneck: it had room for {held_share:.0%} of the bytes needed. Raise "
+        )
         text += "staging.max_bytes, if the disk has room."
     elif to_keep is not None:
-        look = " Look at a later epoch before you change anything."
+        hint = " Look at a later epoch before you change anything."
     if request < SMALL_REQUEST:
         kib = f"{request / 1024:.0f} KiB"
         return f"{text} A request has {kib} on average: larger chunks need fewer (lightning-h5 repack IN OUT)."
-    return text + look
+    return text + hint
 
 
 @dataclass(frozen=True)
@@ -198,21 +203,21 @@ def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, 
     batches = iter(dataloader)
     for _ in islice(batches, n_warm):
         pass
-    ours = dataloader if isinstance(dataloader, H5DataLoader) else None
-    before = {} if ours is None else ours.counters.total()
-    n_timed, n_rows, began = 0, 0, perf_counter()
+    h5_loader = dataloader if isinstance(dataloader, H5DataLoader) else None
+    amounts_before = {} if h5_loader is None else h5_loader.counters.total()
+    n_timed, n_rows, start_time = 0, 0, perf_counter()
     for batch in islice(batches, n_batches):
         n_timed, n_rows = n_timed + 1, n_rows + _rows_of(batch)
-    seconds = perf_counter() - began
+    seconds = perf_counter() - start_time
     del batches
     if not n_timed:
         raise H5ValueError(f"the loader has no batch after the first {n_warm}. Diagnose it on more rows.")
     n_workers = dataloader.num_workers
-    if ours is not None:
-        amounts = {name: amount - before[name] for name, amount in ours.counters.total().items()}
-        if not (ours.dataset.has_transforms or ours.sampler.samples):
+    if h5_loader is not None:
+        amounts = {name: amount - amounts_before[name] for name, amount in h5_loader.counters.total().items()}
+        if not (h5_loader.dataset.has_transforms or h5_loader.sampler.samples):
             amounts["finish_seconds"] = 0.0  # collating alone, which no setting changes
-        ours.close()
+        h5_loader.close()
         kind = _slowest_work(amounts, n_workers, usable_cores())
         advice = _advice_on_workers(kind, amounts, n_workers, usable_cores(), "shuffle.buffer that holds all")
     elif n_workers == 0:

@@ -73,7 +73,7 @@ def create_optimized_dataloader(
     dtype: DTypeLike = "float32",
     where: Where | None = None,
     field_map: FieldMap | None = None,
-    on_bad_file: Literal["error", "skip"] = "error",
+    on_bad_file: Literal["raise", "skip"] = "raise",
     files: FileOptions | Mapping[str, Any] | None = None,
     drop_last: bool = False,
     shuffle: bool | str | ShuffleOptions | Mapping[str, Any] = True,
@@ -112,7 +112,7 @@ def create_optimized_dataloader(
         dtype: of floating fields with more than one axis, except for the target. None leaves all as stored.
         where: conditions on one-dimensional arrays, by name.
         field_map: names for arrays that are called otherwise: ``{"guid": "meta/patient"}``.
-        on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
+        on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields. A
             ``cache_bytes`` of "auto" is what decoding each chunk once an epoch needs.
         drop_last: drop the ragged end of a training epoch. All ranks take the same number of steps either way.
@@ -132,7 +132,7 @@ def create_optimized_dataloader(
         raise H5ValueError("create_optimized_dataloader takes a dataset or hdf5_files. Pass one of the two.")
     batch_size = whole(batch_size, "batch_size", least=1)
     check_whole(prefetch_factor, "prefetch_factor", 1)
-    of_files = {
+    file_arguments = {
         "load_fields": load_fields,
         "allowed_guids": allowed_guids,
         "cs_label": cs_label,
@@ -150,23 +150,24 @@ def create_optimized_dataloader(
     shuffle, workers = ShuffleOptions.parse(shuffle, "shuffle"), WorkerOptions.parse(workers, "workers")
     if dataset is None or _are_paths(dataset):
         paths = cast("Paths", hdf5_files if dataset is None else dataset)
-        dataset = CombinedHDF5Dataset(paths, **of_files, pin_memory=pin_memory)
+        dataset = CombinedHDF5Dataset(paths, **file_arguments, pin_memory=pin_memory)
     else:
         dataset = _checked_dataset(dataset)
         defaults = inspect.signature(CombinedHDF5Dataset).parameters
-        if given := [name for name, value in of_files.items() if value != defaults[name].default]:
+        if extra_names := [name for name, value in file_arguments.items() if value != defaults[name].default]:
             raise H5ValueError(
-                f"a dataset and {listing(given)} were given; these apply to hdf5_files only. Pass one or the other."
+                f"a dataset and {listing(extra_names)} were given; these apply to hdf5_files only. Pass one or the "
+                "other."
             )
     replica = _replica(rank, world_size)
-    present = replica or present_replica()
+    own_replica = replica or present_replica()
     pins = torch.cuda.is_available() and pin_memory and getattr(dataset, "pin_memory", True)
     drop_last = drop_last and is_training
     if not isinstance(dataset, RowDataset):
         shuffle.check_scope(f"a {type(dataset).__name__}", "whose rows torch shuffles one by one")
         n_workers = get_optimal_num_workers() if num_workers == "auto" else num_workers
         sampler: DistributedSampler[Any] = DistributedSampler(
-            dataset, present.world_size, present.rank, shuffle=is_training, seed=seed, drop_last=drop_last
+            dataset, own_replica.world_size, own_replica.rank, shuffle=is_training, seed=seed, drop_last=drop_last
         )
         return _WholeEpochLoader(  # another library's dataset: torch's loader with common settings
             dataset,
@@ -184,13 +185,14 @@ def create_optimized_dataloader(
     n_workers = 0 if num_workers == "auto" else num_workers
     if isinstance(dataset, RankMemCachedH5Dataset):
         shuffle.check_scope("a RankMemCachedH5Dataset", "whose ranks hold their rows in memory already")
-    nodes = launched_nodes(present.world_size) if is_training and shuffle.scope == "node" else 0
-    check_nodes(max(1, nodes), present.world_size)
-    memory = page_cache_memory() if present.world_size == 1 else None  # ranks that cannot ask each other choose alike
+    nodes = launched_nodes(own_replica.world_size) if is_training and shuffle.scope == "node" else 0
+    check_nodes(max(1, nodes), own_replica.world_size)
+    # Ranks that cannot communicate must choose the same order.
+    memory = page_cache_memory() if own_replica.world_size == 1 else None
     order = choose_order(
         dataset,
         shuffle if is_training else ShuffleOptions(mode="none"),
-        world_size=present.world_size,
+        world_size=own_replica.world_size,
         num_workers=n_workers,
         nodes=nodes,
         memory=memory,
@@ -202,7 +204,7 @@ def create_optimized_dataloader(
         streams=order.streams,
         window=order.window,
         nodes=order.nodes,
-        world_size=present.world_size if order.nodes else 0,
+        world_size=own_replica.world_size if order.nodes else 0,
     )
     options: dict[str, Any] = {
         "batch_size": batch_size,
@@ -211,7 +213,7 @@ def create_optimized_dataloader(
         "samples": collate_fn is not None,
     }
     if isinstance(dataset, RankMemCachedH5Dataset):
-        _check_shard(dataset, present, is_given=rank is not None or world_size is not None)
+        _check_shard(dataset, own_replica, is_given=rank is not None or world_size is not None)
         plan: PlanSampler = ShardSampler(dataset.shard, parameters, **options)
     else:
         rank, world_size = (None, None) if replica is None else replica
@@ -250,7 +252,7 @@ def _all_batches(batches: Iterator[Any], n_batches: int) -> Iterator[Any]:
                 "Raise another error in the dataset or the collate_fn (see above)."
             ) from error
         yield batch
-    yield from batches  # empty by now: exhausting it is what torch's workers need
+    yield from batches  # empty by now: torch's workers end when it is exhausted
 
 
 def create_multi_dataloaders(
@@ -279,26 +281,27 @@ def create_multi_dataloaders(
         H5ValueError: there is not one batch size for each, or there are two that differ.
     """
     names = list(datasets_dict)
-    pairs = [_with_batch_size(each) for each in datasets_dict.values()]
-    own = [size for _, size in pairs]
+    pairs = [_with_batch_size(entry) for entry in datasets_dict.values()]
+    own_sizes = [size for _, size in pairs]
     if batch_sizes is None:
-        sizes = own
+        sizes = own_sizes
     elif isinstance(batch_sizes, int):
         sizes = [batch_sizes] * len(names)
     else:
         sizes = list(map(batch_sizes.get, names)) if isinstance(batch_sizes, Mapping) else list(batch_sizes)
     if len(sizes) != len(names) or not all(isinstance(size, int) for size in sizes):
         raise H5ValueError(f"batch_sizes={batch_sizes!r} was given for {listing(names)}. Pass one for each of them.")
-    for name, of_pair, size in zip(names, own, sizes, strict=True):
-        if of_pair not in (None, size):
+    for name, own_size, size in zip(names, own_sizes, sizes, strict=True):
+        if own_size not in (None, size):
             raise H5ValueError(
-                f"batch_sizes={batch_sizes!r} was given, and {name!r} has the batch size {of_pair!r}. Pass one of them."
+                f"batch_sizes={batch_sizes!r} was given, and {name!r} has the batch size {own_size!r}. Pass one of "
+                "them."
             )
-    each, rest = divmod(get_optimal_num_workers() if num_workers == "auto" else num_workers, max(1, len(names)))
+    n_each, n_extra = divmod(get_optimal_num_workers() if num_workers == "auto" else num_workers, max(1, len(names)))
     loaders = []
     for at, ((dataset, _), size) in enumerate(zip(pairs, sizes, strict=True)):
         needs_none = num_workers == "auto" and (isinstance(dataset, RowDataset) or _are_paths(dataset))
-        n_workers = 0 if needs_none else each + (at < rest)
+        n_workers = 0 if needs_none else n_each + (at < n_extra)
         loaders.append(create_optimized_dataloader(dataset, cast("int", size), is_training, n_workers, seed=seed + at))
     config = MultiDataLoaderConfig(
         sampling_strategy=SamplingStrategy.WEIGHTED, dataloader_weights=[1.0] * len(names), dataloader_names=names
@@ -306,54 +309,54 @@ def create_multi_dataloaders(
     return loaders, config
 
 
-def _with_batch_size(given: Any) -> tuple[Any, int | None]:
+def _with_batch_size(entry: Any) -> tuple[Any, int | None]:
     """Return a dataset or files, and the batch size that came with them, if any: a tuple of paths comes with none."""
-    is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int | None)
-    return given if is_pair else (given, None)
+    is_pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], int | None)
+    return entry if is_pair else (entry, None)
 
 
-def _are_paths(given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return all(isinstance(each, str | os.PathLike) for each in given)
-    return isinstance(given, str | os.PathLike)
+def _are_paths(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(path, str | os.PathLike) for path in value)
+    return isinstance(value, str | os.PathLike)
 
 
-def _checked_dataset(given: Any) -> Dataset[Any]:
+def _checked_dataset(value: Any) -> Dataset[Any]:
     """Raise if this is not a map-style dataset, which need not inherit from torch's class."""
-    inside = ""
-    if isinstance(given, Dataset):
-        is_dataset = not isinstance(given, IterableDataset)
-    elif isinstance(given, list):
+    contents = ""
+    if isinstance(value, Dataset):
+        is_dataset = not isinstance(value, IterableDataset)
+    elif isinstance(value, list):
         # An array is more likely a whole field than one sample, and text a misplaced path.
-        is_dataset = all(isinstance(each, _SAMPLES) and not _are_paths(each) for each in given)
-        inside = f" with {listing(sorted({type(each).__name__ for each in given}))} in it"
+        is_dataset = all(isinstance(sample, _SAMPLES) and not _are_paths(sample) for sample in value)
+        contents = f" with {listing(sorted({type(sample).__name__ for sample in value}))} in it"
     else:
         # Arrays, h5py's objects and Python's collections can be indexed too; their elements are not samples.
-        is_collection = isinstance(given, Sequence | Mapping) or type(given).__module__.startswith(_COLLECTIONS)
-        is_dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__") and not is_collection
+        is_collection = isinstance(value, Sequence | Mapping) or type(value).__module__.startswith(_COLLECTIONS)
+        is_dataset = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not is_collection
     if not is_dataset:
         raise H5ValueError(
-            f"dataset has the type {type(given).__name__!r}{inside}. Pass a path, a glob, a directory or a list of "
+            f"dataset has the type {type(value).__name__!r}{contents}. Pass a path, a glob, a directory or a list of "
             "these; a map-style dataset: H5LazyDataset, CombinedHDF5Dataset, RankMemCachedH5Dataset or a torch Dataset "
             "with __getitem__ and __len__ (TensorDataset for tensors); or a list of samples (dicts, tuples, lists or "
             "tensors)."
         )
-    return cast("Dataset[Any]", given)
+    return cast("Dataset[Any]", value)
 
 
 def _replica(rank: int | None, world_size: int | None) -> Replica | None:
-    """Return the replica given, or that of the environment; None leaves it to ``torch.distributed`` later."""
+    """Return the given replica, or the one of the environment; None leaves it to ``torch.distributed`` later."""
     if rank is not None or world_size is not None:
         return resolve_replica(rank, world_size)
     return launched_replica()
 
 
-def _check_shard(dataset: RankMemCachedH5Dataset, asked: Replica, *, is_given: bool) -> None:
-    held = Replica(dataset.shard.rank, dataset.shard.world_size)
-    if asked != held and (is_given or not dataset.is_rank_given):
+def _check_shard(dataset: RankMemCachedH5Dataset, replica: Replica, *, is_given: bool) -> None:
+    owner = Replica(dataset.shard.rank, dataset.shard.world_size)
+    if replica != owner and (is_given or not dataset.is_rank_given):
         raise H5ValueError(
-            f"a loader for rank {asked.rank} of {asked.world_size} was requested, but the dataset holds the rows of "
-            f"rank {held.rank} of {held.world_size}. Pass the same rank and world_size to both."
+            f"a loader for rank {replica.rank} of {replica.world_size} was requested, but the dataset holds the rows "
+            f"of rank {owner.rank} of {owner.world_size}. Pass the same rank and world_size to both."
         )
 
 
@@ -401,7 +404,7 @@ def ensure_deterministic_dataloader(dataset: Dataset[Any], batch_size: int, seed
     """Return a training loader with the same batches in every run; makes torch use deterministic algorithms only.
 
     Args:
-        dataset: what to read.
+        dataset: the dataset to read.
         batch_size: rows of a batch.
         seed: see ``set_reproducible_training``.
     """

@@ -48,7 +48,7 @@ TOGETHER_BYTES_MORE = 8 << 20  # for rows in memory
 TOGETHER_BYTES_DECODED = 16 << 20  # for chunks, whose windows take many times their bytes: 1.5 to 2 times faster
 PAGE_BYTES = 4096  # a smaller row takes as much of the page cache
 FAR_BYTES = 64 << 20  # decoded ahead while reads wait for a disk or a server: 640 reads of 100 KiB are under way
-MAX_LOOKAHEAD = 512  # batches beyond these that are decoded ahead; a token takes 1 KB
+MAX_LOOKAHEAD = 512  # batches decoded ahead beyond those; a token takes 1 KB
 
 
 class SampleCollate:
@@ -96,7 +96,7 @@ class Iteration:
     """Starts reading at the first ``next()``; times each one. After an error it raises errors only.
 
     Args:
-        loader: what to iterate over.
+        loader: the loader to iterate over.
     """
 
     def __init__(self, loader: H5DataLoader) -> None:
@@ -122,7 +122,7 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        loader, began = self._loader, perf_counter()
+        loader, start_time = self._loader, perf_counter()
         if self._failed is not None:  # otherwise a loop that ignores errors would treat the rest as an epoch
             raise H5Error(self._failed)
         if self._is_over:
@@ -152,11 +152,11 @@ class Iteration:
             loader.passes.complete(progress)
             if self._record is not None:
                 self._record.end_of_dataloader = True
-        waited = perf_counter() - began
-        loader.counters.add_batch(stop - start, waited)
-        loader.waits.add(waited)
+        wait_seconds = perf_counter() - start_time
+        loader.counters.add_batch(stop - start, wait_seconds)
+        loader.waits.add(wait_seconds)
         if is_first:
-            loader.counters.add(start_seconds=waited)
+            loader.counters.add(start_seconds=wait_seconds)
         return batch
 
     def _begin(self) -> Batches:
@@ -226,7 +226,7 @@ class H5DataLoader(DataLoader[Any]):
     Trainer always does. Ranks have to make the same passes, or to set the epoch.
 
     Args:
-        dataset: what to read.
+        dataset: the dataset to read.
         sampler: which rows, in which order, on which rank; that of ``batch_sampler`` if it is None.
         batch_size: ignored, as are ``shuffle`` and ``drop_last``: the sampler decides. They exist since Lightning makes
             loaders again with the arguments of torch's.
@@ -235,7 +235,7 @@ class H5DataLoader(DataLoader[Any]):
         drop_last: see ``batch_size``.
         num_workers: worker processes. With 0 a thread of this process reads ahead, without a copy; rows in memory are
             read ahead once the consumer is away longer than copying them takes.
-        collate_fn: runs on what the dataset returns for a token; None leaves it as it is.
+        collate_fn: runs on the batch that the dataset returns for a token; None leaves it as it is.
         pin_memory: put batches into page-locked memory.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 per worker. In this
             process it means 4, or twice as many as are read together: up to 16 batches of 3 MiB in all, of 8 MiB
@@ -302,7 +302,7 @@ class H5DataLoader(DataLoader[Any]):
 
     @property
     def counters(self) -> Counters:
-        """What this loader and its dataset counted."""
+        """The counters of this loader and its dataset."""
         return self.dataset.counters
 
     @property
@@ -402,10 +402,10 @@ class H5DataLoader(DataLoader[Any]):
     def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | InMemoryIterator:
         dataset, cost = self.dataset, self.dataset.cost
         is_in_memory = cost.is_in_memory
-        most_bytes = TOGETHER_BYTES_MORE if is_in_memory else TOGETHER_BYTES
+        max_bytes = TOGETHER_BYTES_MORE if is_in_memory else TOGETHER_BYTES
         if cost.rows_per_chunk and not is_in_memory:
-            most_bytes = TOGETHER_BYTES_DECODED
-        together = max(1, min(MAX_TOGETHER, most_bytes // max(1, self.sampler.batch_size * cost.row_bytes)))
+            max_bytes = TOGETHER_BYTES_DECODED
+        together = max(1, min(MAX_TOGETHER, max_bytes // max(1, self.sampler.batch_size * cost.row_bytes)))
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
         elif is_in_memory:
@@ -414,38 +414,38 @@ class H5DataLoader(DataLoader[Any]):
 
     def _read_ahead(self, together: int, tokens: Iterator[BatchToken]) -> ReadAhead:
         batch_size, cost = self.sampler.batch_size, self.dataset.cost
-        ahead, far = 2 * cost.rows_per_chunk, FAR_BYTES // max(PAGE_BYTES, cost.row_bytes)
+        n_ahead, n_far = 2 * cost.rows_per_chunk, FAR_BYTES // max(PAGE_BYTES, cost.row_bytes)
         return ReadAhead(
             self.dataset,
             self._finish,
             tokens,
             self._depth or max(DEPTH, 2 * together),
             together=together,
-            lookahead=min(MAX_LOOKAHEAD, -(-ahead // batch_size)),
-            far=min(MAX_LOOKAHEAD, -(-far // batch_size)),
+            lookahead=min(MAX_LOOKAHEAD, -(-n_ahead // batch_size)),
+            far=min(MAX_LOOKAHEAD, -(-n_far // batch_size)),
             team=max(1, usable_cores() - 1) if cost.rows_per_chunk else 0,
         )
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:
-        """Do what a worker process, and torch's pinning thread, would do with what was read."""
-        began = perf_counter()
+        """Finish a batch as a worker process and torch's pinning thread would."""
+        start_time = perf_counter()
         if self.dataset.has_transforms or token.samples:
             with own_streams(token.draws):
                 batch = self.collate_fn(self.dataset.finish_token(raw, token))
         else:  # no user code runs, so nothing is drawn
             batch = self.collate_fn(self.dataset.finish(raw))
-        self.counters.add(finish_seconds=perf_counter() - began)
+        self.counters.add(finish_seconds=perf_counter() - start_time)
         return pin(batch) if self._pins else batch
 
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
-        """Do the same for batches that were read together; each is finished when it is taken."""
+        """Finish batches that were read together, each when it is requested."""
         sizes = [len(token.rows) for token in tokens]
         as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is
         if as_read and not self._pins and not tokens[0].samples:
             batches = raw.split_columns(sizes)
             return batches if len(raw.columns) > 1 else (column for (column,) in batches)
         # Not `map`, which a StopIteration in one batch would end, losing the others.
-        return (self._finish(each, token) for each, token in zip(raw.split(sizes), tokens, strict=True))
+        return (self._finish(raw_batch, token) for raw_batch, token in zip(raw.split(sizes), tokens, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and processes are not pickled; they restart on demand.
@@ -477,7 +477,7 @@ class H5DataLoader(DataLoader[Any]):
         """
         if (source := self.sampler.epoch_source) is not None:
             return source.state_dict()
-        position = self.passes.position([one.progress for one in list(self.running)])
+        position = self.passes.position([iteration.progress for iteration in list(self.running)])
         return position.state(self.sampler, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -495,13 +495,13 @@ class H5DataLoader(DataLoader[Any]):
             self.passes.load(position)
 
     def _keep_order(self, saved: OrderParameters) -> None:
-        """Continue in the mode that the saved run chose, and this one would not have: there may be other memory now."""
+        """Continue in the mode of the saved run; this run may have chosen another, as free memory may have changed."""
         sampler, dataset = self.sampler, self.dataset
-        present = sampler.parameters
-        sampler.parameters = replace(present, mode=saved.mode, streams=saved.streams, window=saved.window)
+        parameters = sampler.parameters
+        sampler.parameters = replace(parameters, mode=saved.mode, streams=saved.streams, window=saved.window)
         world_size = sampler.replica.world_size
         order = choose_order(
-            dataset, ShuffleOptions(), world_size=world_size, num_workers=self.num_workers, kept=saved.mode
+            dataset, ShuffleOptions(), world_size=world_size, num_workers=self.num_workers, saved_mode=saved.mode
         )
         cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
         dataset.read_with(cache_bytes, in_runs=saved.mode == "chunks")

@@ -93,10 +93,10 @@ class MultiDataLoaderConfig:
                 f"dataloader_weights={list(weights)} was given for {n} loaders. Pass a weight of 0 or more for each."
             )
         pattern = []
-        for one in self.alternating_pattern or ():
-            number = names.index(one) if one in names else one
+        for entry in self.alternating_pattern or ():
+            number = names.index(entry) if entry in names else entry
             if not isinstance(number, int) or not 0 <= number < n:
-                raise H5ValueError(f"alternating_pattern names {one!r}; the loaders are {listing(names)}.")
+                raise H5ValueError(f"alternating_pattern names {entry!r}; the loaders are {listing(names)}.")
             pattern.append(number)
         return Mixture(
             names=names,
@@ -175,8 +175,8 @@ class MultiDataLoader:
         if self.config.cycle_short_loaders:
             return self._n_units
         limit = self.config.epoch_length
-        there = [n for n, share in zip(self._lengths, self._mixture.shares(self._lengths), strict=True) if share]
-        return min(sum(there), limit) if isinstance(limit, int) else sum(there)
+        lengths = [n for n, share in zip(self._lengths, self._mixture.shares(self._lengths), strict=True) if share]
+        return min(sum(lengths), limit) if isinstance(limit, int) else sum(lengths)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; if it is the one of a loaded position, that one goes on."""
@@ -212,7 +212,7 @@ class MultiDataLoader:
                     yield source, epoch, step
 
     def _batch(self, source: int, cycle: int, step: int) -> Any:
-        """Return a batch of a loader; it goes on with the iteration that is there yet."""
+        """Return a batch of a loader, from its unfinished iteration if that comes to it next."""
         reading = self._readings.pop(source, None)
         if reading is None or reading[:2] != (cycle, step):
             reading = _LoaderReading(cycle, step, self._read_from(source, cycle, step))
@@ -264,5 +264,5 @@ class MultiDataLoader:
 
     @property
     def _text(self) -> str:
-        """What a position depends on."""
+        """The mixture in words, which a position depends on."""
         return f"{self._mixture.text}, {self._n_units} batches, cycles: {self.config.cycle_short_loaders}"

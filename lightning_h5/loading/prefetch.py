@@ -34,16 +34,16 @@ Finish: TypeAlias = Callable[[Any, BatchToken], Any]
 
 
 class BatchSource(Protocol):
-    """What batches are read from: a dataset."""
+    """The source of batches: a dataset."""
 
     work: TaskQueue
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
-        """Begin to read rows, in the order of the batches; return what reads them."""
+        """Begin to read rows, in the order of the batches; return a function that completes the reading."""
         ...
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """Start to decode or read what rows need; return False if there was not room for all of it."""
+        """Start to decode or read rows; return False if there was not room for all of them."""
         ...
 
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
@@ -72,8 +72,8 @@ class _Reading:
     A lock marks when they are read; an executor's futures would cost 24 microseconds, not 11.
 
     Args:
-        tokens: what to read.
-        error: what came instead of the token after these.
+        tokens: the batches to read.
+        error: raised instead of the token after these.
     """
 
     __slots__ = ("_error", "_raws", "_tokens", "done")
@@ -116,7 +116,7 @@ class _Reading:
             self._raws.extend(complete().split([len(token.rows) for token in self._tokens]))
 
     def prefetch(self, source: BatchSource) -> bool:
-        """Start to decode or read what they need; return False if there was not room for all of it."""
+        """Start to decode or read their rows; return False if there was not room for all of them."""
         return not self._tokens or source.prefetch(self.rows(), self._tokens[0].epoch)
 
     def is_done(self) -> bool:
@@ -133,7 +133,7 @@ class _Reading:
         return not self._raws and self._error is None
 
     def take(self) -> tuple[Any, BatchToken]:
-        """Return the next batch, as it was read; raise what went wrong with it."""
+        """Return the next batch, as it was read; raise its error if it could not be read."""
         if not self._raws and self._error is not None:
             raise self._error
         return self._raws.popleft(), self._tokens.popleft()
@@ -146,9 +146,9 @@ class ReadAhead:
     and when this object is collected. An error while reading is raised by the ``next()`` of its batch.
 
     Args:
-        source: what to read from.
-        finish: makes a batch of what was read for a token; called when the batch is taken.
-        tokens: what to read. The first are taken here, the others by the thread that reads next, one thread at a time.
+        source: the source of rows.
+        finish: makes a batch of the rows that were read for a token; called when the batch is taken.
+        tokens: the batches to read. The first are taken here, others by the thread that reads next, one at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together, from one up to so many in the first readings.
         lookahead: batches after these with chunks that are decoded ahead, as far as there is room.
@@ -219,7 +219,7 @@ class ReadAhead:
         self.close()
 
     def close(self) -> None:
-        """End the threads; wait for what they are reading."""
+        """End the threads; wait until their present reads are done."""
         self._dismiss()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -245,7 +245,7 @@ def _dismiss(reference: weakref.ref[ReadAhead]) -> None:
 
 
 class _Queue:
-    """What is to be read, in order, by the thread and by a consumer that would have to wait.
+    """Batches to read, in order, by the thread and by a consumer that would have to wait.
 
     The thread that has the turn begins to read the oldest, and releases the turn once that has begun: so all begin in
     order. Tokens are taken outside of it, so that the thread can do so ahead while the consumer reads.
@@ -264,7 +264,7 @@ class _Queue:
         self._together, self._depth, self._lookaheads = together, depth, lookaheads
         self._n_next = 1  # batches of the next reading: the first one does not wait for others
         self._later: deque[_Reading] = deque()  # batches not begun, as far as tokens were taken
-        self._n_decoded = 0  # batches of these whose chunks are all being decoded
+        self._n_decoded = 0  # the first of these batches, whose chunks are all being decoded
         self._begun: deque[_Reading] = deque()  # begun and not consumed
         self._taking, self._turn = threading.Lock(), threading.Lock()
         self._is_ended = False
@@ -336,8 +336,8 @@ class _Queue:
                 error = None
                 try:
                     tokens.extend(islice(self._tokens or (), self._n_next))
-                except Exception as raised:  # raised when this batch is consumed
-                    self._tokens, error = None, raised
+                except Exception as failure:  # raised when this batch is consumed
+                    self._tokens, error = None, failure
                 if not tokens and error is None:
                     return False
                 self._later.append(_Reading(tokens, error))
@@ -359,11 +359,11 @@ class InMemoryIterator:
     returns at once would only compete with it for the interpreter's lock, and keep a core from the copying.
 
     Args:
-        source: what to read from.
-        finish_all: makes batches of what was read for some tokens, each when it is taken.
-        tokens: what to read.
+        source: the source of rows.
+        finish_all: makes batches of the rows that were read for some tokens, each when it is taken.
+        tokens: the batches to read.
         together: batches that are read together: Python's work for one is noticeable next to copying it.
-        start_ahead: begins to read ahead what is left of the tokens.
+        start_ahead: begins to read ahead, for the tokens that are left.
     """
 
     def __init__(
@@ -397,9 +397,9 @@ class InMemoryIterator:
         raise StopIteration
 
     def _read_some(self) -> None:
-        came = perf_counter()
+        arrival = perf_counter()
         if self._left is not None:
-            self._elsewhere += came - self._left
+            self._elsewhere += arrival - self._left
             if self._elsewhere > self._reading:
                 self._batches = self._ahead = self._start_ahead(self._tokens)
                 return
@@ -409,7 +409,7 @@ class InMemoryIterator:
             self._batches = self._finish_all(raw, tokens)
             self._is_over = False
         self._left = perf_counter()
-        self._reading += self._left - came
+        self._reading += self._left - arrival
 
     def close(self) -> None:
         """End the iteration, and the threads if any."""

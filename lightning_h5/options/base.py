@@ -1,4 +1,4 @@
-"""What option classes share: making one from an argument, and checking its fields."""
+"""The base of option classes, which makes one from an argument, and checks of their fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Options", "check_callable", "check_choice", "check_fraction", "check
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of the option classes: makes one from what an argument was given."""
+    """Base of the option classes: makes one from the value of an argument."""
 
     @classmethod
     def parse(cls, value: Any, argument: str) -> Self:
@@ -29,20 +29,20 @@ class Options:
         """
         if isinstance(value, cls):
             return value
-        given = {} if value is None else value
-        if not isinstance(given, Mapping) or not cls._is_mapping_of_fields(given):
-            given = cls._from_shorthand(value)
+        values = {} if value is None else value
+        if not isinstance(values, Mapping) or not cls._is_mapping_of_fields(values):
+            values = cls._from_shorthand(value)
         names = [field.name for field in fields(cls)]
-        if given is None:
+        if values is None:
             raise H5ValueError(
                 f"{argument}={value!r} was given. Pass {cls.__name__}({', '.join(f'{name}=...' for name in names)}), "
                 "or a mapping with these keys."
             )
-        for name in given:
+        for name in values:
             if name not in names:
                 hint = near(str(name), names)
                 raise H5ValueError(f"{argument} has no field {name!r}.{hint} Its fields are {listing(names)}.")
-        return cls(**given)
+        return cls(**values)
 
     @classmethod
     def _is_mapping_of_fields(cls, value: Mapping[Any, Any]) -> bool:

@@ -77,8 +77,8 @@ class ShuffleOptions(Options):
         """Raise an ``H5ValueError`` if blocks are to be dealt to nodes.
 
         Args:
-            what: what was given that does not go with it.
-            why: what that does instead.
+            what: the object or option that does not support it.
+            why: how that shuffles instead.
         """
         if self.scope == "node":
             raise H5ValueError(

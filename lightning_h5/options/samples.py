@@ -161,7 +161,7 @@ class SplitOptions(Options):
         return self.fills(split) or (self.file is not None and split in ("val", "test"))
 
     def recipe(self) -> dict[str, Any]:
-        """What a split follows from, as it is written to the split file; empty without fractions and folds."""
+        """The settings that decide a split, as written to the split file; empty without fractions and folds."""
         names = ("val_fraction", "test_fraction", "num_folds", "fold", "seed", "stratify_key")
         return {name: getattr(self, name) for name in names} if self.has_fractions else {}
 
@@ -196,10 +196,10 @@ class WeightOptions(Options):
             return
         if self.balance_key is None:
             raise H5ValueError("class_weights was given without balance_key. Pass the array with the classes as well.")
-        given: Any = self.class_weights  # a configuration file may contain anything
-        if not isinstance(given, Mapping):
-            raise H5ValueError(f"class_weights={given!r} is not a mapping from classes to weights. Pass one.")
-        for name, weight in given.items():
+        class_weights: Any = self.class_weights  # a configuration file may contain anything
+        if not isinstance(class_weights, Mapping):
+            raise H5ValueError(f"class_weights={class_weights!r} is not a mapping from classes to weights. Pass one.")
+        for name, weight in class_weights.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float | np.number) or not 0 <= weight < np.inf:
                 raise H5ValueError(f"the weight of class {name!r} is {weight!r}. Pass a number of 0 or more.")
 
@@ -220,14 +220,14 @@ class WeightOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOptions(Options):
-    """Which sources ``CombinedHDF5DataModule`` mixes, and how.
+    """Which sources a data module mixes, and how.
 
     Shorthand: the sources, unless they are a mapping with a key ``"sources"``.
 
     Args:
-        sources: mapping from each source's name to its files, or to a mapping with ``paths`` and with filters and
-            fields of its own (``load_fields``, ``field_map``, ``where``, ``label``, ``valid_mask``), which replace the
-            data module's. Samples have the name, as ``"source"``.
+        sources: mapping from each source's name to its files, or to a mapping with ``paths`` and with fields and
+            filters of its own (``fields``, ``x_key``, ``y_key``, ``where``, ``label``, ``valid_mask``), which replace
+            the data module's. Samples that are dicts have the name, as ``"source"``.
         strategy: "concat" joins all rows. "weighted" draws sources by ``weights``. "round_robin" takes them in turn.
             "alternating" follows ``pattern``. "sequential" takes one whole source after the other. A source that is
             used up starts again, in a new order; the next epoch continues where this one left it.
@@ -340,7 +340,7 @@ class TableOptions(Options):
     def parse(cls, value: Any, argument: str) -> Self:
         """See ``Options.parse``. In YAML, ``on`` without quotes is the truth value."""
         if isinstance(value, Mapping):
-            value = {"on" if name is True else name: each for name, each in value.items()}
+            value = {"on" if name is True else name: entry for name, entry in value.items()}
         return super().parse(value, argument)
 
     @property

@@ -102,11 +102,11 @@ class SegmentOptions(Options):
     keep_together: bool = False
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("key", "lengths", "offsets", "ends", "spans", "join")}
-        cuts = [name for name, value in given.items() if value is not None]
+        arrays = {name: getattr(self, name) for name in ("key", "lengths", "offsets", "ends", "spans", "join")}
+        cuts = [name for name, value in arrays.items() if value is not None]
         if len(cuts) > 1 or (cuts and self.axis is not None):
-            also = [*cuts, *(["axis"] if self.axis is not None else [])]
-            raise H5ValueError(f"segments was given with {listing(also)}, each of which defines segments. Pass one.")
+            names = [*cuts, *(["axis"] if self.axis is not None else [])]
+            raise H5ValueError(f"segments was given with {listing(names)}, each of which defines segments. Pass one.")
         if self.groups is not None:
             counts = [level.count("*") for level in self.groups.split("/")]
             if max(counts) != 1:
@@ -143,7 +143,7 @@ class SegmentOptions(Options):
 
     @property
     def cut_keys(self) -> list[str]:
-        """The arrays that say where segments begin or end."""
+        """The arrays that define where segments begin or end."""
         ends = [self.ends] if isinstance(self.ends, str) else list(self.ends or [])
         keys = [self.key, self.sort_key, self.lengths, self.offsets, self.spans, self.join]
         return [key for key in keys if key is not None] + ends
@@ -190,8 +190,8 @@ class WindowOptions(Options):
         check_whole(self.stride, "window.stride", 1)
         check_choice(self.pad, "window.pad", (None, "edge", "zeros"))
         if (self.length is None) == (self.steps is None):
-            given = "both were" if self.length is not None else "none was"
-            raise H5ValueError(f"a window has a length or steps, and {given} given. Pass one of them.")
+            verb = "both were" if self.length is not None else "none was"
+            raise H5ValueError(f"a window has a length or steps, and {verb} given. Pass one of them.")
         for steps in self.steps.values() if isinstance(self.steps, Mapping) else [self.steps]:
             if steps is not None:
                 _range_of(steps)
@@ -215,7 +215,7 @@ class WindowOptions(Options):
         """Return the steps of a field: its own, if it has an entry, or those that hold the steps of all fields.
 
         Args:
-            name: what a sample calls it.
+            name: its name in a sample.
             key: its array.
             rate: see ``SegmentOptions.steps_per``.
 
@@ -257,19 +257,19 @@ class PatchOptions(Options):
 
     def __post_init__(self) -> None:
         shapes = list(self.shape.values()) if isinstance(self.shape, Mapping) else [self.shape]
-        if not shapes or not all(_are_sizes(one) for one in shapes):
+        if not shapes or not all(_are_sizes(shape) for shape in shapes):
             raise H5ValueError(
                 f"patch.shape={self.shape!r} was given. Pass a size for each axis of a volume, None for a whole axis, "
                 "such as [32, 64, 64], or a mapping from fields to such lists."
             )
         check_whole(self.random, "patch.random", 1)
         check_choice(self.border, "patch.border", ("shift", "drop", "pad"))
-        sizes = {cut for one in shapes if (cut := _without_none(one))}
+        sizes = {cut for shape in shapes if (cut := _without_none(shape))}
         if len(sizes) != 1:
-            found = "differ" if sizes else "are None"
+            problem = "differ" if sizes else "are None"
             raise H5ValueError(
-                f"patch.shape={self.shape!r} was given, of which the sizes {found}. Fields are cut at the same place: "
-                "pass the same sizes for all that are cut, and None for further axes."
+                f"patch.shape={self.shape!r} was given, of which the sizes {problem}. Fields are cut at the same "
+                "place: pass the same sizes for all that are cut, and None for further axes."
             )
         if self.stride is not None and self.random is not None:
             raise H5ValueError(
@@ -288,7 +288,7 @@ class PatchOptions(Options):
     def sizes(self) -> tuple[int, ...]:
         """Size of a patch along the axes that are cut."""
         shapes = self.shape.values() if isinstance(self.shape, Mapping) else [self.shape]
-        return next(cut for one in shapes if (cut := _without_none(one)))
+        return next(cut for shape in shapes if (cut := _without_none(shape)))
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -301,7 +301,7 @@ class PatchOptions(Options):
         """Return the shape of a patch of a field.
 
         Args:
-            name: what a sample calls it.
+            name: its name in a sample.
             key: its array.
 
         Raises:
@@ -318,31 +318,31 @@ class PatchOptions(Options):
         return tuple(shape)
 
 
-def _are_sizes(given: Any) -> bool:
+def _are_sizes(value: Any) -> bool:
     """Return whether something is a list of sizes, with None for whole axes."""
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not isinstance(value, Sequence) or isinstance(value, str):
         return False
-    sizes = [one for one in given if one is not None]
-    return bool(given) and all(isinstance(one, int) and not isinstance(one, bool) and one >= 1 for one in sizes)
+    sizes = [size for size in value if size is not None]
+    return bool(value) and all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
 
 
 def _without_none(shape: Sequence[int | None]) -> tuple[int, ...]:
-    return tuple(one for one in shape if one is not None)
+    return tuple(size for size in shape if size is not None)
 
 
-def value_of_field(given: Mapping[str, Any], name: str, key: str, default: Any) -> Any:
-    """Return what a mapping from names or patterns has for a field.
+def value_of_field(mapping: Mapping[str, Any], name: str, key: str, default: Any) -> Any:
+    """Return the value that a mapping from names or patterns has for a field.
 
     Args:
-        given: the mapping; the first entry that fits counts, names before patterns.
-        name: what a sample calls the field.
+        mapping: the first entry that fits counts, names before patterns.
+        name: its name in a sample.
         key: its array.
-        default: what is returned if nothing fits.
+        default: returned if nothing fits.
     """
-    for one in (name, key):
-        if one in given:
-            return given[one]
-    for pattern, value in given.items():
+    for label in (name, key):
+        if label in mapping:
+            return mapping[label]
+    for pattern, value in mapping.items():
         if fnmatchcase(name, pattern) or fnmatchcase(key, pattern):
             return value
     return default
@@ -352,12 +352,12 @@ def _range_of(steps: Any) -> StepRange:
     if isinstance(steps, int) and not isinstance(steps, bool):
         return StepRange(steps, steps + 1, is_single=True)
     is_list = isinstance(steps, Sequence) and not isinstance(steps, str) and 2 <= len(steps) <= 3
-    if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) for one in steps):
+    if not is_list or not all(isinstance(number, int) and not isinstance(number, bool) for number in steps):
         raise H5ValueError(
             f"window steps {steps!r} were given. Pass [start, stop] or [start, stop, step] relative to a step, such as "
             "[-1, 3], or a whole number for one step."
         )
-    found = StepRange(*steps)
-    if found.step < 1 or found.stop <= found.start:
+    step_range = StepRange(*steps)
+    if step_range.step < 1 or step_range.stop <= step_range.start:
         raise H5ValueError(f"window steps {steps!r} are none. Pass a stop after the start, and a step of 1 or more.")
-    return found
+    return step_range

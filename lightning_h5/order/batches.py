@@ -1,8 +1,8 @@
-"""Batches that are made already of rows that belong together: how ranks share them, and batches of similar length.
+"""Batches of rows that belong together: how ranks share them, and batches of sequences of similar length.
 
 Sequences of similar length share a batch, so that little of it is padding. In the order ``global`` all sequences are
-sorted by length, cut into batches, and these are shuffled. In the order ``chunks`` that is done to one stretch of the
-order after another, so that what is decoded together stays together.
+sorted by length, cut into batches, and these are shuffled. In the order ``chunks`` each stretch of the order is
+sorted by itself, so that rows that are decoded together stay together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_PADDING = 0.05
 """A batch is made smaller before more of it than this is padding: the longest few, which differ most."""
 
 MIN_SHARE = 8
-"""But not smaller than this part of ``batch_size``."""
+"""A batch is never smaller than ``batch_size`` divided by this."""
 
 STRETCH_BATCHES = 1024
 """Batches of a stretch in the order ``chunks``, at most: of log-normal lengths (sigma 1) 4 to 7 % of batches of 32 are
@@ -75,7 +75,7 @@ class DealtBatches:
     Attributes:
         batches: all of them.
         world_size: number of ranks.
-        drop_last: leave out the batches that make no whole round, instead.
+        drop_last: leave out the batches that make no whole round, instead of halving some.
         first: the batch that comes first.
         offset: rows of it that are consumed.
     """
@@ -92,7 +92,7 @@ class DealtBatches:
         return (self._n_whole + len(self._last)) // self.world_size
 
     def piece(self, place: int) -> _RowRange:
-        """Return the piece at a place of what is left."""
+        """Return a piece, by its place among those that are left."""
         return self._last[place - self._n_whole] if place >= self._n_whole else self._rest_of(self.first + place)
 
     def after(self, n_pieces: int) -> tuple[int, int]:
@@ -115,13 +115,13 @@ class DealtBatches:
     def _n_whole(self) -> int:
         """Batches before those that are halved, or left out."""
         n_left = self.batches.n_batches - self.first
-        full, rest = divmod(n_left, self.world_size)
-        if not rest or self.drop_last or self._n_rows(n_left) < (full + 1) * self.world_size:
-            return full * self.world_size
-        rounds = min(1, full)
-        while self._n_rows(rest + rounds * self.world_size) < (rounds + 1) * self.world_size:
-            rounds = min(2 * rounds, full)  # single rows cannot be halved
-        return (full - rounds) * self.world_size
+        n_full, n_rest = divmod(n_left, self.world_size)
+        if not n_rest or self.drop_last or self._n_rows(n_left) < (n_full + 1) * self.world_size:
+            return n_full * self.world_size
+        rounds = min(1, n_full)
+        while self._n_rows(n_rest + rounds * self.world_size) < (rounds + 1) * self.world_size:
+            rounds = min(2 * rounds, n_full)  # single rows cannot be halved
+        return (n_full - rounds) * self.world_size
 
     @cached_property
     def _last(self) -> list[_RowRange]:
@@ -144,10 +144,10 @@ class DealtBatches:
 
 @dataclass(frozen=True, eq=False)
 class BatchSequence:
-    """Batches that are made already, in their order.
+    """Batches of rows that belong together, in their order.
 
     Attributes:
-        batches: what they are.
+        batches: the batches.
         batch_size: rows of most of them.
     """
 
@@ -170,7 +170,7 @@ class BatchSequence:
         """See ``EpochSequence``.
 
         Raises:
-            H5ValueError: also if a part is consumed and ``batch_size`` is not that of these batches.
+            H5ValueError: also if a part is consumed and ``batch_size`` is another one.
         """
         if segments and batch_size != self.batch_size:
             raise H5ValueError(
@@ -223,17 +223,17 @@ def alike_sizes(lengths: IntArray, batch_size: int) -> IntArray:
     """
     longest_first = np.sort(lengths)[::-1]
     sums = np.concatenate([[0], np.cumsum(longest_first)])
-    least = max(1, batch_size // MIN_SHARE)
+    min_size = max(1, batch_size // MIN_SHARE)
     sizes, start = [], 0
     while start < len(lengths):
         counts = np.arange(1, min(batch_size, len(lengths) - start) + 1)
-        used = (sums[start + counts] - sums[start]) / (longest_first[start] * counts)
-        enough = np.flatnonzero(used >= 1 - MAX_PADDING)
-        sizes.append(int(max(counts[enough[-1]], min(least, counts[-1]))))
+        fill = (sums[start + counts] - sums[start]) / (longest_first[start] * counts)
+        candidates = np.flatnonzero(fill >= 1 - MAX_PADDING)
+        sizes.append(int(max(counts[candidates[-1]], min(min_size, counts[-1]))))
         start += sizes[-1]
     if 2 * len(sizes) > len(lengths) + 1:  # ranks could not have the same number of batches
-        full, rest = divmod(len(lengths), batch_size)
-        sizes = [batch_size] * full + [rest] * (rest > 0)
+        n_full, n_rest = divmod(len(lengths), batch_size)
+        sizes = [batch_size] * n_full + [n_rest] * (n_rest > 0)
     return np.asarray(sizes, dtype=np.int64)
 
 
@@ -295,8 +295,8 @@ class _AlikeInStretches:
     def rows(self, batch: int) -> IntArray:
         """See ``MadeBatches``."""
         stretch = int(np.searchsorted(self._cuts, batch, side="right")) - 1
-        inside = batch - int(self._cuts[stretch])
-        return self._stretch(stretch)[inside * self._batch_size : (inside + 1) * self._batch_size]
+        place = batch - int(self._cuts[stretch])
+        return self._stretch(stretch)[place * self._batch_size : (place + 1) * self._batch_size]
 
     def _make(self, stretch: int) -> IntArray:
         low, high = self._cuts[stretch : stretch + 2].tolist()
@@ -305,8 +305,8 @@ class _AlikeInStretches:
         n_whole = len(rows) // self._batch_size
         batches = rows[: n_whole * self._batch_size].reshape(-1, self._batch_size)
         order = _shuffled_batches(n_whole, self._seed, self._epoch, stretch)
-        made: IntArray = np.concatenate([batches[order].ravel(), rows[n_whole * self._batch_size :]])
-        return made
+        sorted_rows: IntArray = np.concatenate([batches[order].ravel(), rows[n_whole * self._batch_size :]])
+        return sorted_rows
 
 
 def _shuffled_batches(n_batches: int, seed: int, epoch: int, stretch: int = 0) -> IntArray:
@@ -319,8 +319,8 @@ def _longest_first(rows: IntArray, lengths: IntArray, seed: int, epoch: int) -> 
     word = np.asarray(stream(seed, epoch, LENGTHS).random_raw(1), dtype=np.uint64)[0]
     # Integers, so that every machine sorts the same way.
     noise = (mix(word + rows.astype(np.uint64) * GAMMA) >> np.uint64(44)).astype(np.int64)
-    one, spread = 1 << 20, int(2 * JITTER * (1 << 20))
-    return rows[np.argsort(-(lengths * (one - spread // 2) + (lengths * noise >> 20) * spread), kind="stable")]
+    unit, spread = 1 << 20, int(2 * JITTER * (1 << 20))
+    return rows[np.argsort(-(lengths * (unit - spread // 2) + (lengths * noise >> 20) * spread), kind="stable")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,7 +330,7 @@ class LengthRecipe(EpochRecipe):
     Attributes:
         lengths: of each sequence, shape ``(n_sequences,)``.
         blocks: the sequences.
-        description: what they are.
+        description: the sequences in words.
     """
 
     lengths: IntArray

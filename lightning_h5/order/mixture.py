@@ -49,7 +49,7 @@ class Mixture:
         strategy: ``concat`` (all rows as one), ``weighted`` (shares by weight), ``round_robin`` (one after the other,
             again and again), ``alternating`` (a pattern, again and again) or ``sequential`` (one source whole, then
             the next).
-        unit: what comes from one source: whole batches, or single rows of a batch.
+        unit: the unit that comes from one source: whole batches, or single rows of a batch.
         weights: of the sources (``weighted``); None: in proportion to their sizes.
         pattern: numbers of sources (``alternating``).
         epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was used up once), ``min`` (until the
@@ -78,15 +78,15 @@ class Mixture:
 
     @property
     def text(self) -> str:
-        """What a saved position depends on, apart from the length of an epoch."""
-        by = {
+        """The mixture in words, which a saved position depends on, without the length of an epoch."""
+        detail = {
             "concat": "",
             "weighted": f" (exact, {'by size' if self.weights is None else list(self.weights)})",
             "alternating": f" {list(self.pattern)}",
         }.get(self.strategy, "")
         unit = "batches" if self.in_batches else "rows"
         sources = ", ".join(f"{name!r}: {n}" for name, n in zip(self.names, self.n_rows, strict=True))
-        return f"{self.strategy}{by} of {unit} of {{{sources}}}"
+        return f"{self.strategy}{detail} of {unit} of {{{sources}}}"
 
     def n_cycle(self, batch_size: int, drop_last: bool) -> list[int]:
         """Return the units in all of each source's rows: in one cycle of its stream."""
@@ -125,12 +125,12 @@ class Mixture:
             return sum(n_cycle)
         if (turns := self._turns) is not None:
             ends = [_end_of(np.flatnonzero(turns == source), len(turns), n) for source, n in enumerate(n_cycle)]
-            there = [end for end in ends if end]
-            return max(there) if self.epoch_length == "max" else min(there)
-        whole = [
+            used_ends = [end for end in ends if end]
+            return max(used_ends) if self.epoch_length == "max" else min(used_ends)
+        units_to_end = [
             units / share for units, share in zip(n_cycle, self.shares(n_cycle), strict=True) if share
         ]  # units of the mixture until all rows of a source were seen
-        return ceil(max(whole)) if self.epoch_length == "max" else floor(min(whole))
+        return ceil(max(units_to_end)) if self.epoch_length == "max" else floor(min(units_to_end))
 
     def schedule(self, n_cycle: Sequence[int], n_units: int, epoch: int) -> EpochSchedule:
         """Return which source each unit of an epoch comes from.
@@ -150,16 +150,16 @@ class Mixture:
             schedule = Runs(largest_remainder(shares, n_units))
         elif isinstance(self.epoch_length, int):
             # One endless sequence of turns, which each epoch continues.
-            whole = lcm(*(share.denominator for share in shares))
-            endless = even_schedule([int(share * whole) for share in shares])
-            return EpochSchedule(endless, n_units, epoch * n_units, np.zeros(len(shares), dtype=np.int64))
+            denominator = lcm(*(share.denominator for share in shares))
+            endless_schedule = even_schedule([int(share * denominator) for share in shares])
+            return EpochSchedule(endless_schedule, n_units, epoch * n_units, np.zeros(len(shares), dtype=np.int64))
         else:
             schedule = even_schedule(largest_remainder(shares, n_units))
         if self.epoch_length in ("max", "min"):
-            each = np.array([-(-n_units // n) * n for n in n_cycle])  # rounded up to whole cycles
+            cycle_units = np.array([-(-n_units // n) * n for n in n_cycle])  # rounded up to whole cycles
         else:
-            each = schedule.counts(n_units)
-        return EpochSchedule(schedule, n_units, 0, epoch * each)
+            cycle_units = schedule.counts(n_units)
+        return EpochSchedule(schedule, n_units, 0, epoch * cycle_units)
 
 
 def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
@@ -205,13 +205,13 @@ class EpochSchedule:
         schedule: the schedule.
         n_units: units of the epoch.
         first: unit of the schedule at which the epoch begins.
-        taken: units of each source that earlier epochs took, apart from those before ``first``.
+        offsets: units of each source that earlier epochs took, apart from those before ``first``.
     """
 
     schedule: Schedule
     n_units: int
     first: int
-    taken: IntArray
+    offsets: IntArray
 
     def sources(self, start: int, stop: int) -> IntArray:
         """Return the source of each unit in ``[start, stop)`` of the epoch."""
@@ -219,7 +219,7 @@ class EpochSchedule:
 
     def counts(self, unit: int) -> IntArray:
         """Return how many units each source has had before this one, since the run began."""
-        return self.taken + self.schedule.counts(self.first + unit)
+        return self.offsets + self.schedule.counts(self.first + unit)
 
 
 class Pattern:
@@ -234,8 +234,8 @@ class Pattern:
         self._sources = np.asarray(sources, dtype=np.int64)
         self._n_sources = n_sources
         cuts = range(0, len(self._sources), COUNTED_TOGETHER)
-        each = [self._count(cut, cut + COUNTED_TOGETHER) for cut in cuts]
-        self._counted: IntArray = np.cumsum([np.zeros(n_sources, dtype=np.int64), *each], axis=0)
+        piece_counts = [self._count(cut, cut + COUNTED_TOGETHER) for cut in cuts]
+        self._counted: IntArray = np.cumsum([np.zeros(n_sources, dtype=np.int64), *piece_counts], axis=0)
 
     def _count(self, start: int, stop: int) -> IntArray:
         return np.bincount(self._sources[start:stop], minlength=self._n_sources)
@@ -247,8 +247,8 @@ class Pattern:
     def counts(self, unit: int) -> IntArray:
         """Return how many of the units before this one each source has, shape ``(n_sources,)``."""
         times, unit = divmod(unit, len(self._sources))
-        whole, rest = divmod(unit, COUNTED_TOGETHER)
-        counts: IntArray = times * self._counted[-1] + self._counted[whole] + self._count(unit - rest, unit)
+        piece, place = divmod(unit, COUNTED_TOGETHER)
+        counts: IntArray = times * self._counted[-1] + self._counted[piece] + self._count(unit - place, unit)
         return counts
 
 
@@ -310,9 +310,9 @@ class EvenPieces:
         parts = [np.empty(0, dtype=np.int64)]
         while start < stop:
             unit = start % self._n_units
-            piece, inside = divmod(unit, PIECE_UNITS)
-            end = min(PIECE_UNITS, self._n_units - piece * PIECE_UNITS, inside + stop - start)
-            parts.append(self._pattern(piece).sources(inside, end))
+            piece, place = divmod(unit, PIECE_UNITS)
+            end = min(PIECE_UNITS, self._n_units - piece * PIECE_UNITS, place + stop - start)
+            parts.append(self._pattern(piece).sources(place, end))
             start += len(parts[-1])
         sources: IntArray = np.concatenate(parts)
         return sources
@@ -320,9 +320,9 @@ class EvenPieces:
     def counts(self, unit: int) -> IntArray:
         """See ``Pattern``."""
         times, unit = divmod(unit, self._n_units)
-        piece, inside = divmod(unit, PIECE_UNITS)
-        counts = np.array([times * n + before for n, before in zip(self._quotas, self._before(piece), strict=True)])
-        return counts + self._pattern(piece).counts(inside) if inside else counts
+        piece, place = divmod(unit, PIECE_UNITS)
+        counts = np.array([times * n + n_before for n, n_before in zip(self._quotas, self._before(piece), strict=True)])
+        return counts + self._pattern(piece).counts(place) if place else counts
 
     def _count_before(self, piece: int) -> tuple[int, ...]:
         unit, n = min(piece * PIECE_UNITS, self._n_units), self._n_units
@@ -332,15 +332,17 @@ class EvenPieces:
         # So the sum never decreases.
         largest = max(self._quotas)
         is_rare = [quota * PIECE_UNITS < 2 * n and quota < largest for quota in self._quotas]
-        both = list(zip(self._quotas, is_rare, strict=True))
-        rare = [(2 * unit * quota + n) // (2 * n) if few else 0 for quota, few in both]
-        often = [0 if few else quota for quota, few in both]
-        shared = largest_remainder([Fraction(quota, sum(often)) for quota in often], unit - sum(rare))
-        return tuple(a + b for a, b in zip(rare, shared, strict=True))
+        pairs = list(zip(self._quotas, is_rare, strict=True))
+        rare_counts = [(2 * unit * quota + n) // (2 * n) if flag else 0 for quota, flag in pairs]
+        common_quotas = [0 if flag else quota for quota, flag in pairs]
+        common_counts = largest_remainder(
+            [Fraction(quota, sum(common_quotas)) for quota in common_quotas], unit - sum(rare_counts)
+        )
+        return tuple(a + b for a, b in zip(rare_counts, common_counts, strict=True))
 
     def _pattern(self, piece: int) -> Pattern:
-        before, after = self._before(piece), self._before(piece + 1)
-        return _even_pattern(tuple(b - a for a, b in zip(before, after, strict=True)))
+        starts, stops = self._before(piece), self._before(piece + 1)
+        return _even_pattern(tuple(b - a for a, b in zip(starts, stops, strict=True)))
 
 
 @lru_cache(maxsize=16)
@@ -348,17 +350,17 @@ def _even_pattern(quotas: tuple[int, ...]) -> Pattern:
     """Deal quotas evenly: each unit goes to the source that would first be a unit behind, if far enough behind."""
     n, slack = sum(quotas), 2 * max(1, len(quotas) - 1)
     sources = np.empty(n, dtype=np.int64)
-    dealt = [0] * len(quotas)
+    counts = [0] * len(quotas)
     for unit in range(n):
-        best, first = -1, 0.0
+        best, earliest = -1, 0.0
         for source, quota in enumerate(quotas):
-            behind = (quota * (unit + 1) - n * dealt[source]) * slack
+            behind = (quota * (unit + 1) - n * counts[source]) * slack
             if behind >= n and quota:
                 deadline = ((slack - 1) * n - behind) / quota
-                if best < 0 or deadline < first:
-                    best, first = source, deadline
+                if best < 0 or deadline < earliest:
+                    best, earliest = source, deadline
         sources[unit] = best
-        dealt[best] += 1
+        counts[best] += 1
     return Pattern(sources, len(quotas))
 
 
@@ -369,9 +371,9 @@ def largest_remainder(shares: Sequence[Fraction], n: int) -> list[int]:
         shares: of each source, adding up to 1.
         n: the number to distribute.
     """
-    exact = [share * n for share in shares]
-    quotas = [int(number) for number in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda source: (quotas[source] - exact[source], source))
+    exact_quotas = [share * n for share in shares]
+    quotas = [int(number) for number in exact_quotas]
+    by_remainder = sorted(range(len(shares)), key=lambda source: (quotas[source] - exact_quotas[source], source))
     for source in by_remainder[: n - sum(quotas)]:
         quotas[source] += 1
     return quotas

@@ -45,7 +45,7 @@ def epoch_order(blocks: BlockTable, parameters: OrderParameters, epoch: int, *, 
 
     Args:
         blocks: the rows.
-        parameters: what decides the order. On one node it is the order of all rows.
+        parameters: the settings of the order. On one node it is the order of all rows.
         epoch: from 0.
         drop_last: drop the ragged end of an epoch, which decides how many positions a node has.
     """
@@ -124,9 +124,14 @@ class NodeTurns:
     @cached_property
     def _ragged_ends(self) -> list[int]:
         """Rows up to the end of each turn of the ragged rounds, of which there are two at most."""
-        a_node = self.batches.world_size // self.nodes
-        first, last = (n * self.batches.world_size for n in (self.batches.n_even_rounds, self.batches.n_steps))
-        return [self.batches.n_before(batch) for batch in range(first + a_node, last + 1, a_node)]
+        ranks_per_node = self.batches.world_size // self.nodes
+        first_batch, last_batch = (
+            n * self.batches.world_size for n in (self.batches.n_even_rounds, self.batches.n_steps)
+        )
+        return [
+            self.batches.n_before(batch)
+            for batch in range(first_batch + ranks_per_node, last_batch + 1, ranks_per_node)
+        ]
 
     def _node_at(self, row: int) -> tuple[int, int]:
         """Return the node of a row in a batch, and where its turn ends."""
@@ -138,8 +143,8 @@ class NodeTurns:
 
     def _n_before(self, node: int, row: int) -> int:
         """Return how many rows in batches before this one are the node's."""
-        rounds, inside = divmod(min(row, self._n_even), self.nodes * self._n_turn)
-        n_before = rounds * self._n_turn + min(max(0, inside - node * self._n_turn), self._n_turn)
+        rounds, offset = divmod(min(row, self._n_even), self.nodes * self._n_turn)
+        n_before = rounds * self._n_turn + min(max(0, offset - node * self._n_turn), self._n_turn)
         for turn in range(node, len(self._ragged_ends), self.nodes):
             low, high = self._ragged_ends[turn - 1] if turn else self._n_even, self._ragged_ends[turn]
             n_before += min(max(0, row - low), high - low)
@@ -153,8 +158,8 @@ class NodeTurns:
     def _node_left_out(self, row: int) -> tuple[int, int]:
         """Return the node of one of the positions in no batch, and where that node's end."""
         size, n_larger = divmod(self.batches.n_left_out, self.nodes)
-        of_larger = n_larger * (size + 1)
-        node = row // (size + 1) if row < of_larger else n_larger + (row - of_larger) // size
+        n_in_larger = n_larger * (size + 1)
+        node = row // (size + 1) if row < n_in_larger else n_larger + (row - n_in_larger) // size
         return node, balanced_contiguous_shard(self.batches.n_left_out, self.nodes, node)[1]
 
 
@@ -185,9 +190,9 @@ class DealtRows:
         if blocks.n_blocks <= MAX_DEALT:
             return BlockTable(self.begins)
         runs = np.searchsorted(self.firsts, blocks.starts, side="right") - 1
-        inside = blocks.starts - self.firsts[runs]
-        is_held = (runs >= 0) & (inside < np.diff(self.begins)[runs])
-        return BlockTable(np.union1d(self.begins, self.begins[runs[is_held]] + inside[is_held]))
+        offsets = blocks.starts - self.firsts[runs]
+        is_held = (runs >= 0) & (offsets < np.diff(self.begins)[runs])
+        return BlockTable(np.union1d(self.begins, self.begins[runs[is_held]] + offsets[is_held]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,14 +213,14 @@ class DealtBlocks:
         """Return the rows at places ``[low, high)`` of this order; a block that a border goes through is divided."""
         first = int(np.searchsorted(self.stops, low, side="right"))
         last = int(np.searchsorted(self.stops, high, side="left"))
-        mine, stops = self.order[first : last + 1], self.stops[first : last + 1]
-        firsts = self.starts[mine]
-        sizes = self.starts[mine + 1] - firsts
+        numbers, stops = self.order[first : last + 1], self.stops[first : last + 1]
+        firsts = self.starts[numbers]
+        sizes = self.starts[numbers + 1] - firsts
         n_before = np.maximum(low - (stops - sizes), 0)  # of the first alone
         n_after = np.maximum(stops - high, 0)  # of the last alone
         firsts, sizes = firsts + n_before, sizes - n_before - n_after
-        ascending = np.argsort(firsts)
-        return DealtRows(firsts[ascending], np.concatenate([[0], np.cumsum(sizes[ascending])]))
+        order = np.argsort(firsts)
+        return DealtRows(firsts[order], np.concatenate([[0], np.cumsum(sizes[order])]))
 
 
 def deal_blocks(blocks: BlockTable, seed: int) -> DealtBlocks:
@@ -240,7 +245,7 @@ class NodeOrder:
 
     Args:
         blocks: all rows.
-        parameters: what decides the order; ``streams`` are those of all nodes.
+        parameters: the settings of the order; ``streams`` are those of all nodes.
         epoch: from 0.
         drop_last: drop the ragged end of an epoch.
         draw: makes the order of a node's rows, of their block table, parameters and the epoch.
@@ -292,17 +297,17 @@ class NodeOrder:
         return self._orders[node]
 
     def _order_within(self, node: int) -> RowOrder:
-        held, all_nodes = self.rows_of(node), self._parameters
-        own = replace(
+        node_rows, all_nodes = self.rows_of(node), self._parameters
+        parameters = replace(
             all_nodes,
             seed=int(stream(all_nodes.seed, 0, DEAL, 1 + node).random_raw()),  # or nodes would be in step
             streams=max(1, all_nodes.streams // all_nodes.nodes),
             nodes=0,
             world_size=0,
         )
-        blocks = held.blocks(self._blocks) if own.mode == "chunks" else BlockTable(held.begins)
-        order = self._draw(blocks, own, self._epoch)
-        return lambda start, stop: held.rows(order(start, stop))
+        blocks = node_rows.blocks(self._blocks) if parameters.mode == "chunks" else BlockTable(node_rows.begins)
+        order = self._draw(blocks, parameters, self._epoch)
+        return lambda start, stop: node_rows.rows(order(start, stop))
 
 
 def label_entropy(blocks: BlockTable, parameters: OrderParameters, world_size: int, *, drop_last: bool) -> float:
@@ -312,7 +317,7 @@ def label_entropy(blocks: BlockTable, parameters: OrderParameters, world_size: i
 
     Args:
         blocks: the rows.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         world_size: number of ranks.
         drop_last: drop the ragged end of an epoch.
     """
@@ -321,9 +326,9 @@ def label_entropy(blocks: BlockTable, parameters: OrderParameters, world_size: i
         order = NodeOrder(blocks, parameters, 0, drop_last=drop_last, draw=_any_order)
     batches = TrainBatches(blocks.n_rows, parameters.batch_size, world_size, drop_last)
     n_batches = batches.n_steps * world_size
-    drawn = permutation(n_batches, parameters.seed, 0, MIXING)(0, min(n_batches, SAMPLED_BATCHES))
+    sample = permutation(n_batches, parameters.seed, 0, MIXING)(0, min(n_batches, SAMPLED_BATCHES))
     entropies = []
-    for batch in drawn.tolist():
+    for batch in sample.tolist():
         labels = order(*batches.bounds(batch)) * N_LABELS // blocks.n_rows
         shares = np.bincount(labels) / len(labels)
         entropies.append(-float((shares * np.log(np.where(shares, shares, 1))).sum()))

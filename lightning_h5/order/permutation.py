@@ -55,7 +55,7 @@ def stream(seed: int, epoch: int, purpose: int, place: int = 0) -> np.random.Phi
 
 
 def uniform(seed: int, epoch: int, purpose: int, numbers: IntArray) -> npt.NDArray[np.float64]:
-    """Return a random number from 0 to below 1 for each of some numbers, the same in any company."""
+    """Return a random number from 0 to below 1 for each of some numbers, whatever the other numbers are."""
     (word,) = np.asarray(stream(seed, epoch, purpose).random_raw(1), dtype=U64)
     bits = mix(word + numbers.astype(U64) * GAMMA)
     return np.asarray((bits >> U64(11)) * 2.0**-53, dtype=np.float64)
@@ -64,8 +64,8 @@ def uniform(seed: int, epoch: int, purpose: int, numbers: IntArray) -> npt.NDArr
 class TablePermutation:
     """A permutation held as a table: the order of random keys.
 
-    A key holds the row's number in its lowest bits, so that keys are never equal, and sorting them is the
-    fastest that NumPy has, in whatever way it sorts. At 10^7 rows that leaves 40 random bits.
+    A key holds the row's number in its lowest bits. So keys are never equal, any way of sorting gives the same
+    order, and NumPy can use its fastest one. At 10^7 rows that leaves 40 random bits.
 
     Args:
         n: number of rows; 8 bytes of memory each.
@@ -105,10 +105,10 @@ class KeyedPermutation:
     def __call__(self, start: int, stop: int) -> IntArray:
         """Return the rows at the positions ``[start, stop)`` of the order."""
         values = self._encrypt(np.arange(start, stop, dtype=U64))
-        outside = np.flatnonzero(values >= self._n)
-        while len(outside):
-            values[outside] = self._encrypt(values[outside])
-            outside = outside[values[outside] >= self._n]
+        outliers = np.flatnonzero(values >= self._n)
+        while len(outliers):
+            values[outliers] = self._encrypt(values[outliers])
+            outliers = outliers[values[outliers] >= self._n]
         return values.astype(np.int64)
 
     def _encrypt(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -151,12 +151,14 @@ def shuffled_places(
     if is_short.all():
         return _sorted_places(sizes, keys ^ round_keys[0])[owners, ranks]
     places = np.empty(len(ranks), dtype=np.int64)
-    long = np.flatnonzero(~is_short[owners])
-    places[long] = _network_places(ranks[long], sizes[owners[long]], keys[owners[long]], round_keys)
+    long_ranks = np.flatnonzero(~is_short[owners])
+    places[long_ranks] = _network_places(
+        ranks[long_ranks], sizes[owners[long_ranks]], keys[owners[long_ranks]], round_keys
+    )
     if is_short.any():
-        short = np.flatnonzero(is_short[owners])
+        short_ranks = np.flatnonzero(is_short[owners])
         table = _sorted_places(sizes[is_short], keys[is_short] ^ round_keys[0])
-        places[short] = table[(np.cumsum(is_short) - 1)[owners[short]], ranks[short]]
+        places[short_ranks] = table[(np.cumsum(is_short) - 1)[owners[short_ranks]], ranks[short_ranks]]
     return places
 
 
@@ -175,10 +177,10 @@ def _network_places(
     ranks: IntArray, sizes: IntArray, keys: npt.NDArray[np.uint64], round_keys: npt.NDArray[np.uint64]
 ) -> IntArray:
     places = ranks.astype(U64)
-    outside = np.arange(len(ranks))
-    while len(outside):
-        places[outside] = _encrypt_digits(places[outside], sizes[outside], keys[outside], round_keys)
-        outside = outside[places[outside] >= sizes[outside].astype(U64)]
+    outliers = np.arange(len(ranks))
+    while len(outliers):
+        places[outliers] = _encrypt_digits(places[outliers], sizes[outliers], keys[outliers], round_keys)
+        outliers = outliers[places[outliers] >= sizes[outliers].astype(U64)]
     return places.astype(np.int64)
 
 
@@ -194,9 +196,9 @@ def _encrypt_digits(
     bases += bases & 1
     a, b = bases.astype(U64), (-(-sizes // bases)).astype(U64)
     high, low = values // b, values % b
-    for even, odd in zip(round_keys[::2], round_keys[1::2], strict=True):
-        high = (high + (mix((keys ^ even) + low) >> U64(1))) % a  # a sum that overflows would not be a permutation
-        low = (low + (mix((keys ^ odd) + high) >> U64(1))) % b
+    for even_key, odd_key in zip(round_keys[::2], round_keys[1::2], strict=True):
+        high = (high + (mix((keys ^ even_key) + low) >> U64(1))) % a  # a sum that overflows would not be a permutation
+        low = (low + (mix((keys ^ odd_key) + high) >> U64(1))) % b
     return high * b + low
 
 

@@ -55,7 +55,7 @@ class SourceOrder(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OrderParameters:
-    """What decides the order of rows, together with the epoch and the block table.
+    """The settings that, with the epoch and the block table, decide the order of rows.
 
     Attributes:
         mode: ``global`` (one permutation of all rows), ``chunks`` (blocks mixed a window at a time) or
@@ -65,7 +65,7 @@ class OrderParameters:
         streams: independent streams of blocks (``chunks``).
         window: blocks of a stream that are mixed at a time (``chunks``).
         version: of the orders' definition.
-        recipe: what an epoch visits (see ``EpochRecipe``); "" for each row once.
+        recipe: how an epoch visits rows (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.
         sources: the order of each source of a mixture.
         nodes: nodes that blocks are dealt to once per run (see ``nodes.NodeOrder``); 0 deals none.
@@ -101,7 +101,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
-    """What one rank does in the rest of an epoch.
+    """The batches of one rank in the rest of an epoch.
 
     Attributes:
         n_steps: batches that are left for this rank.
@@ -117,12 +117,12 @@ class EpochPlan:
     def tokens(
         self, epoch: int, first_step: int, *, first_position: int, samples: bool, seed: int
     ) -> Iterator[BatchToken]:
-        """Yield what a dataset is asked for, step by step.
+        """Yield the token of each step, which the dataset reads.
 
         Args:
             epoch: from 0.
             first_step: steps of the epoch that are done.
-            first_position: of the sequence in that of all ranks.
+            first_position: where the sequence begins in the sequence of all ranks.
             samples: ask for samples instead of a batch.
             seed: of random draws.
         """
@@ -136,9 +136,9 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
 
     Args:
         blocks: the rows.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         epoch: which epoch.
-        place: sets orders apart that have the same parameters (``global`` alone).
+        place: distinguishes orders with the same parameters (``global`` alone).
 
     Raises:
         H5ValueError: the order belongs to another version of this package, or ``window`` has a number below 1.
@@ -152,8 +152,8 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
         return lambda start, stop: np.arange(start, stop, dtype=np.int64)
     if parameters.mode == "global":
         # Drawn on first access to rows: counting steps or rows needs no permutation.
-        drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch, place=place))
-        return lambda start, stop: drawn()(start, stop)
+        lazy_permutation = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch, place=place))
+        return lambda start, stop: lazy_permutation()(start, stop)
     return WindowOrder(
         blocks=blocks,
         seed=parameters.seed,
@@ -245,13 +245,14 @@ class TrainBatches:
 
     def n_before(self, batch: int) -> int:
         """Return the rows in the batches before a batch (0 to ``n_steps * world_size``)."""
-        even = self.n_even_rounds * self.world_size
-        if batch <= even:
+        n_even = self.n_even_rounds * self.world_size
+        if batch <= n_even:
             return batch * self.batch_size
-        n_batches = self.n_steps * self.world_size - even
-        n_rows = self.n_rows - even * self.batch_size
+        n_batches = self.n_steps * self.world_size - n_even
+        n_rows = self.n_rows - n_even * self.batch_size
         return (
-            even * self.batch_size + balanced_contiguous_shard(n_rows, n_batches, min(batch - even, n_batches) - 1)[1]
+            n_even * self.batch_size
+            + balanced_contiguous_shard(n_rows, n_batches, min(batch - n_even, n_batches) - 1)[1]
         )
 
     def _skip_left_out(self, position: int) -> int:
@@ -293,16 +294,16 @@ class EpochSequence(Protocol):
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
     ) -> EpochPlan:
-        """Return a rank's share of what the segments have left."""
+        """Return a rank's share of the rows that the segments have left."""
         ...
 
 
 class EpochRecipe:
-    """What epochs visit: each row once, rows by their weights, batches of similar length, or several sources."""
+    """How epochs visit rows: each once, by their weights, in batches of similar length, or from several sources."""
 
     @property
     def text(self) -> str:
-        """What a saved position depends on; "" for each row once."""
+        """The recipe in words, which a saved position depends on; "" for each row once."""
         return ""
 
     def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
@@ -317,7 +318,7 @@ class EpochRecipe:
         """Return the sequence of an epoch.
 
         Args:
-            order: what decides the order.
+            order: the settings of the order.
             epoch: from 0.
             drop_last: drop ragged ends.
         """
@@ -339,30 +340,30 @@ class RowSequence:
     epoch: int
 
     def n_consumed(self, segments: Sequence[Segment], *, drop_last: bool) -> int:
-        """See ``EpochSequence``. Each segment is a part of what the ones before it left."""
-        done = 0
+        """See ``EpochSequence``. Each segment is a part of the rows that earlier ones left."""
+        n_done = 0
         for segment in segments:
-            batches = self._batches(segment.batch_size, segment.world_size, drop_last, done)
+            batches = self._batches(segment.batch_size, segment.world_size, drop_last, n_done)
             if segment.n_batches > batches.n_steps * batches.world_size:
                 raise H5ValueError(
-                    f"{segment} was requested, but {self.n_rows - done} rows are left of {self.n_rows}. Request fewer "
-                    "batches."
+                    f"{segment} was requested, but {self.n_rows - n_done} rows are left of {self.n_rows}. Request "
+                    "fewer batches."
                 )
-            done += batches.stop(segment.n_batches - 1)
-        return done
+            n_done += batches.stop(segment.n_batches - 1)
+        return n_done
 
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
     ) -> EpochPlan:
         """See ``EpochSequence``."""
-        done = self.n_consumed(segments, drop_last=drop_last)
-        batches = self._batches(batch_size, world_size, drop_last, done)
+        n_done = self.n_consumed(segments, drop_last=drop_last)
+        batches = self._batches(batch_size, world_size, drop_last, n_done)
 
         def bounds(step: int) -> tuple[int, int]:
             start, stop = batches.bounds(step * world_size + rank)
-            return done + start, done + stop
+            return n_done + start, n_done + stop
 
         return EpochPlan(batches.n_steps, bounds, lambda step: self.order(*bounds(step)))
 
-    def _batches(self, batch_size: int, world_size: int, drop_last: bool, done: int) -> TrainBatches:
-        return TrainBatches(self.n_rows - done, batch_size, world_size, drop_last, self.epoch, done)
+    def _batches(self, batch_size: int, world_size: int, drop_last: bool, n_done: int) -> TrainBatches:
+        return TrainBatches(self.n_rows - n_done, batch_size, world_size, drop_last, self.epoch, n_done)

@@ -1,6 +1,6 @@
 """The position of a run: the consumed part of an epoch, and the order. One object, saved as plain values.
 
-Under a Trainer it is the Trainer's; in other loops it is that of the passes over a loader (``Passes``).
+Under a Trainer it is the Trainer's position; in other loops it follows from the passes over a loader (``Passes``).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class OtherShardsError(H5ResumeError):
 
 @dataclass(frozen=True)
 class Position:
-    """What is consumed of which epoch, in which order.
+    """The consumed part of an epoch, and the epoch's order.
 
     Attributes:
         epoch: from 0.
-        segments: what of it is consumed, in the order of time.
-        order: what decided its order when it began.
+        segments: its consumed parts, the earliest first.
+        order: the settings that decided its order when it began.
         finished: the epoch is over, whether or not all of it is consumed (``limit_train_batches``).
     """
 
@@ -50,24 +50,24 @@ class Position:
         if n_steps <= 0:
             return self
         world_size = sampler.replica.world_size
-        more = Segment(sampler.batch_size, world_size, n_steps * world_size)
-        before = self.segments
-        if before and before[-1][:2] == more[:2]:  # merge segments with equal settings
-            before, more = before[:-1], more._replace(n_batches=before[-1].n_batches + more.n_batches)
-        return replace(self, segments=(*before, more))
+        segment = Segment(sampler.batch_size, world_size, n_steps * world_size)
+        segments = self.segments
+        if segments and segments[-1][:2] == segment[:2]:  # merge segments with equal settings
+            segments, segment = segments[:-1], segment._replace(n_batches=segments[-1].n_batches + segment.n_batches)
+        return replace(self, segments=(*segments, segment))
 
     @property
     def n_rows(self) -> int:
         """Rows of the epoch that are consumed; a last batch that is not full counts as full."""
-        return sum(each.batch_size * each.n_batches for each in self.segments)
+        return sum(segment.batch_size * segment.n_batches for segment in self.segments)
 
     def change_of_nodes(self, sampler: PlanSampler) -> str:
-        """Return what changes for nodes after this epoch, for the log; "" if they keep their rows."""
-        before, after = self.order.nodes, sampler.parameters.nodes
-        if before == after:
+        """Return a message on nodes that get other rows after this epoch, for the log; "" if they keep their rows."""
+        n_before, n_after = self.order.nodes, sampler.parameters.nodes
+        if n_before == n_after:
             return ""
         return (
-            f"the number of nodes was {before} and is {after}: from epoch {self.epoch + 1} on, blocks are dealt to "
+            f"the number of nodes was {n_before} and is {n_after}: from epoch {self.epoch + 1} on, blocks are dealt to "
             "nodes again, which then read other rows than before"
         )
 
@@ -123,14 +123,14 @@ class Position:
             digest = _digest_of_state(state)
         except (KeyError, TypeError, ValueError):
             digest = ""
-        if state.get("digest") != digest:  # from here on the state is intact
+        if state.get("digest") != digest:  # below, the state is intact
             raise H5ResumeError(
                 f"the saved position is damaged: its digest is {state.get('digest')!r}, that of its content is "
                 f"{digest!r}. Resume from another checkpoint."
             )
-        saved = state["order"]
-        sources = tuple(SourceOrder(saved_mode(mode), *numbers) for mode, *numbers in saved.get("sources", ()))
-        order = OrderParameters(**saved | {"mode": saved_mode(saved["mode"]), "sources": sources})
+        saved_order = state["order"]
+        sources = tuple(SourceOrder(saved_mode(mode), *numbers) for mode, *numbers in saved_order.get("sources", ()))
+        order = OrderParameters(**saved_order | {"mode": saved_mode(saved_order["mode"]), "sources": sources})
         segments = tuple(Segment(*segment) for segment in state["segments"])
         position = cls(state["epoch"], segments, order, state["finished"])
         _compare(state, order, sampler, identity)
@@ -176,21 +176,27 @@ def _digest_of_state(state: Mapping[str, Any]) -> str:
 
 def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSampler, identity: Identity | None) -> None:
     """Raise if saved and present data or settings differ; the number of ranks that hold shards is compared later."""
-    present, shards, held = sampler.parameters, state["shards"] or {}, sampler.shards or {}
+    parameters, saved_shards, present_shards = sampler.parameters, state["shards"] or {}, sampler.shards or {}
     fields = {
         "rows": (state["n_rows"], sampler.n_rows),
         **_digests(state["identity"], identity),
-        "seed": (order.seed, present.seed),
-        "order": (_kind_of_order(order.mode, sampler), _kind_of_order(present.mode, sampler)),
-        "shuffle.scope": tuple("node" if each.nodes else "global" for each in (order, present)),
-        "recipe": (order.recipe, present.recipe),
-        "version of the order": (order.version, present.version),
+        "seed": (order.seed, parameters.seed),
+        "order": (_kind_of_order(order.mode, sampler), _kind_of_order(parameters.mode, sampler)),
+        "shuffle.scope": tuple("node" if settings.nodes else "global" for settings in (order, parameters)),
+        "recipe": (order.recipe, parameters.recipe),
+        "version of the order": (order.version, parameters.version),
         "drop_last": (state["drop_last"], sampler.drop_last),
-        **{f"shards' {name}": (shards.get(name), held.get(name)) for name in {*shards, *held} - {"world_size"}},
+        **{
+            f"shards' {name}": (saved_shards.get(name), present_shards.get(name))
+            for name in {*saved_shards, *present_shards} - {"world_size"}
+        },
     }
-    differing = {name: pair for name, pair in fields.items() if pair[0] != pair[1]}
-    if differing:
-        lines = "".join(f"\n  {name}: saved {saved!r}, present {now!r}" for name, (saved, now) in differing.items())
+    differences = {name: pair for name, pair in fields.items() if pair[0] != pair[1]}
+    if differences:
+        lines = "".join(
+            f"\n  {name}: saved {saved_value!r}, present {value!r}"
+            for name, (saved_value, value) in differences.items()
+        )
         raise H5ResumeError(
             f"the saved position belongs to other data or settings:{lines}\n"
             "Use the files and settings of the saved run. Or pass "
@@ -199,26 +205,26 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSamp
         )
 
 
-def _digests(saved: Any, present: Identity | None) -> dict[str, tuple[str, str]]:
+def _digests(saved_identity: Any, identity: Identity | None) -> dict[str, tuple[str, str]]:
     """Return the digests of the data that both have, to be compared.
 
-    A run may have read fewer files whole, such as those of a store; older checkpoints have a sampled digest alone.
+    A run may have read fewer files whole, such as objects of a store; older checkpoints have a sampled digest alone.
     """
-    before: Identity = {"sampled": saved} if isinstance(saved, str) else saved or {}
+    saved_digests: Identity = {"sampled": saved_identity} if isinstance(saved_identity, str) else saved_identity or {}
     return {
-        "files" if name == "sampled" else f"files ({name})": (before[name], digest)
-        for name, digest in (present or {}).items()
-        if name in before
+        "files" if name == "sampled" else f"files ({name})": (saved_digests[name], digest)
+        for name, digest in (identity or {}).items()
+        if name in saved_digests
     }
 
 
 def _kind_of_order(mode: str, sampler: PlanSampler) -> str:
-    """Return the mode; if the package chose it, one name for all that shuffle: it follows from memory and workers."""
+    """Return the mode. Modes that the package chose by memory and workers have one name if they shuffle."""
     return "shuffled" if sampler.chooses and mode != "none" else mode
 
 
 class EpochSource(Protocol):
-    """What knows the epoch better than the sampler: a data module, from its trainer."""
+    """The owner of the epoch, if it is not the sampler: a data module, which has it from its trainer."""
 
     @property
     def is_attached(self) -> bool:
@@ -269,7 +275,7 @@ class Progress:
 
 
 class Passes:
-    """Keeps the position of a loader without a Trainer: that of the iteration which trains.
+    """Keeps the position of a loader without a Trainer: the position of the iteration that trains.
 
     Args:
         sampler: the loader's.
@@ -291,51 +297,56 @@ class Passes:
         Raises:
             H5ResumeError: the rest of another epoch was loaded and would be left out.
         """
-        sampler, loaded = self._sampler, self._loaded_epoch
+        sampler, loaded_epoch = self._sampler, self._loaded_epoch
         self._loaded_epoch = None
-        if loaded not in (None, epoch) and sampler.epoch_source is None and (left := sampler.plan(loaded).n_steps):
+        if (
+            loaded_epoch not in (None, epoch)
+            and sampler.epoch_source is None
+            and (n_left := sampler.plan(loaded_epoch).n_steps)
+        ):
             raise H5ResumeError(
-                f"a position in epoch {loaded} was loaded, which has {left} batches left, but an iteration of epoch "
-                f"{epoch} was started. Call loader.sampler.set_epoch({loaded}) first, or do not load the position."
+                f"a position in epoch {loaded_epoch} was loaded, which has {n_left} batches left, but an iteration of "
+                f"epoch {epoch} was started. Call loader.sampler.set_epoch({loaded_epoch}) first, or do not load the "
+                "position."
             )
-        began = sampler.position(epoch)
-        return Progress(began, began.n_rows, self._n_loaded, sampler.batch_size * sampler.replica.world_size)
+        position = sampler.position(epoch)
+        return Progress(position, position.n_rows, self._n_loaded, sampler.batch_size * sampler.replica.world_size)
 
-    def switch(self, one: Progress) -> None:
-        """Note that another iteration than before yields batches; not one that began before a position was loaded."""
-        if one.n_loaded != self._n_loaded:
+    def switch(self, iteration: Progress) -> None:
+        """Note that another iteration yields batches from now on; ignored if it began before a position was loaded."""
+        if iteration.n_loaded != self._n_loaded:
             return
-        before, self.last, furthest = self.last, one, self._furthest
-        if before is None or before.is_over:
+        previous, self.last, furthest = self.last, iteration, self._furthest
+        if previous is None or previous.is_over:
             return
-        if furthest is None or furthest.began.epoch != before.began.epoch or furthest.n_rows < before.n_rows:
-            self._furthest = before
+        if furthest is None or furthest.began.epoch != previous.began.epoch or furthest.n_rows < previous.n_rows:
+            self._furthest = previous
 
-    def complete(self, one: Progress) -> None:
+    def complete(self, iteration: Progress) -> None:
         """Note that an iteration has yielded its last batch, after which some loops never ask for its end.
 
         The next iteration is over the next epoch, or over all of the same one if ``set_epoch`` was called.
         """
-        if one.is_complete:
+        if iteration.is_complete:
             return
-        one.is_complete = True
-        if one.n_loaded == self._n_loaded and self._sampler.epoch_source is None:
+        iteration.is_complete = True
+        if iteration.n_loaded == self._n_loaded and self._sampler.epoch_source is None:
             self._sampler.restore(None)
-            self._sampler.complete(one.began.epoch)
+            self._sampler.complete(iteration.began.epoch)
 
-    def end(self, one: Progress) -> None:
+    def end(self, iteration: Progress) -> None:
         """End an iteration: the next one is another pass."""
-        self.complete(one)
-        one.is_over = True
-        if self._furthest is one or (self._furthest is not None and self._furthest.n_rows < one.n_rows):
+        self.complete(iteration)
+        iteration.is_over = True
+        if self._furthest is iteration or (self._furthest is not None and self._furthest.n_rows < iteration.n_rows):
             self._furthest = None
-        if one.n_loaded == self._n_loaded:
-            self.last = one
+        if iteration.n_loaded == self._n_loaded:
+            self.last = iteration
 
     def position(self, running: Iterable[Progress]) -> Position:
         """Return the position of the iteration which yielded the last batch.
 
-        After ``set_epoch``, iterations of other epochs are ignored. Before, any unfinished one may be that of training.
+        After ``set_epoch``, iterations of other epochs are ignored. Before, any unfinished one may be training.
 
         Args:
             running: iterations that began, and neither ended nor failed.
@@ -345,18 +356,20 @@ class Passes:
         """
         epoch, counts_passes = self._sampler.epoch, self._sampler.counts_passes
         last, furthest = self.last, self._furthest
-        here = [one for one in running if one.n_given and one.n_loaded == self._n_loaded]
+        candidates = [iteration for iteration in running if iteration.n_given and iteration.n_loaded == self._n_loaded]
         if not counts_passes:
-            here = [one for one in here if one.began.epoch == epoch]
+            candidates = [iteration for iteration in candidates if iteration.began.epoch == epoch]
         if last is None or (last.began.epoch != epoch and not counts_passes):
-            last = here[0] if here else None
+            last = candidates[0] if candidates else None
         if last is None:  # no iteration of this epoch was started here
             return self._sampler.position(epoch)
-        others = [one for one in here if (one.began, one.n_given) != (last.began, last.n_given)]
-        if last not in here and furthest and furthest.began.epoch == last.began.epoch:
-            others += [furthest] if furthest.n_rows > last.n_rows else []
-        if others:
-            places = sorted({(one.began.epoch, one.n_given) for one in (last, *others)})
+        rivals = [
+            iteration for iteration in candidates if (iteration.began, iteration.n_given) != (last.began, last.n_given)
+        ]
+        if last not in candidates and furthest and furthest.began.epoch == last.began.epoch:
+            rivals += [furthest] if furthest.n_rows > last.n_rows else []
+        if rivals:
+            places = sorted({(iteration.began.epoch, iteration.n_given) for iteration in (last, *rivals)})
             raise H5ResumeError(
                 "the loader's position was requested, but several of its iterations are at different batches: they "
                 f"have yielded {', '.join(f'{n} of epoch {at}' for at, n in places)}. It is unknown which of them "

@@ -1,4 +1,4 @@
-"""What epochs visit: each row once; rows by their weights; several sources.
+"""Recipes of epochs: each row once, rows by their weights, several sources.
 
 ``LengthRecipe`` (batches of similar length) is in ``batches``, ``ShardRows`` (rows of one rank) in ``shard_rows``.
 """
@@ -50,7 +50,7 @@ class RowWeights:
 
     Attributes:
         weights: of each row, 0 or more, shape ``(n_rows,)``; only their ratios count.
-        text: what they are, for the user.
+        text: a description, for messages.
 
     Raises:
         H5ValueError: one is negative or no number, or all are 0.
@@ -60,11 +60,11 @@ class RowWeights:
     text: str
 
     def __post_init__(self) -> None:
-        bad = np.flatnonzero(~(np.isfinite(self.weights) & (self.weights >= 0)))
-        if len(bad):
+        bad_rows = np.flatnonzero(~(np.isfinite(self.weights) & (self.weights >= 0)))
+        if len(bad_rows):
             raise H5ValueError(
-                f"rows weighted {self.text}: row {bad[0]} has the weight {self.weights[bad[0]]}, and {len(bad)} of "
-                f"{len(self.weights)} rows have an invalid weight. Write weights of 0 or more."
+                f"rows weighted {self.text}: row {bad_rows[0]} has the weight {self.weights[bad_rows[0]]}, and "
+                f"{len(bad_rows)} of {len(self.weights)} rows have an invalid weight. Write weights of 0 or more."
             )
         if not self.weights.any():
             raise H5ValueError(
@@ -73,7 +73,7 @@ class RowWeights:
 
     @property
     def recipe(self) -> str:
-        """What an epoch of these rows visits, in a few words that are other ones for other weights."""
+        """A short description of an epoch of these rows, different for other weights."""
         digest = hashlib.sha256(self.weights.tobytes()).hexdigest()[:16]
         return f"rows weighted {self.text} ({digest})"
 
@@ -87,7 +87,7 @@ class RowWeights:
 
     @cached_property
     def ends(self) -> npt.NDArray[np.float64]:
-        """Draws of each row and those before it, expected in an epoch of as many as there are rows."""
+        """Expected draws of each row and those before it, in an epoch of as many draws as there are rows."""
         sums = np.cumsum(self.weights / self.weights.max())
         ends: npt.NDArray[np.float64] = sums * (len(sums) / sums[-1])
         ends[self.weights.nonzero()[0][-1] :] = len(sums)  # regardless of rounding
@@ -99,7 +99,7 @@ class _Draws:
 
     Args:
         weights: of the rows.
-        word: which draws.
+        word: a random word, which decides the draws.
     """
 
     def __init__(self, weights: RowWeights, word: np.uint64) -> None:
@@ -132,18 +132,18 @@ def weighted_order(
     Args:
         blocks: the rows.
         weights: of the rows.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         epoch: from 0.
-        place: sets draws apart that have the same parameters (``global`` alone).
+        place: distinguishes draws with the same parameters (``global`` alone).
     """
     word = np.asarray(stream(parameters.seed, epoch, PLACES, place).random_raw(1), dtype=np.uint64)[0]
     draws = _Draws(weights, word)
     order = order_rows(BlockTable.of_sizes(np.diff(draws.before(blocks.starts))), parameters, epoch, place)
 
     def numbers(start: int, stop: int) -> IntArray:
-        drawn = order(start, stop)
-        rows = draws.rows(drawn)
-        return rows + (drawn - draws.before(rows)) * blocks.n_rows
+        draw_numbers = order(start, stop)
+        rows = draws.rows(draw_numbers)
+        return rows + (draw_numbers - draws.before(rows)) * blocks.n_rows
 
     return numbers
 
@@ -211,8 +211,8 @@ class MixtureRecipe(EpochRecipe):
         n_rows = [table.n_rows for table in self.blocks]
         firsts = np.cumsum([0, *n_rows[:-1]]).tolist()
         streams = [
-            _Stream(table, first, sum(n_rows), _parameters(order, own, number), drop_last)
-            for number, (table, first, own) in enumerate(zip(self.blocks, firsts, order.sources, strict=True))
+            _Stream(table, first, sum(n_rows), _parameters(order, source_order, number), drop_last)
+            for number, (table, first, source_order) in enumerate(zip(self.blocks, firsts, order.sources, strict=True))
         ]
         if mixture.in_batches:
             return BatchSequence(_MixedBatches(schedule, streams), order.batch_size)
@@ -220,7 +220,7 @@ class MixtureRecipe(EpochRecipe):
 
 
 def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) -> OrderParameters:
-    """Return those of one source. Sources of the same size must not be in step with each other."""
+    """Return the parameters of one source. Sources of the same size must not be in step with each other."""
     seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())
     return OrderParameters(
         mode=order.mode,
@@ -239,7 +239,7 @@ class _Stream:
         blocks: the source's rows.
         first: the row of the mixture that is its first.
         n_all: rows of the mixture.
-        parameters: what decides its order.
+        parameters: the settings of its order.
         drop_last: each cycle has full batches alone, if units are batches.
     """
 
@@ -263,13 +263,13 @@ class _Stream:
 
     def batch(self, number: int) -> IntArray:
         """Return the rows of a batch."""
-        cycle, inside = divmod(number, self._batches.n_steps)
-        return self._rows_of_cycle(cycle, *self._batches.bounds(inside))
+        cycle, batch = divmod(number, self._batches.n_steps)
+        return self._rows_of_cycle(cycle, *self._batches.bounds(batch))
 
     def n_rows_before(self, number: int) -> int:
         """Return the number of rows in all batches before one."""
-        cycle, inside = divmod(number, self._batches.n_steps)
-        return cycle * self._batches.n_rows + (self._batches.bounds(inside)[0] if inside else 0)
+        cycle, batch = divmod(number, self._batches.n_steps)
+        return cycle * self._batches.n_rows + (self._batches.bounds(batch)[0] if batch else 0)
 
     def _rows_of_cycle(self, cycle: int, low: int, high: int) -> IntArray:
         order: RowOrder = self._order(cycle)
@@ -283,15 +283,15 @@ class _MixedRows:
         self._schedule, self._streams = schedule, streams
 
     def __call__(self, start: int, stop: int) -> IntArray:
-        before = self._schedule.counts(start)
+        counts = self._schedule.counts(start)
         if len(self._streams) == 1:
-            return self._streams[0].rows(int(before[0]), int(before[0]) + stop - start)
+            return self._streams[0].rows(int(counts[0]), int(counts[0]) + stop - start)
         sources = self._schedule.sources(start, stop)
         rows = np.empty(stop - start, dtype=np.int64)
         for source in np.unique(sources).tolist():
-            here = np.flatnonzero(sources == source)
-            first = int(before[source])
-            rows[here] = self._streams[source].rows(first, first + len(here))
+            places = np.flatnonzero(sources == source)
+            first = int(counts[source])
+            rows[places] = self._streams[source].rows(first, first + len(places))
         return rows
 
 
@@ -309,7 +309,7 @@ class _MixedBatches:
 
     def _count_rows_before(self, batch: int) -> int:
         counts = self._schedule.counts(batch).tolist()
-        return sum(each.n_rows_before(count) for each, count in zip(self._streams, counts, strict=True))
+        return sum(stream_.n_rows_before(count) for stream_, count in zip(self._streams, counts, strict=True))
 
     def rows(self, batch: int) -> IntArray:
         """See ``MadeBatches``."""

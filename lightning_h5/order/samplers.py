@@ -41,16 +41,16 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     Args:
         blocks: the dataset's block table.
-        parameters: what decides the order.
+        parameters: the settings of the order.
         batch_size: rows of a batch on one rank.
         drop_last: drop the ragged end of an epoch (training only).
         evaluation: contiguous shards, unpadded, instead of the training plan.
         rank: this replica; None resolves it when iteration starts.
         world_size: number of replicas; None resolves it when iteration starts.
         samples: ask for lists of samples instead of collated batches.
-        epoch_source: what keeps epoch and position (a data module under a trainer), if anything.
+        epoch_source: the owner of epoch and position (a data module under a trainer), if it is not the sampler.
         chooses: the package chose the mode: an interrupted epoch may have had another.
-        recipe: what epochs visit; None for each row once.
+        recipe: how epochs visit rows; None for each row once.
         repeats: all epochs of a recipe are like the first (``overfit_batches``).
         ends: rows at which the shards of an evaluation may end; None for all.
     """
@@ -86,7 +86,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self.epoch = 0
         self.shuffle = parameters.mode != "none"
         self.seed = parameters.seed
-        self._given = (rank, world_size)
+        self._replica_arguments = (rank, world_size)
         # Weak, since the source refers to its loader, and so to this sampler.
         self._epoch_source = None if epoch_source is None else weakref.ref(epoch_source)
         self._restored: Position | None = None
@@ -101,13 +101,13 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     @property
     def shards(self) -> dict[str, Any] | None:
-        """If ranks hold shards, what else a position depends on, as plain values."""
+        """Properties of shards that a position depends on, as plain values; None if ranks hold no shards."""
         return None
 
     @property
     def replica(self) -> Replica:
         """This replica, as given or as resolved now."""
-        return resolve_replica(*self._given)
+        return resolve_replica(*self._replica_arguments)
 
     # Attributes of torch's `DistributedSampler`, whose constructor is not called.
 
@@ -125,9 +125,9 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         if self.evaluation:
             order = "in storage order"
         else:
-            what = f"of {self.recipe.text}" if self.recipe.text else repr(self.parameters.mode)
-            what += f" within {self.parameters.nodes} nodes" if self.parameters.nodes > 1 else ""
-            order = f"order {what}, seed {self.seed}, epoch {self.epoch}"
+            order_text = f"of {self.recipe.text}" if self.recipe.text else repr(self.parameters.mode)
+            order_text += f" within {self.parameters.nodes} nodes" if self.parameters.nodes > 1 else ""
+            order = f"order {order_text}, seed {self.seed}, epoch {self.epoch}"
         return (
             f"{type(self).__name__}({self.n_rows:,} rows, rank {self.rank} of {self.num_replicas}, "
             f"batch_size {self.batch_size}, {order})"
@@ -137,7 +137,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     @property
     def epoch_source(self) -> EpochSource | None:
-        """What keeps epoch and position, while it is attached; None if this sampler keeps them itself."""
+        """The owner of epoch and position, while it is attached; None if this sampler keeps them itself."""
         source = self._source()
         return source if source is not None and source.is_attached else None
 
@@ -189,7 +189,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return restored if restored and restored.epoch == epoch else Position(epoch, (), self.present_order())
 
     def present_order(self) -> OrderParameters:
-        """Return what decides the order of an epoch that begins now."""
+        """Return the settings of the order of an epoch that begins now."""
         world_size = self.replica.world_size
         return replace(
             self.parameters,
@@ -202,11 +202,11 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
     # Plans -----------------------------------------------------------------------------------------------------
 
     def sequence(self, epoch: int, order: OrderParameters) -> EpochSequence:
-        """Return what an epoch of training visits, on all ranks together.
+        """Return the sequence of an epoch of training, over all ranks.
 
         Args:
             epoch: from 0.
-            order: what decides its order.
+            order: the settings of its order.
         """
         return self.recipe.sequence(order, 0 if self._repeats else epoch, drop_last=self.drop_last)
 
@@ -279,8 +279,8 @@ class ShardSampler(PlanSampler):
     same number of ranks.
 
     Args:
-        shard: what this rank holds.
-        parameters: what decides the order: the seed, and whether rows are shuffled.
+        shard: the rows that this rank holds.
+        parameters: the settings of the order: the seed, and whether rows are shuffled.
         weights: of the rows of all ranks; None takes each row once.
         is_given: the caller named the replica. If False, it is checked when iteration starts: rows that are held
             cannot become another rank's.
@@ -321,7 +321,7 @@ class ShardSampler(PlanSampler):
 
     @property
     def shards(self) -> dict[str, Any]:
-        """What else a position in a shard depends on, as plain values."""
+        """See ``PlanSampler.shards``."""
         shard = self.shard
         shards = {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
         # Version 0.1.0 left out rows of larger shards: its positions mean other rows.
@@ -329,12 +329,12 @@ class ShardSampler(PlanSampler):
 
     def starting_epoch(self) -> int:
         """See ``PlanSampler.starting_epoch``."""
-        now, held = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
-        if not self._is_given and now != held:
+        replica, owner = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
+        if not self._is_given and replica != owner:
             raise H5ValueError(
-                f"batches were requested by rank {now.rank} of {now.world_size}, but the rows were loaded for rank "
-                f"{held.rank} of {held.world_size}. Pass the data module to the Trainer (datamodule=), which sets it "
-                "up once there are ranks; or pass rank and world_size to it."
+                f"batches were requested by rank {replica.rank} of {replica.world_size}, but the rows were loaded for "
+                f"rank {owner.rank} of {owner.world_size}. Pass the data module to the Trainer (datamodule=), which "
+                "sets it up once there are ranks; or pass rank and world_size to it."
             )
         return super().starting_epoch()
 

@@ -46,8 +46,8 @@ class ShardRows(EpochRecipe):
         blocks = BlockTable.of_sizes([shard.n_held])
         if self.weights is None:
             return ShardSequence(order_rows(blocks, order, epoch, place), shard, epoch)
-        held = self.weights.of_rows(as_array(shard.rows(shard.draw(epoch))))
-        return ShardSequence(weighted_order(blocks, held, order, epoch, place), shard, epoch)
+        weights = self.weights.of_rows(as_array(shard.rows(shard.draw(epoch))))
+        return ShardSequence(weighted_order(blocks, weights, order, epoch, place), shard, epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,62 +77,62 @@ class ShardSequence:
 
         A segment of one rank counts the batches of each rank, one of all ranks single rows (``ShardSampler.merged``).
         """
-        done = 0
+        n_done = 0
         for segment in segments:
-            cut = self._cut(segment.batch_size, drop_last, done)
+            batches = self._batches(segment.batch_size, drop_last, n_done)
             n_steps = segment.n_batches
             if segment.world_size > 1:
-                done += segment.n_batches
+                n_done += segment.n_batches
                 n_steps = 0
-            if n_steps > cut.n_steps or done > self.n_rows:
+            if n_steps > batches.n_steps or n_done > self.n_rows:
                 raise H5ValueError(
-                    f"{segment} was requested, but {max(0, self.n_rows - done)} rows are left of {self.n_rows}. "
+                    f"{segment} was requested, but {max(0, self.n_rows - n_done)} rows are left of {self.n_rows}. "
                     "Request fewer batches."
                 )
-            done = self._after(cut, done, n_steps)
-        return done
+            n_done = self._n_after(batches, n_done, n_steps)
+        return n_done
 
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
     ) -> EpochPlan:
         """See ``EpochSequence``; the ranks are those that hold shards."""
-        done = self.n_consumed(segments, drop_last=drop_last)
-        cut = self._cut(batch_size, drop_last, done)
-        begin = self._own(done)
+        n_done = self.n_consumed(segments, drop_last=drop_last)
+        batches = self._batches(batch_size, drop_last, n_done)
+        first = self._n_own(n_done)
         # Rounds of full batches, before any row that is left out: most of an epoch.
-        n_plain = cut.n_even_rounds
-        if cut.n_left_out and not cut.drop_last:
-            n_plain = min(n_plain, self._left_out(done))
+        n_plain = batches.n_even_rounds
+        if batches.n_left_out and not batches.drop_last:
+            n_plain = min(n_plain, self._left_out(n_done))
 
         def bounds(step: int) -> tuple[int, int]:
             if step < n_plain:
-                return begin + step * batch_size, begin + (step + 1) * batch_size
-            stop = self._own(self._after(cut, done, step + 1))
+                return first + step * batch_size, first + (step + 1) * batch_size
+            stop = self._n_own(self._n_after(batches, n_done, step + 1))
             # A row that is left out lies before the batch.
-            return max(self._own(self._after(cut, done, step)), stop - batch_size), stop
+            return max(self._n_own(self._n_after(batches, n_done, step)), stop - batch_size), stop
 
-        return EpochPlan(cut.n_steps, bounds, lambda step: self.order(*bounds(step)))
+        return EpochPlan(batches.n_steps, bounds, lambda step: self.order(*bounds(step)))
 
-    def _cut(self, batch_size: int, drop_last: bool, done: int) -> TrainBatches:
+    def _batches(self, batch_size: int, drop_last: bool, n_done: int) -> TrainBatches:
         """Return how the rows that are left over all ranks are cut into batches."""
-        return TrainBatches(self.n_rows - done, batch_size, self.shard.world_size, drop_last)
+        return TrainBatches(self.n_rows - n_done, batch_size, self.shard.world_size, drop_last)
 
-    def _after(self, cut: TrainBatches, done: int, n_steps: int) -> int:
+    def _n_after(self, batches: TrainBatches, n_done: int, n_steps: int) -> int:
         """Return the rows of all ranks that are consumed after some steps, with those left out by then."""
-        done_then = done + cut.n_before(n_steps * self.shard.world_size)
-        if cut.n_left_out and not cut.drop_last and n_steps > self._left_out(done):
-            done_then += cut.n_left_out
-        return done_then
+        n_consumed = n_done + batches.n_before(n_steps * self.shard.world_size)
+        if batches.n_left_out and not batches.drop_last and n_steps > self._left_out(n_done):
+            n_consumed += batches.n_left_out
+        return n_consumed
 
-    def _left_out(self, done: int) -> int:
+    def _left_out(self, n_done: int) -> int:
         """Return the step, from a position, before which the larger shards leave out a row."""
         largest = balanced_contiguous_shard(self.n_rows, self.shard.world_size, 0)[1]
-        return max(0, (largest - 1 - self.epoch) % largest - (largest - self._n_left(done, 0)))
+        return max(0, (largest - 1 - self.epoch) % largest - (largest - self._n_left(n_done, 0)))
 
-    def _own(self, done: int) -> int:
-        """Return this rank's consumed rows, of those of all ranks."""
-        return self.shard.n_held - self._n_left(done, self.shard.rank)
+    def _n_own(self, n_done: int) -> int:
+        """Return this rank's share of the consumed rows."""
+        return self.shard.n_held - self._n_left(n_done, self.shard.rank)
 
-    def _n_left(self, done: int, rank: int) -> int:
-        start, stop = balanced_contiguous_shard(self.n_rows - done, self.shard.world_size, rank)
+    def _n_left(self, n_done: int, rank: int) -> int:
+        start, stop = balanced_contiguous_shard(self.n_rows - n_done, self.shard.world_size, rank)
         return stop - start

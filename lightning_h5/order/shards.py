@@ -27,8 +27,10 @@ __all__ = [
     "as_array",
     "balanced_contiguous_shard",
     "check_nodes",
+    "condensed",
     "contiguous_shard",
     "equal_rows",
+    "find_places",
     "interleaved_indices",
     "launched_nodes",
     "launched_replica",
@@ -36,6 +38,7 @@ __all__ = [
     "places_in",
     "present_replica",
     "resolve_replica",
+    "rows_at",
     "union",
 ]
 
@@ -53,7 +56,7 @@ class Replica(NamedTuple):
 
 
 def resolve_replica(rank: int | None = None, world_size: int | None = None) -> Replica:
-    """Return the replica given, or that of an initialized ``torch.distributed``, or 0 of 1.
+    """Return the given replica, or the one of an initialized ``torch.distributed``, or 0 of 1.
 
     Args:
         rank: of the replica; not needed for one process.
@@ -148,27 +151,52 @@ Rows: TypeAlias = range | IntArray
 """Numbers of rows, in ascending order."""
 
 
-def union(each: Sequence[Rows]) -> Rows:
+def union(sets: Sequence[Rows]) -> Rows:
     """Return all rows of some disjoint sets, in ascending order; a range if they are one.
 
     Args:
-        each: the sets.
+        sets: each in ascending order.
     """
-    if len(each) == 1:
-        return each[0]
-    ranges = sorted((rows for rows in each if isinstance(rows, range)), key=lambda rows: (rows.step, rows.start))
-    if len(ranges) == len(each) and len({rows.step for rows in ranges}) == 1:
+    if len(sets) == 1:
+        return sets[0]
+    ranges = sorted((rows for rows in sets if isinstance(rows, range)), key=lambda rows: (rows.step, rows.start))
+    if len(ranges) == len(sets) and len({rows.step for rows in ranges}) == 1:
         if all(rows.step == 1 for rows in ranges) and all(a.stop == b.start for a, b in pairwise(ranges)):
             return range(ranges[0].start, ranges[-1].stop)
         if [rows.start for rows in ranges] == list(range(ranges[0].step)):
             return range(max((rows[-1] + 1 for rows in ranges if rows), default=0))
-    merged: IntArray = np.sort(np.concatenate([as_array(rows) for rows in each]))
-    return merged
+    all_rows: IntArray = np.sort(np.concatenate([as_array(rows) for rows in sets]))
+    return all_rows
 
 
 def as_array(rows: Rows) -> IntArray:
     """Return rows as an array."""
     return np.asarray(rows, dtype=np.int64)
+
+
+def condensed(rows: Rows) -> Rows:
+    """Return rows as a range, which takes no memory, if they follow each other."""
+    if isinstance(rows, range):
+        return rows
+    if not len(rows):
+        return range(0)
+    first, last = int(rows[0]), int(rows[-1])
+    is_run = last - first == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+    return range(first, last + 1) if is_run else rows
+
+
+def rows_at(rows: Rows, places: IntArray) -> IntArray:
+    """Return the rows at some places."""
+    if isinstance(rows, range):
+        return places if (rows.start, rows.step) == (0, 1) else rows.start + places * rows.step
+    return rows[places]
+
+
+def find_places(held: Rows, rows: IntArray) -> IntArray:
+    """Return the places of rows, in any order, among those that are held (see ``places_in``)."""
+    if isinstance(held, range):
+        return rows if (held.start, held.step) == (0, 1) else (rows - held.start) // held.step
+    return np.searchsorted(held, rows).astype(np.int64, copy=False)
 
 
 def places_in(held: Rows, rows: Rows) -> Rows:
@@ -183,8 +211,7 @@ def places_in(held: Rows, rows: Rows) -> Rows:
             return range(0)
         first, step = held.index(rows[0]), max(1, rows.step // held.step)
         return range(first, first + len(rows) * step, step)
-    places: IntArray = np.searchsorted(held, rows).astype(np.int64)
-    return places
+    return find_places(held, as_array(rows))
 
 
 ShardMode = Literal["contiguous", "interleave"]
@@ -207,9 +234,9 @@ def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[i
         H5ValueError: a number is out of range.
     """
     _check_replica(total, world_size, rank)
-    size, rest = divmod(total, world_size)
-    start = rank * size + min(rank, rest)
-    return start, start + size + (rank < rest)
+    size, n_larger = divmod(total, world_size)
+    start = rank * size + min(rank, n_larger)
+    return start, start + size + (rank < n_larger)
 
 
 def contiguous_shard(total: int, world_size: int, rank: int, ends: IntArray | None = None) -> tuple[int, int]:
@@ -227,8 +254,8 @@ def contiguous_shard(total: int, world_size: int, rank: int, ends: IntArray | No
 
 
 def _nearest(ends: IntArray, place: int) -> int:
-    after = int(np.searchsorted(ends, place))
-    low, high = int(ends[after - 1]) if after else 0, int(ends[min(after, len(ends) - 1)])
+    index = int(np.searchsorted(ends, place))
+    low, high = int(ends[index - 1]) if index else 0, int(ends[min(index, len(ends) - 1)])
     return low if place - low < high - place else high
 
 
@@ -263,8 +290,8 @@ class EvaluationBatches:
         """Whether some rank has no batch at all, the same on all ranks."""
         if self.ends is None:
             return self.n_rows < self.world_size
-        each = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
-        return any(start == stop for start, stop in each)
+        shards = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
+        return any(start == stop for start, stop in shards)
 
     @cached_property
     def n_steps(self) -> int:
@@ -272,8 +299,10 @@ class EvaluationBatches:
         first, last = self.shard
         largest = -(-self.n_rows // self.world_size)
         if self.ends is not None:
-            each = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
-            largest = max(stop - start for start, stop in each)
+            shards = (
+                contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size)
+            )
+            largest = max(stop - start for start, stop in shards)
         return min(-(-largest // self.batch_size), last - first)
 
     def bounds(self, step: int) -> tuple[int, int]:
@@ -344,7 +373,7 @@ class RankShard:
         return self.n_rows // self.world_size
 
     def is_like(self, other: RankShard) -> bool:
-        """Return whether another rank, or this one in another run, holds and draws the same."""
+        """Return whether two shards hold the same rows and redraw them identically."""
         pairs = [
             (getattr(self, name), getattr(other, name)) for name in ("world_size", "rank", "mode", "reshard_every")
         ]
@@ -385,26 +414,26 @@ class RankShard:
         firsts, sizes = starts[order], np.diff(starts)[order]
         stops = np.cumsum(sizes)
         low, high = np.maximum(stops - sizes, start), np.minimum(stops, stop)  # places of each block in this shard
-        mine = np.flatnonzero(high > low)
-        mine = mine[np.argsort(firsts[mine])]
-        counts = (high - low)[mine]
-        offsets = firsts[mine] + (low - stops + sizes)[mine]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows: IntArray = np.repeat(offsets, counts) + within
+        blocks = np.flatnonzero(high > low)
+        blocks = blocks[np.argsort(firsts[blocks])]
+        counts = (high - low)[blocks]
+        offsets = firsts[blocks] + (low - stops + sizes)[blocks]
+        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows: IntArray = np.repeat(offsets, counts) + places
         return rows
 
 
-_asked = threading.local()  # number of rows of the shard whose length was asked for last, and of the smallest shard
+_noted_length = threading.local()  # rows of the shard whose length was requested last, and of the smallest shard
 
 
 def note_length(shard: RankShard) -> int:
     """Return the rows of a shard, and remember how many of them every rank has."""
-    _asked.sizes = shard.n_held, shard.n_least
+    _noted_length.sizes = shard.n_held, shard.n_least
     return shard.n_held
 
 
 def equal_rows(n_rows: int) -> int:
-    """Return how many of a shard's rows every rank has, if its length was the last that was asked for.
+    """Return how many of a shard's rows every rank has, if its length was requested last.
 
     A sampler that gets ``len(dataset)`` learns nothing else of the shard, and ranks with shards that differ by a row
     would take different numbers of steps.
@@ -412,7 +441,7 @@ def equal_rows(n_rows: int) -> int:
     Args:
         n_rows: the length.
     """
-    n_held, n_least = getattr(_asked, "sizes", (-1, -1))
+    n_held, n_least = getattr(_noted_length, "sizes", (-1, -1))
     return n_least if n_rows == n_held else n_rows
 
 

@@ -50,13 +50,13 @@ def group_split(
     # Groups in a random order; each goes to the split that keeps all splits closest to their share so far.
     order = np.argsort(np.asarray(stream(split_seed, 0, SPLIT).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):
-        by_kind, kind_of_place = _sort_by_kind(order, _kinds_of_groups(kinds, codes), len(n_of_kind))
+        sorted_groups, kind_of_place = _sort_by_kind(order, _kinds_of_groups(kinds, codes), len(n_of_kind))
         rank = np.arange(len(codes)) - np.repeat(np.cumsum(n_of_kind) - n_of_kind, n_of_kind)
         split_of_place = np.zeros(len(codes), dtype=np.int64)
         for share in np.cumsum(shares).tolist():
             split_of_place += rank >= np.rint(share * n_of_kind)[kind_of_place]
         split_of_group = np.empty(len(sizes), dtype=np.int64)
-        split_of_group[by_kind] = split_of_place
+        split_of_group[sorted_groups] = split_of_place
     else:
         split_of_group = _fill_splits(order, _count_kinds(codes, kinds, len(sizes), len(n_of_kind)), shares)
     split_of_row = split_of_group[codes]
@@ -88,22 +88,22 @@ def k_fold(
     """
     codes, sizes = _codes(n_or_groups)
     if not 2 <= num_folds <= len(sizes) or not 0 <= fold < num_folds:
-        what = "rows" if len(sizes) == len(codes) else "groups"
+        units = "rows" if len(sizes) == len(codes) else "groups"
         raise H5ValueError(
-            f"num_folds={num_folds}, fold={fold} were given for {len(sizes)} {what}. Pass num_folds from 2 to "
+            f"num_folds={num_folds}, fold={fold} were given for {len(sizes)} {units}. Pass num_folds from 2 to "
             f"{len(sizes)} and fold from 0 to num_folds - 1."
         )
     kinds, n_of_kind = _kinds(labels, codes)
     order = np.argsort(np.asarray(stream(split_seed, 0, FOLD).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):
         fold_of_group = np.empty(len(sizes), dtype=np.int64)
-        by_kind, _ = _sort_by_kind(order, _kinds_of_groups(kinds, codes), len(n_of_kind))
-        fold_of_group[by_kind] = np.arange(len(sizes)) % num_folds
+        sorted_groups, _ = _sort_by_kind(order, _kinds_of_groups(kinds, codes), len(n_of_kind))
+        fold_of_group[sorted_groups] = np.arange(len(sizes)) % num_folds
     else:
         counts = _count_kinds(codes, kinds, len(sizes), len(n_of_kind))
         fold_of_group = _fill_splits(order, counts, np.full(num_folds, 1 / num_folds))
-    held_out = fold_of_group[codes] == fold
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    is_held_out = fold_of_group[codes] == fold
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
 def _codes(groups: int | npt.ArrayLike) -> tuple[IntArray, IntArray]:
@@ -131,8 +131,8 @@ def _numbered_values(values: npt.ArrayLike, name: str) -> tuple[IntArray, IntArr
         _check_present(np.isnan(column), name)
     if kind in "biu" and len(column) and int(column.max()) - int(column.min()) < len(column):
         # Counting integers from a small range takes a tenth of the time of sorting them.
-        signed = column if kind == "u" else column.astype(np.int64)
-        offsets = (signed - signed.min()).astype(np.int64)
+        integers = column if kind == "u" else column.astype(np.int64)
+        offsets = (integers - integers.min()).astype(np.int64)
         counts = np.bincount(offsets)
         return (np.cumsum(counts > 0) - 1)[offsets], counts[counts > 0]
     names, codes = np.unique(column, return_inverse=True)
@@ -159,13 +159,13 @@ def _kinds(labels: npt.ArrayLike | None, codes: IntArray) -> tuple[IntArray, Int
 
 def _kinds_of_groups(kinds: IntArray, codes: IntArray) -> IntArray:
     """Return the class of each group of one row."""
-    of_groups = np.empty_like(kinds)
-    of_groups[codes] = kinds
-    return of_groups
+    group_kinds = np.empty_like(kinds)
+    group_kinds[codes] = kinds
+    return group_kinds
 
 
 def _sort_by_kind(order: IntArray, kinds: IntArray, n_kinds: int) -> tuple[IntArray, IntArray]:
-    """Sort rows by class, and those of a class as in ``order``; return the rows and the class of each."""
+    """Sort rows by class, and rows of one class as in ``order``; return the rows and the class of each."""
     # NumPy sorts integers of 16 bits by counting, ten times as fast as wider ones.
     keys = kinds.astype(np.min_scalar_type(max(0, n_kinds - 1)))[order]
     places = np.argsort(keys, kind="stable")
@@ -201,30 +201,30 @@ def _fill_splits(order: IntArray, counts: _Counts, shares: npt.NDArray[np.float6
     sizes = np.add.reduceat(counts.n_rows, counts.starts[:-1])
     splits = np.flatnonzero(shares)  # a split of share zero gets nothing
     share = shares[splits]
-    alike = int(np.ceil(2 / share.min()))  # groups treated as about equally large
+    n_alike = int(np.ceil(2 / share.min()))  # groups treated as about equally large
     by_size = order[np.argsort(-sizes[order], kind="stable")]
-    ranked = by_size[np.lexsort((np.argsort(order)[by_size], np.arange(len(sizes)) // alike))].tolist()
+    ranked = by_size[np.lexsort((np.argsort(order)[by_size], np.arange(len(sizes)) // n_alike))].tolist()
     place = np.empty(len(sizes), dtype=np.int64)
-    behind = np.zeros((len(splits), n_kinds))  # rows of each class still due to each split
+    deficits = np.zeros((len(splits), n_kinds))  # rows of each class still due to each split
     if n_kinds == 1:  # without labels, a quarter of the time
-        owed = behind[:, 0]
+        owed = deficits[:, 0]
         for group in ranked:
             owed += share * sizes[group]
-            place[group] = most = np.argmax(owed)
-            owed[most] -= sizes[group]
+            place[group] = split = np.argmax(owed)
+            owed[split] -= sizes[group]
         return splits[place]
-    # Minimize the sum of squares of what is due, relative to the size of each class.
+    # Minimize the sum of squares of the deficits, relative to the size of each class.
     weights = counts.n_rows / counts.n_of_kind[counts.kinds].astype(np.float64) ** 2
     column = share[:, None]
     starts = counts.starts.tolist()
     for group in ranked:
         entries = slice(starts[group], starts[group + 1])
-        mine, n_rows = counts.kinds[entries], counts.n_rows[entries]
-        due = behind[:, mine] + column * n_rows
-        owed = due @ weights[entries]
-        behind[:, mine] = due
-        equal = np.flatnonzero(owed >= owed.max() - 1e-9 * np.abs(owed).max())
-        most = equal[0] if len(equal) == 1 else equal[np.argmax(behind[equal].sum(axis=1))]
-        place[group] = most
-        behind[most, mine] -= n_rows
+        group_kinds, n_rows = counts.kinds[entries], counts.n_rows[entries]
+        amounts = deficits[:, group_kinds] + column * n_rows
+        owed = amounts @ weights[entries]
+        deficits[:, group_kinds] = amounts
+        ties = np.flatnonzero(owed >= owed.max() - 1e-9 * np.abs(owed).max())
+        split = ties[0] if len(ties) == 1 else ties[np.argmax(deficits[ties].sum(axis=1))]
+        place[group] = split
+        deficits[split, group_kinds] -= n_rows
     return splits[place]

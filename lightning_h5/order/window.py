@@ -39,14 +39,14 @@ class BlockTable:
     @classmethod
     def of_sizes(cls, sizes: Sequence[int] | npt.NDArray[Any]) -> BlockTable:
         """Return blocks of these many rows each, one after the other; blocks without rows are left out."""
-        kept = np.asarray(sizes, dtype=np.int64)
-        kept = kept[kept > 0]
-        return cls(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64))
+        lengths = np.asarray(sizes, dtype=np.int64)
+        lengths = lengths[lengths > 0]
+        return cls(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
     @classmethod
     def of_runs(cls, *numbers: IntArray) -> BlockTable:
         """Return blocks of rows that follow each other and have the same numbers."""
-        is_new = np.logical_or.reduce([np.diff(each) != 0 for each in numbers])
+        is_new = np.logical_or.reduce([np.diff(column) != 0 for column in numbers])
         return cls.of_sizes(np.diff(np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(numbers[0])]])))
 
     @property
@@ -81,8 +81,8 @@ class WindowOrder:
     """The sequence of an epoch's rows, blocks mixed a window at a time.
 
     With several streams batch ``q`` comes from stream ``q % streams``, for all rounds of full batches but the last.
-    What is left then, one to two rounds, is shuffled together and ends the epoch: it comes from few blocks, so that a
-    reader of it reads few blocks besides those of its stream.
+    The rest, one to two rounds, is shuffled together and ends the epoch: it comes from few blocks, so that its
+    readers read few blocks besides the blocks of their streams.
 
     The first call takes time and memory of the number of blocks. A batch then costs time in ``window`` and its rows,
     wherever it is and however many rows a block has. Calls may come from several threads.
@@ -118,15 +118,15 @@ class WindowOrder:
         """Return the rows at the positions ``[start, stop)`` of the sequence, shape ``(stop - start,)``."""
         parts, end = [np.empty(0, dtype=np.int64)], min(stop, self._end)
         while start < end:
-            round_, inside = divmod(start, self.streams * self.batch_size)
-            number, inside = divmod(inside, self.batch_size)
-            n_rows = end - start if self.streams == 1 else min(end - start, self.batch_size - inside)
-            place = round_ * self.batch_size + inside
+            round_, offset = divmod(start, self.streams * self.batch_size)
+            number, offset = divmod(offset, self.batch_size)
+            n_rows = end - start if self.streams == 1 else min(end - start, self.batch_size - offset)
+            place = round_ * self.batch_size + offset
             parts.append(self._block_stream(number)(place, place + n_rows))
             start += n_rows
         if stop > self._end:
-            rest = self._end + self._rest(start - self._end, stop - self._end)
-            parts.append(self._pieces.rows_at(rest))
+            positions = self._end + self._rest(start - self._end, stop - self._end)
+            parts.append(self._pieces.rows_at(positions))
         return np.concatenate(parts)  # a copy: the caller may change it
 
     @cached_property
@@ -187,7 +187,7 @@ class _BlockPieces(NamedTuple):
 
 
 class _Strata(NamedTuple):
-    """What decides the keys of rows: one value for each piece, or for each row the value of its piece.
+    """The parameters of the keys of rows: one value for each piece, or for each row the value of its piece.
 
     Attributes:
         firsts: the piece's first row.
@@ -206,21 +206,23 @@ class _Strata(NamedTuple):
     seed: npt.NDArray[np.uint64]
 
     def take(self, pieces: IntArray) -> _Strata:
-        """Return those of some pieces, in any order and number."""
+        """Return the values of some pieces, in any order and number."""
         return _Strata._make(values[pieces] for values in self)
 
     def keys(self, ranks: IntArray) -> IntArray:
         """Return keys of the rows with these ranks, from the window's first key on: one anywhere in each stratum."""
         hashes = mix(self.seed + ranks.astype(np.uint64) * GAMMA)
         widths = self.width + (ranks < self.n_wider)
-        within = (hashes % widths.astype(np.uint64)).astype(np.int64)
-        return ranks * self.width + np.minimum(ranks, self.n_wider) + within
+        offsets = (hashes % widths.astype(np.uint64)).astype(np.int64)
+        return ranks * self.width + np.minimum(ranks, self.n_wider) + offsets
 
     def below(self, keys: IntArray) -> IntArray:
         """Return how many rows of each piece have smaller keys, counted from the stream's first key."""
         keys = np.clip(keys - self.low, 0, self.n_rows * self.width + self.n_wider)
-        wide = self.n_wider * (self.width + 1)
-        ranks = np.where(keys < wide, keys // (self.width + 1), self.n_wider + (keys - wide) // self.width)
+        n_wide_keys = self.n_wider * (self.width + 1)
+        ranks = np.where(
+            keys < n_wide_keys, keys // (self.width + 1), self.n_wider + (keys - n_wide_keys) // self.width
+        )
         return ranks + (self.keys(ranks) < keys)
 
 
@@ -246,18 +248,18 @@ class _BlockStream:
         self._window = min(window, 2 * self._n_pieces)  # beyond it nothing changes
         self._words = words
         self._expected = self._expect()
-        self._made = _Stretch(0, np.empty(0, dtype=np.int64))
+        self._stretch = _Stretch(0, np.empty(0, dtype=np.int64))
 
     def __call__(self, start: int, stop: int) -> IntArray:
         """Return the rows at the positions ``[start, stop)`` of the stream; not to be written to."""
-        made = self._made  # read once: another thread may replace it
-        begin, end = made.start, made.start + len(made.rows)
+        stretch = self._stretch  # read once: another thread may replace it
+        begin, end = stretch.start, stretch.start + len(stretch.rows)
         if start < begin or stop > end:
             n_rows = int(self._pieces.begins[-1] - self._pieces.begins[0])
-            ahead = min(AHEAD, max(MIN_AHEAD, 2 * len(made.rows)))
-            is_read_on = begin <= start <= end + ahead // 4
-            self._made = made = self._make(start, min(max(stop, start + ahead), n_rows) if is_read_on else stop)
-        return made.rows[start - made.start : stop - made.start]
+            n_ahead = min(AHEAD, max(MIN_AHEAD, 2 * len(stretch.rows)))
+            reads_on = begin <= start <= end + n_ahead // 4
+            self._stretch = stretch = self._make(start, min(max(stop, start + n_ahead), n_rows) if reads_on else stop)
+        return stretch.rows[start - stretch.start : stop - stretch.start]
 
     def _make(self, start: int, stop: int) -> _Stretch:
         """Return the rows between two keys that enclose the stretch, sorted."""
@@ -275,9 +277,9 @@ class _BlockStream:
         n_rows = to_ranks - from_ranks
         pieces = np.repeat(np.arange(len(n_rows)), n_rows)
         ranks = np.arange(len(pieces)) + (from_ranks + n_rows - np.cumsum(n_rows))[pieces]
-        of_rows = strata.take(pieces)
+        row_strata = strata.take(pieces)
         # Equal keys keep the order of their pieces.
-        order = np.argsort(of_rows.low + of_rows.keys(ranks), kind="stable")[start - n_below : stop - n_below]
+        order = np.argsort(row_strata.low + row_strata.keys(ranks), kind="stable")[start - n_below : stop - n_below]
         pieces = pieces[order]
         places = shuffled_places(ranks[order], pieces, strata.n_rows, strata.seed, self._words[1:])
         return _Stretch(start, strata.firsts[pieces] + places)
@@ -313,15 +315,15 @@ class _BlockStream:
         place = int(np.searchsorted(self._expected, n_rows, side="right")) - 1
         if not 0 <= place < last:
             return max(place, 0) << FRACTION
-        below, above = self._expected[place : place + 2].tolist()
-        return (place << FRACTION) + int((n_rows - below) / (above - below) * (1 << FRACTION))
+        low_count, high_count = self._expected[place : place + 2].tolist()
+        return (place << FRACTION) + int((n_rows - low_count) / (high_count - low_count) * (1 << FRACTION))
 
 
 def _cut_blocks(blocks: BlockTable, order: IntArray, cuts: IntArray) -> _BlockPieces:
     """Return the blocks in an order, cut at these positions of the sequence of their rows."""
     begins = np.concatenate([[0], np.cumsum(np.diff(blocks.starts)[order])])
     firsts = blocks.starts[order]
-    where = np.searchsorted(begins, cuts)
-    where, cuts = where[begins[where] > cuts], cuts[begins[where] > cuts]
-    firsts_of_cuts = firsts[where - 1] + (cuts - begins[where - 1])
-    return _BlockPieces(np.insert(begins, where, cuts), np.insert(firsts, where, firsts_of_cuts))
+    places = np.searchsorted(begins, cuts)
+    places, cuts = places[begins[places] > cuts], cuts[begins[places] > cuts]
+    firsts_of_cuts = firsts[places - 1] + (cuts - begins[places - 1])
+    return _BlockPieces(np.insert(begins, places, cuts), np.insert(firsts, places, firsts_of_cuts))

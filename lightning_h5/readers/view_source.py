@@ -89,7 +89,7 @@ class ViewSource:
             and self._block_shape == (layout.chunks or ())
             and not layout.members
             and layout.stored.base.isnative
-            and all(isinstance(one, slice) for one in layout.view.taken)
+            and all(isinstance(one, slice) for one in layout.view.selections)
         )
         self._order = (*layout.view.row_axes, *layout.view.other_axes)
 
@@ -176,7 +176,7 @@ class ViewSource:
         for axis, at, step in zip(view.row_axes, places, view.block, strict=True):
             slab[axis] = slice(int(at) * step, min((int(at) + 1) * step, view.shape[axis]))
         pieces = []
-        for axis, taken in zip(view.other_axes, view.taken, strict=True):
+        for axis, taken in zip(view.other_axes, view.selections, strict=True):
             low, high = _hull(taken)
             slab[axis] = slice(low, high)
             source: Part
@@ -338,7 +338,7 @@ def _pieces_of(view: ArrayView) -> list[list[_AxisPiece]]:
     assert view.array.chunks is not None, "it has chunks"
     return [
         _pieces_along(taken, view.array.chunks[axis], view.shape[axis])
-        for axis, taken in zip(view.other_axes, view.taken, strict=True)
+        for axis, taken in zip(view.other_axes, view.selections, strict=True)
     ]
 
 

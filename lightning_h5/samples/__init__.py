@@ -1,11 +1,11 @@
 """Which rows of which arrays a sample is, whatever kind of sample it is."""
 
 from .columns import column_of, count_rows, row_tasks, rows_without_line, text_tasks
-from .indexer import SAMPLES_AT_A_TIME, BatchRows, FieldRows, MakesIndexer, Places, rows_of_all
+from .indexer import BatchRows, FieldRows, HeldSamples, MakesIndexer, Places, rows_of_all
 from .kinds import KindOfSamples, open_table, sample_kind
 from .labels import LabelCriterion
 from .read_costs import ReadCost, RowUnits, blocks_of, chunk_cache, cost_of_files, reads_of_blocks
-from .row_filters import NoRowPassesError, Where, criteria_of
+from .row_filters import Filters, NoRowPassesError, Where, criteria_of
 from .row_table import HELD_BYTES, RowTable
 from .row_tables import table_of_rows
 from .segment_choice import (
@@ -17,7 +17,6 @@ from .segment_choice import (
     with_label,
 )
 from .segment_fields import SampleKind, SampleOptions, Select, selected
-from .segment_tables import segment_table
 from .selection import Selection
 from .sparse_rows import CsrRows, SparseField
 from .sparse_tables import with_matrices
@@ -25,10 +24,11 @@ from .windows import WholeSegments
 
 __all__ = [
     "HELD_BYTES",
-    "SAMPLES_AT_A_TIME",
     "BatchRows",
     "CsrRows",
     "FieldRows",
+    "Filters",
+    "HeldSamples",
     "KindOfSamples",
     "LabelCriterion",
     "MakesIndexer",
@@ -59,7 +59,6 @@ __all__ = [
     "rows_of_all",
     "rows_without_line",
     "sample_kind",
-    "segment_table",
     "segments_by_time",
     "segments_in_lists",
     "selected",

@@ -1,4 +1,4 @@
-"""Values of columns: arrays with one value a row, read whole, as splits, weights and filters need them."""
+"""Values of whole columns, which are arrays with one value a row, for splits, weights and filters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import PREFIX, Asked, Catalog, classes_of, decoded
+from ..catalog import PREFIX, ArrayRequest, Catalog, classes_of, decoded
 from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
@@ -46,25 +46,25 @@ TEXT_ROWS = 65_536  # of a task
 VIEW_BYTES = 4 << 20  # of a task, at least the rows of a chunk
 
 Run: TypeAlias = Callable[[list[BulkTask], str], None]
-"""Runs tasks, under a name."""
+"""Runs tasks. The text is the title of their progress bar."""
 
 
 def count_rows(
     paths: Sequence[str], key: str, files: FileOptions | None = None, *, catalog: Catalog | None = None
 ) -> int:
     """Return the number of rows of an array in some files."""
-    asked = [Asked(key=key, takes_packed=True, only_counted=True)]
-    return table_of_rows(catalog or Catalog(), paths, asked, OpenOptions(files=files or FileOptions())).n_rows
+    requests = [ArrayRequest(key=key, takes_packed=True, only_counted=True)]
+    return table_of_rows(catalog or Catalog(), paths, requests, OpenOptions(files=files or FileOptions())).n_rows
 
 
 def rows_without_line(
     paths: Sequence[str], names: Iterable[str], files: FileOptions, catalog: Catalog
 ) -> npt.NDArray[np.bool_] | None:
-    """Return which rows have no line in the side table and are left out; None if all rows are kept.
+    """Return a mask of rows that are left out, since they have no line in the side table; None if all rows are kept.
 
     Args:
         paths: the files, with known numbers of rows.
-        names: all that is asked of rows: columns of the table among them, or not.
+        names: all requested arrays and columns.
         files: how files are opened.
         catalog: of the files.
     """
@@ -73,7 +73,7 @@ def rows_without_line(
         return None
     if not any(map(catalog.joins.is_column, names)):
         return None
-    return table_of_rows(catalog, paths, [Asked(key=PREFIX + side.column_on)], OpenOptions(files=files)).lacks
+    return table_of_rows(catalog, paths, [ArrayRequest(key=PREFIX + side.column_on)], OpenOptions(files=files)).lacks
 
 
 def column_of(
@@ -87,7 +87,7 @@ def column_of(
     catalog: Catalog | None = None,
     others: Paths | None = None,
 ) -> npt.NDArray[Any]:
-    """Return one value of each row.
+    """Return one value for each row.
 
     Args:
         paths: the files.
@@ -95,28 +95,28 @@ def column_of(
         n_rows: rows of the files.
         argument: the user's argument that names the array, for errors.
         files: how they are opened; None for the defaults.
-        same_rows_as: an array that has these rows, if the files have a live writer, which appends to one after the
+        same_rows_as: an array with these rows, if the files have a live writer, which appends to one array after the
             other.
         catalog: of the files; None opens them.
-        others: files that have the array, one for each of ``paths``; None for these themselves.
+        others: files that have the array, one for each of ``paths``; None if ``paths`` have it.
 
     Raises:
-        H5ValueError: the array has other rows, or rows without a value.
+        H5ValueError: the array has more or fewer rows, or rows without a value.
     """
     catalog = catalog or Catalog()
     options = OpenOptions(files=files or FileOptions())
     # Text is accepted. In a growing file both arrays end with the shorter one.
     keys = [key] if same_rows_as is None else [key, same_rows_as]
-    asked = [Asked(key=one, takes_packed=True, paths=others if one == key else None) for one in keys]
-    table = table_of_rows(catalog, paths, asked, options)
+    requests = [ArrayRequest(key=name, takes_packed=True, paths=others if name == key else None) for name in keys]
+    table = table_of_rows(catalog, paths, requests, options)
     if table.n_rows != n_rows:
         raise H5ValueError(
             f"{argument}={key!r} has {table.n_rows} rows and the data has {n_rows}. Name an array with one value per "
             "row."
         )
     parts = []
-    read = read_columns(catalog, table, [0], options, Counters(), run_with_progress)
-    for (array, *_), (values,) in zip(table.layouts, read, strict=True):
+    columns = read_columns(catalog, table, [0], options, Counters(), run_with_progress)
+    for (array, *_), (values,) in zip(table.layouts, columns, strict=True):
         part = decoded(array, values, options)
         part = np.array(part.tolist(), dtype=str) if part.dtype.kind == "O" else part
         if part.dtype.kind == "f" and array.packing is not None and (n_missing := int(np.isnan(part).sum())):
@@ -139,33 +139,33 @@ def read_columns(
         table: the files.
         fields: numbers of the fields.
         options: how files are opened if the HDF5 library reads.
-        counters: counts what is read.
+        counters: count the reads.
         run: runs the tasks.
 
     Raises:
         H5Error: a file was changed, or cannot be read.
     """
     tasks: list[BulkTask] = []
-    read: list[list[npt.NDArray[Any]]] = []
+    columns: list[list[npt.NDArray[Any]]] = []
     for layouts in table.layouts:
-        read.append([])
+        columns.append([])
         for layout in (layouts[field] for field in fields):
             column = None if layout.decoding is not None else catalog.values(layout.path, layout.key, options)
             if column is None or len(column) != layout.n_rows:
-                more, column = column_tasks(layout, options, counters)
-                tasks += more
-            read[-1].append(column)
+                column_reads, column = column_tasks(layout, options, counters)
+                tasks += column_reads
+            columns[-1].append(column)
     if tasks:
         run(tasks, "reading columns")
         for guard in table.guards:
             guard.check()
-    return read
+    return columns
 
 
 def column_tasks(
     layout: ArrayLayout, options: OpenOptions, counters: Counters
 ) -> tuple[list[BulkTask], npt.NDArray[Any]]:
-    """Return tasks that read a column, and the memory they fill."""
+    """Return tasks that read a column, and the array that they fill."""
     is_text = kind_of(layout.dtype) != "number"
     column = np.empty((layout.n_rows, *layout.row_shape), dtype=object if is_text else layout.dtype)
     if is_text:
@@ -175,7 +175,7 @@ def column_tasks(
 
 
 def source_of(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> BlockSource:
-    """Return the source of an array's decoded chunks, or of runs of about a megabyte if it has none."""
+    """Return the source of an array's decoded chunks, or of runs of about a megabyte if it has no chunks."""
     return open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
 
 
@@ -188,15 +188,15 @@ def row_tasks(
     counters: Counters,
     n_rows: int | None = None,
 ) -> list[BulkTask]:
-    """Return tasks that read rows of numbers, in ascending order, into a target from a place on.
+    """Return tasks that read rows of numbers, in ascending order, into a target from position ``first`` on.
 
-    Rows that the array does not have, since another array has more in this part, are left out.
+    Rows beyond the end of the array are left out: another array of this part has more rows.
 
     Args:
         layout: the array.
         rows: the rows, as they are numbered in the part.
         target: receives them.
-        first: place of the first one in the target.
+        first: position of the first one in the target.
         options: how files are opened if the HDF5 library reads.
         counters: counts what is read.
         n_rows: rows of the part; None if they are the array's own.
@@ -204,11 +204,10 @@ def row_tasks(
     if not layout.row_bytes:
         return []
     if layout.view is not None:
-        return _view_tasks(
-            layout, np.asarray(rows), layout.n_rows if n_rows is None else n_rows, target, first, options, counters
-        )
-    n_there = first_places(rows, np.array([layout.n_rows])).item()
-    return bulk_tasks(source_of(layout, options, counters), layout, rows[:n_there], target, first)
+        n_in_part = layout.n_rows if n_rows is None else n_rows
+        return _view_tasks(layout, np.asarray(rows), n_in_part, target, first, options, counters)
+    n_in_array = first_places(rows, np.array([layout.n_rows])).item()
+    return bulk_tasks(source_of(layout, options, counters), layout, rows[:n_in_array], target, first)
 
 
 def _view_tasks(
@@ -220,18 +219,19 @@ def _view_tasks(
     options: OpenOptions,
     counters: Counters,
 ) -> list[BulkTask]:
-    """Return tasks that read rows of an array that is seen another way, with the lines that share chunks together."""
+    """Return tasks that read rows of a view of an array. A task reads the lines that share chunks."""
     grid = RowGrid.of(layout, 1)
     lines, steps = np.divmod(rows, max(1, n_rows // max(1, grid.lines)))
-    there = np.flatnonzero((steps < grid.size) & (lines < grid.lines))
-    lines, steps = lines[there], steps[there]
+    positions = np.flatnonzero((steps < grid.size) & (lines < grid.lines))  # of rows that the array has
+    lines, steps = lines[positions], steps[positions]
     n_together = grid.along * max(1, VIEW_BYTES // (layout.row_bytes * grid.along * grid.across))
     groups = (lines // grid.across) * -(-grid.size // n_together) + steps // n_together
     reader, tasks = open_reader(layout, options, counters=counters), []
     for group in np.unique(groups).tolist():
-        here = np.flatnonzero(groups == group)
-        read = partial(_read_view, reader, lines[here] * grid.size + steps[here], target, first + there[here])
-        n_bytes = len(here) * layout.row_bytes
+        members = np.flatnonzero(groups == group)
+        view_rows = lines[members] * grid.size + steps[members]
+        read = partial(_read_view, reader, view_rows, target, first + positions[members])
+        n_bytes = len(members) * layout.row_bytes
         tasks.append(BulkTask(n_bytes, n_bytes, read))
     return tasks
 
@@ -250,13 +250,13 @@ def text_tasks(
     options: OpenOptions,
     counters: Counters,
 ) -> list[BulkTask]:
-    """Return tasks that read rows of text, in ascending order, each to its place in an array of objects."""
+    """Return tasks that read rows of text, in ascending order, into the given places of an array of objects."""
     reader = open_reader(layout, options, counters=counters)
     tasks = []
     for start in range(0, len(rows), TEXT_ROWS):
-        some, to = rows[start : start + TEXT_ROWS], places[start : start + TEXT_ROWS]
-        n_bytes = len(some) * layout.row_bytes
-        tasks.append(BulkTask(n_bytes, n_bytes, partial(_read_text, reader, some, out, to)))
+        piece = slice(start, start + TEXT_ROWS)
+        n_bytes = len(rows[piece]) * layout.row_bytes
+        tasks.append(BulkTask(n_bytes, n_bytes, partial(_read_text, reader, rows[piece], out, places[piece])))
     return tasks
 
 

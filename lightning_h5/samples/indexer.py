@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..order import BlockTable
+from ..order import BlockTable, as_array, condensed, find_places, rows_at
 from ..types import IntArray
 from .assemblers import Assembler
 from .segments import BoolArray, Segments
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .patches import PatchRows
     from .segment_fields import SegmentField
 
-__all__ = ["SAMPLES_AT_A_TIME", "BatchRows", "FieldRows", "Indexer", "MakesIndexer", "Places", "Units", "rows_of_all"]
+__all__ = ["BatchRows", "FieldRows", "HeldSamples", "Indexer", "MakesIndexer", "Places", "Units", "rows_of_all"]
 
 SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
 
@@ -100,23 +100,22 @@ class Indexer(ABC):
     Attributes:
         segments: what samples are parts of; of rows the parts of files.
         noun: what samples are called in messages, several of them.
+        numbers_are_rows: a sample is one row of each field, and its number is that of the row.
         is_known_by_row: messages name the row that a sample is around; otherwise its own number, or its segment's.
         has_places: whether ``with_index`` adds a sample's segment and step to its number.
         is_whole: each segment is one sample.
         passes_whole: filters keep or drop whole segments, which are then called ``segment_noun``.
         segment_noun: what a segment is called in messages.
-        held_as: what a rank keeps in memory: the rows that are its samples, in their order; the steps that samples
-            have, each once; or the cells of arrays, of each field its own.
     """
 
     segments: Segments
     noun: ClassVar[str]
+    numbers_are_rows: ClassVar[bool] = False
     is_known_by_row: ClassVar[bool] = True
     has_places: ClassVar[bool] = True
     is_whole: ClassVar[bool] = False
     passes_whole: ClassVar[bool] = False
     segment_noun: ClassVar[str] = "segment"
-    held_as: ClassVar[Literal["rows", "steps", "cells"]] = "steps"
 
     @abstractmethod
     def __len__(self) -> int:
@@ -173,6 +172,32 @@ class Indexer(ABC):
     def counted_field(self, fields: Sequence[int]) -> int | None:
         """Return the one of some fields with steps whose steps are the length of a sample; None if all have one."""
         return None
+
+    # In memory -----------------------------------------------------------------------------------------------
+
+    def rows_held(self, samples: range | IntArray, n_rows: int) -> Sequence[range | IntArray]:
+        """Return for each field the rows that memory must hold to make samples in any epoch, in ascending order.
+
+        Fields number their rows alike, and all hold the rows of any of them.
+
+        Args:
+            samples: numbers of samples.
+            n_rows: number of rows of all files.
+        """
+        is_needed = np.zeros(n_rows, dtype=np.bool_)
+        for start in range(0, len(samples), SAMPLES_AT_A_TIME):
+            for rows in self.rows_of_any_epoch(as_array(samples[start : start + SAMPLES_AT_A_TIME])):
+                is_needed[rows] = True
+        return (condensed(np.flatnonzero(is_needed)),) * len(self.segments.kinds)
+
+    def over(self, rows: Sequence[range | IntArray | None], samples: range | IntArray) -> HeldSamples:
+        """Return samples over rows in memory.
+
+        Args:
+            rows: the rows in memory of each field, in ascending order; None for a field that is not in memory.
+            samples: numbers of the samples, in their order.
+        """
+        return HeldSamples(self, samples, rows)
 
     # Some of them --------------------------------------------------------------------------------------------
 
@@ -277,6 +302,35 @@ class Indexer(ABC):
     def ends_of_segments(self) -> IntArray | None:
         """Samples up to each segment's end; None if samples are no parts of segments."""
         return None
+
+
+class HeldSamples(NamedTuple):
+    """Some samples, numbered from 0, over rows in memory.
+
+    Attributes:
+        indexer: the samples that these are among.
+        samples: their numbers there.
+        rows: the rows in memory of each field, in ascending order; None for a field that is not in memory.
+    """
+
+    indexer: Indexer
+    samples: range | IntArray
+    rows: Sequence[range | IntArray | None]
+
+    def rows_of(self, indices: IntArray, epoch: int | None = None) -> BatchRows:
+        """Return the rows of samples (see ``Indexer.rows_of``), as their places in memory where they are there.
+
+        Args:
+            indices: numbers of samples among these.
+            epoch: see ``Indexer.rows_of``.
+        """
+        batch = self.indexer.rows_of(rows_at(self.samples, indices), epoch)
+        places: dict[int, FieldRows] = {}  # fields in memory with the same rows share their places
+        for rows, held in zip(batch.fields, self.rows, strict=True):
+            if held is not None and id(rows) not in places:
+                places[id(rows)] = rows._replace(rows=find_places(held, rows.rows))
+        pairs = zip(batch.fields, self.rows, strict=True)
+        return batch._replace(fields=tuple(rows if held is None else places[id(rows)] for rows, held in pairs))
 
 
 def rows_of_all(n_rows: int, n_all: int) -> str:

@@ -1,33 +1,39 @@
-"""What samples of some files are, asked once, and the one function that opens their table."""
+"""The kind of samples of files, looked up once, and the one function that opens their table."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from ..catalog import WITHOUT_THEM, Asked, Catalog, refuse_other_files, skip_into, values_of_cells
+import numpy as np
+
+from ..catalog import WITHOUT_THEM, ArrayRequest, Catalog, refuse_other_files, skip_into, values_of_cells
 from ..errors import H5Error, H5FileError
 from ..hdf5 import OpenOptions, SparseGroup, is_references
+from .row_filters import Mask, NoRowPassesError
 from .row_table import RowTable
 from .row_tables import table_of_rows
-from .segment_choice import SegmentChoice
-from .segment_fields import SampleOptions, selected
-from .segment_tables import segment_table
+from .segment_builder import SegmentTableBuilder
+from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
+from .segment_cuts import check_present
+from .segment_fields import SampleOptions, fields_of, selected
 from .sparse_rows import SparseField
-from .sparse_tables import matrices_in, sparse_table, with_matrices
+from .sparse_tables import MatrixTableBuilder, matrices_in, with_matrices
+from .table_builder import TableBuilder, collected
 
 __all__ = ["KindOfSamples", "open_table", "sample_kind"]
 
 
 @dataclass(frozen=True, eq=False)
 class KindOfSamples:
-    """What samples of some files are.
+    """The kind of samples of files.
 
     Attributes:
-        options: what the user says of that.
-        needs_segments: by what the user says, samples are anything but rows along axis 0.
-        matrices: the sparse matrices among the arrays, by the names of their groups; a row of them is a sample.
-        are_cells: arrays of references are among the arrays; what a reference leads to is a segment.
+        options: the user's options for samples.
+        needs_segments: whether these options alone say that samples are not rows along axis 0.
+        matrices: the sparse matrices among the arrays, by the names of their groups; each of their rows is a sample.
+        are_cells: whether arrays of references are among the arrays; each array that they name is a segment.
     """
 
     options: SampleOptions
@@ -44,32 +50,32 @@ class KindOfSamples:
 def sample_kind(
     catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions, samples: SampleOptions
 ) -> KindOfSamples:
-    """Return what samples of some arrays are; files are asked once, for all splits and datasets of a catalog.
+    """Return the kind of samples of some arrays. Files are opened once for all splits and datasets of a catalog.
 
     Args:
         catalog: opens the files.
         paths: the files.
         keys: the arrays.
         options: how files are opened.
-        samples: what the user says.
+        samples: the user's options for samples.
 
     Raises:
         H5ValueError: rows of a sparse matrix cannot be read one by one.
     """
 
-    def ask() -> KindOfSamples:
+    def look() -> KindOfSamples:
         needs_segments = samples.needs_segments(keys)
         matrices = matrices_in(catalog, paths, keys, options) if samples.are_rows(keys) else {}
         has_cells = not (needs_segments or matrices) and are_cells(catalog, paths, keys, options)
         return KindOfSamples(samples, needs_segments, matrices, has_cells)
 
-    return catalog.once(("kind", tuple(paths), tuple(keys), options, repr(samples)), ask)
+    return catalog.once(("kind", tuple(paths), tuple(keys), options, repr(samples)), look)
 
 
 def open_table(
     catalog: Catalog,
     paths: Sequence[str],
-    asked: Sequence[Asked],
+    requests: Sequence[ArrayRequest],
     names: Sequence[str],
     options: OpenOptions,
     kind: KindOfSamples,
@@ -78,23 +84,23 @@ def open_table(
     singles: Collection[str] = (),
     bad: dict[str, str] | None = None,
     advice: str = WITHOUT_THEM,
-) -> tuple[RowTable, Sequence[Asked], dict[int, SparseField]]:
-    """Return the table of the samples of files. Reads metadata, and what cuts rows.
+) -> tuple[RowTable, Sequence[ArrayRequest], dict[int, SparseField]]:
+    """Return the table of the samples of files. Reads metadata, and the arrays that cut rows into segments.
 
     Args:
         catalog: opens the files.
         paths: the files.
-        asked: the arrays, relative to their group if segments are groups.
-        names: what a sample calls them.
+        requests: the arrays, relative to their group if segments are groups.
+        names: names of the fields.
         options: how files are opened.
-        kind: what samples are.
-        choice: which of the segments are kept, and what else is asked of them; not used if samples are rows.
+        kind: of the samples.
+        choice: the segments to keep, and the columns to read of them; ignored if samples are rows.
         singles: names of fields of which a sample has one step.
-        bad: files that are left out, with what is wrong with them, to which others are added; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
+        bad: files that are left out, with their errors. Further broken files are added; None raises their errors.
+        advice: the way to train without broken files, for their errors.
 
     Returns:
-        The table; its arrays; and those that are sparse matrices, by their numbers (see ``with_matrices``).
+        The table; the requests for its arrays; and its sparse matrices, by their numbers (see ``with_matrices``).
 
     Raises:
         H5FileError: a file is missing or broken.
@@ -102,27 +108,65 @@ def open_table(
         H5ValueError: arrays do not belong together, or there is no sample.
     """
     samples, skip = kind.options, skip_into(bad)
-    left = [path for path in paths if path not in (bad or ())]
+    files = [path for path in paths if path not in (bad or ())]
     if not kind.has_segments:
-        asked = selected(asked, names, samples)
+        requests = selected(requests, names, samples)
         n_files = len({*paths, *(bad or ())})
         sample = "row" if samples.sample == "row" else None
-        rows = table_of_rows(catalog, left, asked, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
-        return rows, asked, {}
-    refuse_other_files(asked)
+        rows = table_of_rows(
+            catalog, files, requests, options, sample=sample, skip=skip, advice=advice, n_files=n_files
+        )
+        return rows, requests, {}
+    refuse_other_files(requests)
+    matrices: dict[int, SparseField] = {}
     if kind.matrices:
-        asked, matrices = with_matrices(asked, names, kind.matrices, samples)
-        return sparse_table(catalog, left, asked, matrices, options, choice, skip=skip, advice=advice), asked, matrices
-    table = segment_table(
-        catalog, left, asked, names, options, samples, choice, singles=singles, skip=skip, advice=advice
-    )
-    return table, asked, {}
+        requests, matrices = with_matrices(requests, names, kind.matrices, samples)
+    fields = [] if matrices else fields_of(requests, names, samples, singles, catalog.joins.is_column)
+
+    def make(arrays: Sequence[ArrayRequest]) -> TableBuilder:
+        if matrices:
+            return MatrixTableBuilder(catalog, options, arrays, matrices, choice.all_columns)
+        of_arrays = [replace(field, asked=array) for field, array in zip(fields, arrays, strict=True)]
+        return SegmentTableBuilder(catalog, options, of_arrays, samples, choice.all_columns)
+
+    def build(choice: SegmentChoice) -> RowTable:
+        return _chosen(collected(make, requests, files, skip=skip, advice=advice), choice)
+
+    if choice.columns or choice.criteria or skip is not None:
+        return build(choice), requests, matrices
+    joined = catalog.joins.sources(requests)
+    key = ("segments", tuple(files), tuple(requests), tuple(names), options, repr(samples), tuple(singles), joined)
+    table = catalog.once(key, partial(build, SegmentChoice()))
+    subset = choice.subset
+    return table if subset is None else replace(table, indexer=subset.of(table.indexer)), requests, matrices
+
+
+def _chosen(builder: TableBuilder, choice: SegmentChoice) -> RowTable:
+    """Return a table with the samples of the chosen segments."""
+    table = builder.table()
+    if choice.subset is not None:
+        table = replace(table, indexer=choice.subset.of(table.indexer))
+    passes: Mask | None = None
+    if choice.criteria:
+        values = {key: builder.values_of(key) for key in choice.all_columns}
+        indexer, passes = samples_that_pass(table, choice.criteria, choice.keys, values)
+        table = replace(table, indexer=indexer)
+        if passes is not None and not table.n_samples:
+            raise NoRowPassesError(
+                f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "
+                "a sample. Loosen a filter, or take fewer steps."
+            )
+    for key in builder.cut_by:
+        check_present(np.concatenate(builder.values_of(key)), key, passes)
+    columns = {key: values_of_segments(table, key, builder.values_of(key)) for key in choice.columns}
+    return replace(table, columns=columns) if columns else table
 
 
 def are_cells(catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions) -> bool:
-    """Return whether some names are of arrays of references, with cells as samples, in the first readable file.
+    """Return whether arrays of references are among the arrays of the first readable file, and their cells are samples.
 
-    They are not if each has a text or a number for each row of another array, which is then what a sample is made of.
+    Cells are no samples if each array of references has a text or a number for each row of the other arrays: it is a
+    column then, and rows are samples.
 
     Args:
         catalog: opens the files.
@@ -134,9 +178,9 @@ def are_cells(catalog: Catalog, paths: Sequence[str], keys: Sequence[str], optio
     for path in paths if own and not options.swmr else ():
         try:
             cells = [key for key in own if _is_cells(catalog, path, key, options)]
-            others = [key for key in own if key not in cells]
-            return bool(cells) and not _are_columns(catalog, path, cells, others, options)
-        except H5FileError:  # raised again, or skipped, when the arrays are looked at
+            arrays = [key for key in own if key not in cells]
+            return bool(cells) and not _are_columns(catalog, path, cells, arrays, options)
+        except H5FileError:  # raised again, or skipped, when arrays are described
             continue
     return False
 
@@ -151,16 +195,17 @@ def _is_cells(catalog: Catalog, path: str, key: str, options: OpenOptions) -> bo
 
 
 def _are_columns(
-    catalog: Catalog, path: str, cells: Sequence[str], others: Sequence[str], options: OpenOptions
+    catalog: Catalog, path: str, cells: Sequence[str], arrays: Sequence[str], options: OpenOptions
 ) -> bool:
-    """Return whether arrays of references have a value for each row of the others, which are no values of cells."""
+    """Return whether arrays of references have one value for each row of the other arrays."""
     try:
-        rows = [array.n_rows for array in catalog.describe(path, others, options)[1] if array.n_values != array.n_rows]
-        if len(set(rows)) != 1:
+        layouts = catalog.describe(path, arrays, options)[1]
+        n_rows = {layout.n_rows for layout in layouts if layout.n_values != layout.n_rows}
+        if len(n_rows) != 1:
             return False
         lengths = {len(values_of_cells(catalog, path, key, options)) for key in cells}
     except H5FileError:
         raise
-    except H5Error:  # raised again when cells are looked at
+    except H5Error:  # raised again when cells are described
         return False
-    return lengths == set(rows)
+    return lengths == n_rows

@@ -1,4 +1,4 @@
-"""Which rows have a class among the steps of their target: class ids, or one-hot vectors along either axis."""
+"""Search for rows with a class at some step of their target. Targets are class ids, or one-hot along either axis."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TargetLayout = Literal["N", "NT", "NC", "NTC", "NCT"]
 
 @dataclass(frozen=True)
 class LabelCriterion:
-    """A class that a row's target must have at a step that counts.
+    """A class that a row's target must have at a valid step.
 
     Attributes:
         label: the class.
-        target: the target's field in the table.
-        valid: the field of the mask of steps that count, or None.
-        layout: what the target's axes are, if the user gave it.
+        target: number of the target's field in the table.
+        valid: number of the field with the mask of valid steps; None if all steps are valid.
+        layout: the axes of the target, if the user declared them.
     """
 
     label: int
@@ -46,33 +46,33 @@ class LabelCriterion:
 
 
 def search_label(
-    table: RowTable, wanted: LabelCriterion, rows: IntArray, options: OpenOptions, counters: Counters, run: Run
+    table: RowTable, criterion: LabelCriterion, rows: IntArray, options: OpenOptions, counters: Counters, run: Run
 ) -> Mask:
-    """Return which of some rows have a label.
+    """Return a mask of the rows that have a label.
 
     Args:
         table: the files.
-        wanted: the label.
+        criterion: the label.
         rows: the rows, in ascending order.
         options: how files are opened if the HDF5 library reads.
-        counters: counts what is read.
+        counters: count the reads.
         run: runs the tasks.
 
     Raises:
-        H5ValueError: the target cannot have labels, or what its axes mean is in doubt.
+        H5ValueError: the target cannot have labels, or the meaning of its axes is ambiguous.
     """
-    fields = [wanted.target] if wanted.valid is None else [wanted.target, wanted.valid]
+    fields = [criterion.target] if criterion.valid is None else [criterion.target, criterion.valid]
     target, *masks = (table.layouts[0][field] for field in fields)
     name = f"{target.key!r} in {target.path!r}"
     for layout in (target, *masks):
         if kind_of(layout.dtype) != "number":
             raise H5ValueError(
-                f"label={wanted.label} was given, but {layout.key!r} in {layout.path!r} holds {layout.dtype}. Labels "
-                "are numbers; filter text with `where`."
+                f"label={criterion.label} was given, but {layout.key!r} in {layout.path!r} holds {layout.dtype}. "
+                "Labels are numbers; filter text with `where`."
             )
     n_steps = masks[0].row_shape[0] if masks and len(masks[0].row_shape) == 1 else None
-    possible = _layouts_possible(target.row_shape, wanted.layout, n_steps, name)
-    search = _TargetSearch(wanted.label, len(rows), possible, name)
+    possible = _layouts_possible(target.row_shape, criterion.layout, n_steps, name)
+    search = _TargetSearch(criterion.label, len(rows), possible, name)
     tasks: list[BulkTask] = []
     files, local = table.locate(rows)
     for file in np.unique(files).tolist():
@@ -91,7 +91,7 @@ def _label_tasks(
     options: OpenOptions,
     counters: Counters,
 ) -> Iterator[BulkTask]:
-    """Yield tasks that look at rows of one file, cut between chunks of the target."""
+    """Yield tasks that search rows of one file, cut between chunks of the target."""
     sources = [source_of(array, options, counters) for array in arrays]
     n_together, row_bytes = sources[0].rows_per_block, arrays[0].row_bytes
     step = n_together * max(1, PIECE_BYTES // max(1, n_together * row_bytes))
@@ -108,40 +108,41 @@ def _look_for_label(
     place: int,
     search: _TargetSearch,
 ) -> None:
-    read = []
+    values = []
     for source, array in zip(sources, arrays, strict=True):
         memory = np.empty((len(rows), *array.row_shape), dtype=array.dtype)
         for task in bulk_tasks(source, array, rows, ArrayTarget(memory), 0):
             task.run()
-        read.append(memory)
-    search.look(place, *read)
+        values.append(memory)
+    search.look(place, *values)
 
 
 def _layouts_possible(
-    row_shape: tuple[int, ...], given: str | None, n_steps: int | None, name: str
+    row_shape: tuple[int, ...], declared: str | None, n_steps: int | None, name: str
 ) -> list[TargetLayout]:
-    """Return what the axes of a target may mean, by their lengths.
+    """Return the possible meanings of the axes of a target, by their lengths.
 
-    Two axes are rows and steps: class ids. Three are one-hot along either axis, which follows from their values.
+    Two axes are rows and steps: class ids. Three axes are one-hot along one of the last two; the values tell which one.
 
     Args:
         row_shape: of the target.
-        given: the user's layout, or None.
-        n_steps: steps of a mask of each row, if there is one.
+        declared: the user's layout, or None.
+        n_steps: length of a row of the mask of valid steps, if there is one.
         name: of the array, for messages.
 
     Raises:
-        H5ValueError: the shape has no such meaning.
+        H5ValueError: the shape does not fit the user's layout, or any layout.
     """
     of_shape: dict[int, list[TargetLayout]] = {0: ["N"], 1: ["NT", "NC"], 2: ["NTC", "NCT"]}
     possible = of_shape.get(len(row_shape), [])
-    if given is not None:
-        if given not in possible:
+    if declared is not None:
+        if declared not in possible:
             raise H5ValueError(
-                f"the target {name} was declared to have the axes {given!r}, but its rows have the shape {row_shape}. "
-                f"Pass one of {', '.join(map(repr, get_args(TargetLayout)))} that has {len(row_shape) + 1} axes."
+                f"the target {name} was declared to have the axes {declared!r}, but its rows have the shape "
+                f"{row_shape}. Pass one of {', '.join(map(repr, get_args(TargetLayout)))} that has "
+                f"{len(row_shape) + 1} axes."
             )
-        return [one for one in possible if one == given]
+        return [layout for layout in possible if layout == declared]
     if not possible:
         raise H5ValueError(
             f"the target {name} has rows of shape {row_shape}; a label is searched in rows of up to two axes, steps "
@@ -150,57 +151,58 @@ def _layouts_possible(
     if len(row_shape) == 1:
         return ["NT"]
     if n_steps is not None and row_shape[0] != row_shape[1]:
-        possible = [one for one in possible if row_shape[0 if one == "NTC" else 1] == n_steps] or possible
+        with_steps = [layout for layout in possible if row_shape[0 if layout == "NTC" else 1] == n_steps]
+        possible = with_steps or possible
     return possible
 
 
 class _TargetSearch:
-    """Looks for a class in targets, a piece at a time, under all meanings that are left; safe to use from threads.
+    """Searches targets for a class, a piece at a time, for each possible layout. Threads may call ``look`` at once.
 
     Args:
         label: the class.
-        n_rows: rows to search.
-        possible: what the target's axes may mean.
+        n_rows: number of rows to search.
+        possible: the possible layouts of the target.
         name: of the array, for messages.
     """
 
     def __init__(self, label: int, n_rows: int, possible: list[TargetLayout], name: str) -> None:
         self._label, self._name = label, name
-        self._found: dict[TargetLayout, Mask] = {one: np.zeros(n_rows, dtype=np.bool_) for one in possible}
-        self._why_not: dict[TargetLayout, str] = {}
+        self._masks: dict[TargetLayout, Mask] = {layout: np.zeros(n_rows, dtype=np.bool_) for layout in possible}
+        self._refusals: dict[TargetLayout, str] = {}  # reasons against a layout
 
     def look(self, start: int, target: npt.NDArray[Any], valid: npt.NDArray[Any] | None = None) -> None:
         """Search rows.
 
         Args:
-            start: place of the first of them.
+            start: position of the first row.
             target: shape ``(n, *row_shape)``.
-            valid: shape ``(n, n_steps)`` or ``(n,)``; steps at which it is zero do not count.
+            valid: shape ``(n, n_steps)`` or ``(n,)``; zero for steps that are not valid.
         """
-        for layout, found in self._found.items():
-            if layout in self._why_not:
+        for layout, mask in self._masks.items():
+            if layout in self._refusals:
                 continue
             steps = self._steps(layout, target)
             if steps is None:
                 continue
             if valid is not None:
                 steps = steps & self._valid(layout, steps, valid)
-            found[start : start + len(target)] = steps.any(axis=1) if steps.ndim > 1 else steps
+            mask[start : start + len(target)] = steps.any(axis=1) if steps.ndim > 1 else steps
 
     def _steps(self, layout: TargetLayout, target: npt.NDArray[Any]) -> Mask | None:
-        """Return at which steps the class is; None if the values do not have this meaning."""
+        """Return a mask of steps with the class; None if the values do not fit the layout."""
         if "C" not in layout:
             return np.asarray(target == self._label, dtype=np.bool_)
         axis = layout.index("C")
         if not 0 <= self._label < target.shape[axis]:
-            self._why_not[layout] = f"it would have {target.shape[axis]} classes, from 0"
+            self._refusals[layout] = f"it would have {target.shape[axis]} classes, from 0"
             return None
         is_one = target == 1
         if not (is_one | (target == 0)).all():
-            self._why_not[layout] = "it has values other than 0 and 1"
+            self._refusals[layout] = "it has values other than 0 and 1"
             return None
         if (is_one.sum(axis=axis) > 1).any():
-            self._why_not[layout] = "steps would have several classes"
+            self._refusals[layout] = "steps would have several classes"
             return None
         return np.asarray(np.take(is_one, self._label, axis=axis), dtype=np.bool_)
 
@@ -217,20 +219,20 @@ class _TargetSearch:
         return counts
 
     def mask(self) -> Mask:
-        """Return which rows have the class at a step that counts.
+        """Return a mask of the rows with the class at a valid step.
 
         Raises:
-            H5ValueError: the values have none of the meanings, or several that differ.
+            H5ValueError: the values fit none of the layouts, or several with different results.
         """
-        left = [layout for layout in self._found if layout not in self._why_not]
-        if not left:
-            why = "; ".join(f"as {layout!r} {reason}" for layout, reason in self._why_not.items())
+        possible = [layout for layout in self._masks if layout not in self._refusals]
+        if not possible:
+            reasons = "; ".join(f"as {layout!r} {reason}" for layout, reason in self._refusals.items())
             raise H5ValueError(
-                f"label={self._label} was given, but the target {self._name} cannot be searched: {why}. Declare "
+                f"label={self._label} was given, but the target {self._name} cannot be searched: {reasons}. Declare "
                 "its axes with field_map={'target': {'key': ..., 'layout': 'NTC'}}, or pass a function as `where`."
             )
-        first = self._found[left[0]]
-        if any((self._found[other] != first).any() for other in left[1:]):
+        first = self._masks[possible[0]]
+        if any((self._masks[layout] != first).any() for layout in possible[1:]):
             raise H5ValueError(
                 f"label={self._label} was given, but the target {self._name} could be one-hot along either axis. "
                 "Pass field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT'."

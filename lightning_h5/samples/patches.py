@@ -235,7 +235,6 @@ class Patches(Indexer):
     segment_noun = "volume"
     is_known_by_row = False
     passes_whole = True
-    held_as = "cells"
 
     @property
     def options(self) -> PatchOptions:
@@ -366,6 +365,11 @@ class Patches(Indexer):
             return
         segments = np.unique(np.searchsorted(self.ends, samples, side="right"))
         yield from (np.flatnonzero(self._n_reads(field, segments)) for field in fields)
+
+    def rows_held(self, samples: range | IntArray, n_rows: int) -> Sequence[range | IntArray]:
+        """See ``Indexer.rows_held``: cells are those of one field."""
+        fields = [self.of_fields([field]) for field in range(len(self.segments.kinds))]
+        return [super(Patches, field).rows_held(samples, n_rows)[0] for field in fields]
 
     def _n_reads(self, field: int, segments: IntArray) -> IntArray:
         """Return how often an epoch reads each row of a field; of random patches whether it can."""

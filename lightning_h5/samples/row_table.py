@@ -237,8 +237,8 @@ class RowTable:
 
     @cached_property
     def fields_of_rows(self) -> list[int]:
-        """The fields that have numbers of one shape for all steps; all fields if a rank holds samples as rows."""
-        if self.indexer.held_as == "rows":
+        """The fields that are read by the numbers of their rows: numbers of one shape; all if samples are rows."""
+        if self.indexer.numbers_are_rows:
             return list(range(self.n_fields))
         own = [field for field in self.step_fields if not (self.is_ragged[field] or self.is_shared[field])]
         fields = [field for field in own if self.indexer.segments.rate_of(field) == 1]
@@ -257,6 +257,11 @@ class RowTable:
             and kind_of(self.layouts[0][field].dtype) == "number"
             and (self.layouts.n_rows(field) == n_segments).all()
         ]
+
+    @cached_property
+    def fields_cut(self) -> list[int]:
+        """The fields of which samples have parts of rows: cells of volumes, out of which patches are cut."""
+        return [field for field in range(self.n_fields) if self.indexer.cuts(field)]
 
     def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Return the part, and the row inside the part, of each row."""

@@ -1,42 +1,38 @@
-"""Tables of files whose samples are rows: the arrays that were asked for, checked to belong together."""
+"""Tables of files with rows as samples. Their arrays are checked to belong together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from ..catalog import (
     WITHOUT_THEM,
-    Asked,
+    ArrayRequest,
     Catalog,
     Compatibility,
     ListedParts,
     Skip,
-    collector_paused,
-    each_readable,
+    joined_arrays,
     refuse_images,
     values_of_cells,
     with_others,
-    with_stacks,
 )
 from ..errors import H5ValueError, without_frames
-from ..hdf5 import ArrayLayout, GroupError, OpenOptions, column_layout, is_references
-from ..order import resolve_replica
-from ..progress_bar import with_bar
+from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, column_layout, is_references
 from .row_table import RowTable
 from .rows import Rows
+from .table_builder import TableBuilder, collected
 
-__all__ = ["table_of_rows"]
+__all__ = ["RowTableBuilder", "table_of_rows"]
 
 
 @without_frames
 def table_of_rows(
     catalog: Catalog,
     paths: Sequence[str],
-    asked: Sequence[Asked],
+    requests: Sequence[ArrayRequest],
     options: OpenOptions,
     *,
     sample: str | None = None,
@@ -44,17 +40,17 @@ def table_of_rows(
     advice: str = WITHOUT_THEM,
     n_files: int | None = None,
 ) -> RowTable:
-    """Return arrays of files with rows as samples, checked to belong together. Reads metadata only.
+    """Return the table of files with rows as samples. Reads metadata only.
 
     Args:
-        catalog: opens the files; the same are looked at once.
+        catalog: opens the files; tables of equal arguments are shared.
         paths: the files.
-        asked: the arrays, in the order of the fields.
+        requests: the arrays, in the order of the fields.
         options: how files are opened.
-        sample: "row" if the user declared that rows are samples, so that no other meaning is considered.
-        skip: called with files that are missing or broken, which are left out; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
-        n_files: number of files given, if some were already skipped.
+        sample: "row" if the user declared that rows are samples. Files may then look like images.
+        skip: called with missing or broken files, which are left out; None raises their errors.
+        advice: the way to train without broken files, for their errors.
+        n_files: number of all files, if some were already skipped.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
@@ -65,72 +61,96 @@ def table_of_rows(
     if sample not in (None, "row"):
         raise H5ValueError(f"sample={sample!r} was given. Pass 'row' (an index along axis 0 is a sample), or None.")
 
-    def look() -> RowTable:
-        try:
-            return _table(catalog, paths, asked, options, sample, skip, advice, n_files)
-        except GroupError as error:  # a list of names that is not of members of a table is one of arrays
-            if (stacks := with_stacks(asked, error)) is None:
-                raise
-        return table_of_rows(catalog, paths, stacks, options, sample=sample, skip=skip, advice=advice, n_files=n_files)
+    def make(arrays: Sequence[ArrayRequest]) -> RowTableBuilder:
+        return RowTableBuilder(catalog, options, arrays, paths, (n_files or len(paths)) if sample is None else None)
 
-    which = (tuple(paths), tuple(asked), options, sample, n_files, skip, catalog.joins.sources(asked))
-    return catalog.once(("rows", which), look)
+    key = (tuple(paths), tuple(requests), options, sample, n_files, skip, catalog.joins.sources(requests))
+    return catalog.once(("rows", key), lambda: collected(make, requests, paths, skip=skip, advice=advice).table())
 
 
-def _table(
-    catalog: Catalog,
-    paths: Sequence[str],
-    asked: Sequence[Asked],
-    options: OpenOptions,
-    sample: str | None,
-    skip: Skip | None,
-    advice: str,
-    n_files: int | None,
-) -> RowTable:
-    joins, numbered = catalog.joins, list(enumerate(asked))
-    others = {at: joins.of_others(catalog, one, paths, options) for at, one in numbered if one.paths is not None}
-    columns = {at for at, one in numbered if joins.is_column(one.key) and at not in others}
-    own = [one for at, one in numbered if at not in columns and at not in others]
-    keys, compatibility = [key for one in own for key in one.keys], Compatibility(asked)
-    join = joins.join_keys(columns)
-    shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
-    bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
-    used, guards, layouts, lacks = [], [], [], list[npt.NDArray[np.bool_]]()
-    with collector_paused():
-        for path, (guard, described) in each_readable(
-            paths, lambda path: catalog.describe(path, [*keys, *join], options), skip, advice, bar
+class RowTableBuilder(TableBuilder):
+    """Collects files with rows as samples.
+
+    Args:
+        catalog: opens the files.
+        options: how they are opened.
+        requests: the arrays, in the order of the fields.
+        paths: the files.
+        n_files: number of all files. Files are refused if each may be one image or volume; None accepts them.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        options: OpenOptions,
+        requests: Sequence[ArrayRequest],
+        paths: Sequence[str],
+        n_files: int | None,
+    ) -> None:
+        self._catalog, self._options, self._requests, self._n_files = catalog, options, requests, n_files
+        joins = catalog.joins
+        others = {at for at, request in enumerate(requests) if request.paths is not None}
+        columns = {at for at, request in enumerate(requests) if joins.is_column(request.key)} - others
+        self._of_others = {at: joins.of_others(catalog, requests[at], paths, options) for at in sorted(others)}
+        self._own = [request for at, request in enumerate(requests) if at not in columns | others]
+        self._joined = [request for at, request in enumerate(requests) if at not in others] if columns else []
+        self._keys = [key for request in self._own for key in request.keys]
+        self._join_keys = joins.join_keys(columns)
+        self._only_columns = len(columns) == len(requests)
+        self._compatibility = Compatibility(requests)
+        self._paths: list[str] = []
+        self._guards: list[ChangeGuard] = []
+        self._layouts: list[tuple[ArrayLayout, ...]] = []
+        self._lacks: list[npt.NDArray[np.bool_]] = []
+
+    def look(self, path: str) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+        """See ``TableBuilder.look``."""
+        return self._catalog.describe(path, [*self._keys, *self._join_keys], self._options)
+
+    def add(self, path: str, contents: tuple[ChangeGuard, tuple[ArrayLayout, ...]]) -> None:
+        """See ``TableBuilder.add``."""
+        guard, described = contents
+        described = tuple(_with_values(self._catalog, array, self._options) for array in described)
+        stored = joined_arrays(self._own, described)
+        arrays = tuple(request.decoded(array) for request, array in zip(self._own, stored, strict=True))
+        if self._joined:
+            compared = described[len(self._keys) :]
+            first = sum(map(len, self._lacks))
+            arrays, is_lacking = self._catalog.joins.with_columns(
+                self._catalog, self._joined, path, guard, arrays, self._options, compared, first
+            )
+            self._lacks.append(is_lacking)
+        if self._of_others:
+            guard, arrays = with_others(guard, arrays, {at: of[path] for at, of in self._of_others.items()})
+        self._compatibility.check(arrays)
+        self._paths.append(path)
+        self._guards.append(guard)
+        self._layouts.append(arrays)
+
+    def table(self) -> RowTable:
+        """See ``TableBuilder.table``."""
+        catalog, layouts = self._catalog, self._layouts
+        shared = [array.key for array in layouts[0]] if len(layouts) > 1 else ()
+        catalog.check_categories(self._paths, shared, self._options)
+        layouts = catalog.recoded(layouts, self._options)
+        n_rows = [arrays[0].n_rows for arrays in layouts]
+        catalog.joins.rows_of.update(zip(self._paths, n_rows, strict=True))
+        if (
+            self._n_files is not None
+            and not self._only_columns
+            and not any(request.taken for request in self._requests)
         ):
-            described = tuple(_with_values(catalog, array, options) for array in described)
-            each = iter(described)
-            found = tuple(one.decoded(one.joined(list(islice(each, len(one.keys))))) for one in own)
-            if columns:
-                joined = described[len(keys) :]
-                first = sum(map(len, lacks))
-                here = [one for at, one in enumerate(asked) if at not in others]
-                found, is_lacking = joins.with_columns(catalog, here, path, guard, found, options, joined, first)
-                lacks.append(is_lacking)
-            if others:
-                guard, found = with_others(guard, found, {at: of[path] for at, of in others.items()})
-            compatibility.check(found)
-            used.append(path)
-            guards.append(guard)
-            layouts.append(found)
-    catalog.check_categories(used, [array.key for array in layouts[0]] if len(layouts) > 1 else (), options)
-    layouts = catalog.recoded(layouts, options)
-    n_rows = [arrays[0].n_rows for arrays in layouts]
-    joins.rows_of.update(zip(used, n_rows, strict=True))
-    if sample is None and len(columns) < len(asked) and not any(one.taken for one in asked):
-        refuse_images(layouts[0], n_rows, n_files or len(paths))
-    if columns:
-        joins.check_place(sum(n_rows), paths)
-    all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
-    starts = np.concatenate([[0], np.cumsum(n_rows)])
-    rows = Rows.of(starts, len(asked))
-    return RowTable(tuple(used), ListedParts(layouts), tuple(guards), starts, rows, lacks=all_lacks)
+            refuse_images(layouts[0], n_rows, self._n_files)
+        if self._joined:
+            catalog.joins.check_place(sum(n_rows), self._paths)
+        lacks = np.concatenate(self._lacks) if any(map(np.any, self._lacks)) else None
+        starts = np.concatenate([[0], np.cumsum(n_rows)])
+        rows = Rows.of(starts, len(self._requests))
+        return RowTable(tuple(self._paths), ListedParts(layouts), tuple(self._guards), starts, rows, lacks=lacks)
 
 
 def _with_values(catalog: Catalog, array: ArrayLayout, options: OpenOptions) -> ArrayLayout:
-    """Return an array of references as a column of the values in its cells; other arrays as they are."""
+    """Return an array of references as a column of the values in its cells, and any other array unchanged."""
     if not is_references(array) or array.value is not None or options.swmr:
         return array
     values = values_of_cells(catalog, array.path, array.key, options)

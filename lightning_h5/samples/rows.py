@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..options import StepRange
-from ..order import BlockTable
+from ..order import BlockTable, condensed, places_in
 from ..types import IntArray
 from .assemblers import Assembler
-from .indexer import BatchRows, FieldRows, Indexer, Places, Units, rows_of_all
+from .indexer import BatchRows, FieldRows, HeldSamples, Indexer, Places, Units, rows_of_all
 from .segments import BoolArray, Segments, Steps
 from .windows import Windows
 
@@ -27,8 +27,8 @@ class Rows(Indexer):
     """
 
     noun = "rows"
+    numbers_are_rows = True
     has_places = False
-    held_as = "rows"
 
     @classmethod
     def of(cls, starts: IntArray, n_fields: int) -> Rows:
@@ -61,6 +61,18 @@ class Rows(Indexer):
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
         """See ``Indexer.rows_of_any_epoch``."""
         yield samples
+
+    def rows_held(self, samples: range | IntArray, n_rows: int) -> Sequence[range | IntArray]:
+        """See ``Indexer.rows_held``: the samples, in ascending order."""
+        if not isinstance(samples, range) and (np.diff(samples) <= 0).any():
+            samples = np.unique(samples)
+        return (condensed(samples),) * len(self.segments.kinds)
+
+    def over(self, rows: Sequence[range | IntArray | None], samples: range | IntArray) -> HeldSamples:
+        """See ``Indexer.over``: each sample's place is looked up once."""
+        held = rows[0]
+        assert held is not None, "all fields are in memory"
+        return HeldSamples(self, condensed(places_in(held, samples)), (range(len(held)),) * len(rows))
 
     def first_rows(self, samples: IntArray) -> IntArray:
         """See ``Indexer.first_rows``."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import (
-    Asked,
+    ArrayRequest,
     Catalog,
     Compatibility,
     FoundParts,
@@ -27,37 +27,55 @@ from ..catalog import (
 )
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, Image, LayoutTable, OpenOptions, check_no_overlap, column_layout
-from ..options import SegmentOptions
 from ..types import IntArray
+from .indexer import Indexer
 from .patch_tables import VolumeTable
-from .row_filters import Mask
 from .row_table import Parts, RowTable, starts_of
 from .rows import Rows
 from .seen_parts import DescribedParts
-from .segment_cuts import TimeUnit, by_coordinate, by_value, check_present, on_one_scale, ranges_in, steps_of, unit_of
-from .segment_fields import SegmentField
+from .segment_choice import samples_with_lines
+from .segment_cuts import TimeUnit, by_coordinate, by_value, on_one_scale, ranges_in, steps_of, unit_of
+from .segment_fields import SampleOptions, SegmentField
 from .segment_lines import SegmentLines, lines_of_parts, lines_of_slices
 from .segments import Segments, Steps
+from .table_builder import TableBuilder
+from .windows import samples_of
 
-__all__ = ["SegmentBuilder"]
+__all__ = ["SegmentTableBuilder"]
 
 
-class SegmentBuilder:
-    """Collects parts of files."""
+class SegmentTableBuilder(TableBuilder):
+    """Collects the parts of files that segments are made of.
+
+    Args:
+        catalog: opens the files.
+        options: how files are opened.
+        fields: how arrays are to be seen.
+        samples: what a sample is.
+        columns: further arrays with a value for each segment or each step.
+
+    Raises:
+        H5ValueError: files are still written, or patches cut none of the fields.
+    """
 
     def __init__(
         self,
         catalog: Catalog,
         options: OpenOptions,
         fields: Sequence[SegmentField],
-        segments: SegmentOptions,
+        samples: SampleOptions,
         columns: Sequence[str],
-        volumes: VolumeTable | None,
     ) -> None:
-        self.volumes = volumes
+        if options.swmr:
+            raise H5ValueError(
+                "files.swmr was given with segments, windows or patches, and where segments end is not known while a "
+                "file is written. Wait until it is closed."
+            )
+        segments = samples.segments
+        self._volumes = None if samples.patch is None else VolumeTable(fields, samples.patch)
         self._value_keys = [*segments.cut_keys, *columns]
-        self._catalog, self._options, self._segments = catalog, options, segments
-        self.fields = list(fields)  # how arrays are seen; once they are known
+        self._catalog, self._options, self._segments, self._samples = catalog, options, segments, samples
+        self._fields = list(fields)  # how arrays are seen; once they are known
         joins, keys = catalog.joins, [*(field.asked.keys[0] for field in fields), *self._value_keys]
         self._columns = {at: key for at, key in enumerate(keys) if joins.is_column(key)}  # of a side table
         self._stacks = dict[int, tuple[int, ...]]()  # fields of several arrays, by the numbers of these
@@ -70,8 +88,8 @@ class SegmentBuilder:
         own += joins.join_keys(self._columns, attributes=True)
         self._own = PartNames.of(own, segments.groups, drops=drops)
         self._names = PartNames.of(keys, segments.groups, self._columns.values(), drops=drops)
-        self.n_missing = 0  # segments that lack an array and are left out
-        self.lines: SegmentLines | None = None  # of the table; once parts are known
+        self._n_missing = 0  # segments that lack an array and are left out
+        self._lines: SegmentLines | None = None  # of the table; once parts are known
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
         self._found: list[FoundParts] = []
@@ -80,19 +98,20 @@ class SegmentBuilder:
         self._has_axis = any(field.axis is not None for field in fields)
         self._files = np.empty(0, dtype=np.int32)  # of each part its file
         # Of each part its segments along an axis, and the steps of its fields.
-        self.n_lines = self._lengths = np.empty(0, dtype=np.int64)
+        self._n_lines = self._lengths = np.empty(0, dtype=np.int64)
 
     # Looking at files ----------------------------------------------------------------------------------------
 
     def look(self, path: str) -> tuple[ChangeGuard, FoundParts]:
-        """Return the parts of a file."""
+        """See ``TableBuilder.look``: the parts of a file."""
         search = partial(parts_in, path, self._own, self._options)
         guard, found = self._catalog.look(path, self._options, self._own, search)
         return replace(guard, others=found.others) if found.others else guard, found
 
-    def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
-        """Add the parts of a file."""
-        self.n_missing += found.n_missing
+    def add(self, path: str, contents: tuple[ChangeGuard, FoundParts]) -> None:
+        """See ``TableBuilder.add``."""
+        guard, found = contents
+        self._n_missing += found.n_missing
         if not len(found.stars):
             return
         if self._found and found.names != self._found[0].names:
@@ -105,11 +124,6 @@ class SegmentBuilder:
         self._found.append(found)
 
     @property
-    def are_cells(self) -> bool:
-        """Whether arrays of references name the arrays of segments."""
-        return bool(self._names.cells)
-
-    @property
     def _aliases(self) -> dict[tuple[int, str], str]:
         """See ``Parts.aliases``."""
         part = self._names.part
@@ -118,14 +132,30 @@ class SegmentBuilder:
 
     # The table -----------------------------------------------------------------------------------------------
 
-    def made(self) -> RowTable:
-        """Return the table, without samples."""
+    def table(self) -> RowTable:
+        """See ``TableBuilder.table``."""
+        table, samples = self._steps(), self._samples
+        if self._names.cells and samples.sample is None and samples.window is None:
+            samples = replace(samples, sample="segment")  # what a reference leads to
+        indexer: Indexer
+        if self._volumes is None:
+            segments, first_segments = self._segments_of(table)
+            name_of = replace(table, first_segments=first_segments).segment_name
+            indexer = samples_of(segments, self._fields, samples, name_of)
+        else:
+            first_segments = self._first_lines
+            indexer = self._volumes.indexer(table.starts, self._n_lines, table.layouts[0], samples.seed)
+        table = replace(table, indexer=indexer, first_segments=first_segments)
+        return table if self._lines is None else replace(table, indexer=samples_with_lines(table, self._lines))
+
+    def _steps(self) -> RowTable:
+        """Return the steps of all parts, as rows."""
         if not self._found:
             raise H5KeyError(
-                f"segments.missing='drop' leaves nothing: each of {self.n_missing:,} segments lacks one of "
+                f"segments.missing='drop' leaves nothing: each of {self._n_missing:,} segments lacks one of "
                 f"{listing(self._own.keys)}. Name arrays that some have."
             )
-        stored, n_fields = self._stored(), len(self.fields)
+        stored, n_fields = self._stored(), len(self._fields)
         self._files = stored.files
         coded = [array.key for array in (stored.one(0, at) for at in range(n_fields)) if array.categories is not None]
         if coded and len(self._paths) > 1:
@@ -135,26 +165,26 @@ class SegmentBuilder:
             )
         self._read_values(stored)
         if self._segments.join is not None and self._sort_files(self._segments.join):
-            return self.made()
+            return self._steps()
         arrays = [stored.one(0, at) for at in range(n_fields)]
-        self.fields = [
+        self._fields = [
             self._of_values(one, stored, at) if array.value is not None else _as_seen(one, array)
-            for at, (one, array) in enumerate(zip(self.fields, arrays, strict=True))
+            for at, (one, array) in enumerate(zip(self._fields, arrays, strict=True))
         ]
-        if self.are_cells and all(one.step_axis is None for one in self.fields):  # of one value each
+        if self._names.cells and all(one.step_axis is None for one in self._fields):  # of one value each
             is_number = [stored.one(0, at).dtype.kind != "O" for at in range(n_fields)]
-            self.fields = [
+            self._fields = [
                 replace(one, step_axis=0) if is_one and one.asked.key in self._names.cells else one
-                for one, is_one in zip(self.fields, is_number, strict=True)
+                for one, is_one in zip(self._fields, is_number, strict=True)
             ]
-        if all(one.axis is None and one.step_axis is None and one.patch is None for one in self.fields):
-            self.fields = self._of_one_step(arrays)
+        if all(one.axis is None and one.step_axis is None and one.patch is None for one in self._fields):
+            self._fields = self._of_one_step(arrays)
         names = None
         if self._names.pattern is not None:
             names = Parts(stored.files, NamedParts(self._names, stored.stars), self._aliases)
-        parts, step_places = self._volumes_of(stored) if self.volumes is not None else self._steps_of(stored)
-        has_steps = tuple(field.step_axis is not None for field in self.fields)
-        n_steps = 0 if self.volumes is not None else self.n_lines * self._lengths.max(axis=1, initial=0)
+        parts, step_places = self._volumes_of(stored) if self._volumes is not None else self._steps_of(stored)
+        has_steps = tuple(field.step_axis is not None for field in self._fields)
+        n_steps = 0 if self._volumes is not None else self._n_lines * self._lengths.max(axis=1, initial=0)
         starts = starts_of(parts, has_steps, n_steps)
         return RowTable(
             tuple(self._paths),
@@ -165,31 +195,31 @@ class SegmentBuilder:
             parts=names,
             has_steps=has_steps,
             is_shared=tuple(
-                self.volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
-                for field in self.fields
+                self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
+                for field in self._fields
             ),
             step_places=step_places,
-            n_missing=self.n_missing,
+            n_missing=self._n_missing,
         )
 
     def _of_one_step(self, arrays: Sequence[ArrayLayout]) -> list[SegmentField]:
         """Return the fields if no array has steps: a segment is then one step, and a sample has its values."""
-        pairs = zip(self.fields, arrays, strict=True)
+        pairs = zip(self._fields, arrays, strict=True)
         is_single = [array.value is not None or field.is_whole for field, array in pairs]
         if self._names.pattern is None or not any(is_single):
             raise H5ValueError(
-                f"none of the fields {listing(one.name for one in self.fields)} has steps: they are scalars or "
+                f"none of the fields {listing(one.name for one in self._fields)} has steps: they are scalars or "
                 "attributes. Add one."
             )
         return [
             replace(field, step_axis=0, is_single=True) if is_one else field
-            for field, is_one in zip(self.fields, is_single, strict=True)
+            for field, is_one in zip(self._fields, is_single, strict=True)
         ]
 
     def _read_values(self, stored: StoredParts) -> None:
         """Read the arrays that cut parts into segments, or have a value for each segment."""
         self._cuts, self._units = [], []
-        n_fields = len(self.fields)
+        n_fields = len(self._fields)
         for part in range(len(stored.files)) if self._value_keys else ():
             arrays = [stored.one(part, n_fields + at) for at in range(len(self._value_keys))]
             values = [
@@ -224,34 +254,34 @@ class SegmentBuilder:
 
     def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with cells as rows."""
-        assert self.volumes is not None, "samples are patches"
-        compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
+        assert self._volumes is not None, "samples are patches"
+        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
         parts, lines = list[tuple[ArrayLayout, ...]](), list[int]()
         for part in range(len(stored.files)):
-            arrays = tuple(stored.one(part, field) for field in range(len(self.fields)))
+            arrays = tuple(stored.one(part, field) for field in range(len(self._fields)))
             compatibility.check(self._decoded(arrays))
             check_no_overlap(arrays)
             period, n_lines, _ = self._checked_axes(arrays)
-            self.volumes.add(arrays)
+            self._volumes.add(arrays)
             lines.append(n_lines)
-            pairs = zip(self.fields, arrays, strict=True)
+            pairs = zip(self._fields, arrays, strict=True)
             parts.append(
                 tuple(one.asked.decoded(a) if one.patch is not None else one.seen(a, period, None) for one, a in pairs)
             )
-        self.n_lines = np.array(lines, dtype=np.int64)
-        return ListedParts(self.volumes.in_cells(parts)), (0,) * len(self.fields)
+        self._n_lines = np.array(lines, dtype=np.int64)
+        return ListedParts(self._volumes.in_cells(parts)), (0,) * len(self._fields)
 
     def _steps_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with steps as rows, and the axes that steps are along."""
-        n_fields = len(self.fields)
+        n_fields = len(self._fields)
         follows_from_rows = self._has_axis or bool(self._segments.cut_keys)
-        fixed = [at for at, field in enumerate(self.fields) if follows_from_rows or not field.is_as_stored]
+        fixed = [at for at, field in enumerate(self._fields) if follows_from_rows or not field.is_as_stored]
         cut = self._segments
         n_values: list[int] | None = None  # of a field with a value for each segment
         if cut.are_ranges:
             n_values = [self._n_segments(stored, part) for part in range(len(stored.files))]
         kinds, firsts = stored.kinds(n_fields, fixed, n_values)
-        compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
+        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
         periods, lines, lengths = list[int](), list[int](), list[list[int]]()
         for part in firsts.tolist():
             arrays = tuple(stored.one(part, field) for field in range(n_fields))
@@ -260,18 +290,18 @@ class SegmentBuilder:
             periods.append(period)
             lines.append(n_lines)
             lengths.append(each)
-        self.n_lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
-        for field, one in enumerate(self.fields):
+        self._n_lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
+        for field, one in enumerate(self._fields):
             if one.is_as_stored:
                 self._lengths[:, field] = stored.table.n_rows[:, field]
         n_of_kinds = [None if n_values is None else n_values[part] for part in firsts.tolist()]
-        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self.fields), kinds, firsts, periods, n_of_kinds)
+        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self._fields), kinds, firsts, periods, n_of_kinds)
         parts.check_places()
         arrays = tuple(stored.one(0, field) for field in range(n_fields))
-        return parts, tuple(field.step_place(array) for field, array in zip(self.fields, arrays, strict=True))
+        return parts, tuple(field.step_place(array) for field, array in zip(self._fields, arrays, strict=True))
 
     def _decoded(self, arrays: Sequence[ArrayLayout]) -> tuple[ArrayLayout, ...]:
-        return tuple(field.asked.decoded(array) for field, array in zip(self.fields, arrays, strict=True))
+        return tuple(field.asked.decoded(array) for field, array in zip(self._fields, arrays, strict=True))
 
     def _of_values(self, field: SegmentField, stored: StoredParts, at: int) -> SegmentField:
         """Return how a scalar, an attribute or a column is seen: with a value for each part, segment or step."""
@@ -290,7 +320,7 @@ class SegmentBuilder:
             n_segments = [self._n_segments(stored, part) for part in range(len(stored.files))]
             if np.array_equal(sizes, n_segments):
                 return own
-        if self.volumes is not None:
+        if self._volumes is not None:
             part = int(np.argmax(sizes != 1))
             raise H5ValueError(
                 f"{field.asked.key!r} has {sizes[part]} values in {stored.paths[stored.files[part]]!r}, as the array "
@@ -300,8 +330,8 @@ class SegmentBuilder:
 
     def _along_axis(self, stored: StoredParts) -> tuple[SegmentField, list[ArrayLayout]]:
         """Return a field with segments along an axis, and its array of each part."""
-        of_file = [at for at in range(len(self.fields)) if at not in self._columns]
-        along = [at for at in of_file if self.fields[at].axis is not None and self.fields[at].step_axis is not None]
+        of_file = [at for at in range(len(self._fields)) if at not in self._columns]
+        along = [at for at in of_file if self._fields[at].axis is not None and self._fields[at].step_axis is not None]
         if not along:
             raise H5ValueError(
                 "table.on names a column of slices, such as 'bucket0$3,:3,:600', and no field has segments along an "
@@ -311,12 +341,12 @@ class SegmentBuilder:
         column = at if stored.names is self._names else of_file.index(at)
         arrays = [stored.one(part, column) for part in range(len(stored.files))]
         for array in arrays:
-            self.fields[at].check_axes(array)
-        return self.fields[at], arrays
+            self._fields[at].check_axes(array)
+        return self._fields[at], arrays
 
     def _n_segments(self, stored: StoredParts, part: int) -> int:
         """Return how many segments the rows of a part are cut into."""
-        at, field = next((at, field) for at, field in enumerate(self.fields) if field.step_axis is not None)
+        at, field = next((at, field) for at, field in enumerate(self._fields) if field.step_axis is not None)
         array = stored.one(part, at)
         field.check_axes(array)
         n_steps = field.length(array, field.step_axis or 0)
@@ -332,7 +362,9 @@ class SegmentBuilder:
         files = np.repeat(np.arange(len(self._found), dtype=np.int32), [len(found.stars) for found in self._found])
         own = StoredParts(table, names, stars, files, tuple(self._paths), tuple(self._guards))
         stored = self._with_columns(own) if self._columns else own
-        stored = replace(stored, stacks=self._stacks, stacked_as={at: self.fields[at].asked.key for at in self._stacks})
+        stored = replace(
+            stored, stacks=self._stacks, stacked_as={at: self._fields[at].asked.key for at in self._stacks}
+        )
         stored.check_stacks()
         return stored
 
@@ -341,21 +373,21 @@ class SegmentBuilder:
         side = self._catalog.joins.side
         assert side is not None, "columns are asked for"
         if side.has_slices:
-            self.lines = lines_of_slices(side, own, self._names, *self._along_axis(own))
+            self._lines = lines_of_slices(side, own, self._names, *self._along_axis(own))
         else:
-            self.lines = lines_of_parts(side, own, self._names, self._options, self._aliases)
+            self._lines = lines_of_parts(side, own, self._names, self._options, self._aliases)
         table = own.table
         for at, key in self._columns.items():
-            asked = self.fields[at].asked if at < len(self.fields) else Asked(key=key)
-            values = side.values(asked, np.concatenate(self.lines.of_parts))
-            ends = np.cumsum([len(lines) for lines in self.lines.of_parts])[:-1]
+            asked = self._fields[at].asked if at < len(self._fields) else ArrayRequest(key=key)
+            values = side.values(asked, np.concatenate(self._lines.of_parts))
+            ends = np.cumsum([len(lines) for lines in self._lines.of_parts])[:-1]
             describe = partial(column_layout, path=self._paths[0], key=key, guard=self._guards[0])
             table = table.with_column(at, np.split(values, ends), describe)
         return replace(own, table=table, names=self._names)
 
     def _checked_axes(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int, list[int]]:
         """Return the steps of the longest array of a part, its segments along an axis, and the steps of each array."""
-        pairs = list(zip(self.fields, arrays, strict=True))
+        pairs = list(zip(self._fields, arrays, strict=True))
         for field, array in pairs:
             field.check_axes(array)
         lines = [None if field.axis is None else field.length(array, field.axis) for field, array in pairs]
@@ -368,7 +400,7 @@ class SegmentBuilder:
                 f"segments.axis counts the segments of {arrays[0].path!r}, and arrays differ: {each}. Name the axis of "
                 "each field (a mapping), or None for a field without it."
             )
-        if self.volumes is not None:
+        if self._volumes is not None:
             return period, n_lines[0] if n_lines else 1, []
         if n_lines:
             for (field, array), n in zip(pairs, lengths, strict=True):
@@ -386,18 +418,18 @@ class SegmentBuilder:
 
     # Segments ------------------------------------------------------------------------------------------------
 
-    def segments_of(self, table: RowTable) -> tuple[Segments, IntArray | None]:
+    def _segments_of(self, table: RowTable) -> tuple[Segments, IntArray | None]:
         """Return the segments of a table's rows, and the number of each part's first one."""
         if self._segments.cut_keys:
             firsts, lengths, order, first_segments = self._cut(table)
             kinds = [0 if has_steps else None for has_steps in table.has_steps]
             segments = Segments((steps_of(firsts, lengths, table.starts),), tuple(kinds), order=order)
             return segments, first_segments
-        lines = self.n_lines
+        lines = self._n_lines
         inside: IntArray = np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
         periods = np.repeat(np.diff(table.starts) // lines, lines)
         firsts = np.repeat(table.starts[:-1], lines) + inside * periods
-        spans = None if self.lines is None else self.lines.spans
+        spans = None if self._lines is None else self._lines.spans
         if spans is not None:  # steps that slices name
             firsts = firsts + spans[:, 0]
             n_steps = self._lengths[:, table.step_fields]
@@ -411,18 +443,18 @@ class SegmentBuilder:
         which: list[tuple[int, bytes] | None] = []
         for field, has_steps in enumerate(table.has_steps):
             lengths = np.repeat(self._lengths[:, field], lines) if spans is None else spans[:, 1] - spans[:, 0]
-            which.append(key := (self.fields[field].rate, lengths.tobytes()) if has_steps else None)
+            which.append(key := (self._fields[field].rate, lengths.tobytes()) if has_steps else None)
             if key is not None and key not in made:
                 made[key] = replace(steps_of(firsts, lengths, table.starts), rate=key[0])
         numbers = {each: number for number, each in enumerate(made)}
         segments = Segments(tuple(made.values()), tuple(None if each is None else numbers[each] for each in which))
-        return segments, self.first_lines
+        return segments, self._first_lines
 
     @property
-    def first_lines(self) -> IntArray | None:
+    def _first_lines(self) -> IntArray | None:
         """The number of each part's first segment, and of all segments at the end; None if each part is one."""
-        before = np.concatenate([[0], np.cumsum(self.n_lines)]).astype(np.int64)
-        return before if before[-1] > len(self.n_lines) else None
+        before = np.concatenate([[0], np.cumsum(self._n_lines)]).astype(np.int64)
+        return before if before[-1] > len(self._n_lines) else None
 
     def _cut(self, table: RowTable) -> tuple[IntArray, IntArray, IntArray | None, IntArray]:
         """Return the segments that values mark.
@@ -453,11 +485,10 @@ class SegmentBuilder:
         first_segments = np.cumsum([0, *n_each], dtype=np.int64)
         return firsts, np.concatenate([lengths for _, lengths in of_parts]), None, first_segments
 
-    def check_present(self, table: RowTable, is_kept: Mask | None) -> None:
-        """Check that all rows that filters keep are in a segment."""
-        for key in (self._segments.key, self._segments.sort_key):
-            if key is not None:
-                check_present(self._column(key, table), key, is_kept)
+    @property
+    def cut_by(self) -> list[str]:
+        """See ``TableBuilder.cut_by``."""
+        return [key for key in (self._segments.key, self._segments.sort_key) if key is not None]
 
     def _column(self, key: str, table: RowTable) -> npt.NDArray[Any]:
         values = np.concatenate([cuts[key] for cuts in self._cuts])
@@ -469,7 +500,7 @@ class SegmentBuilder:
         return values
 
     def values_of(self, key: str) -> list[npt.NDArray[Any]]:
-        """Return the values of an array, part by part."""
+        """See ``TableBuilder.values_of``."""
         return [cuts[key] for cuts in self._cuts]
 
 

@@ -1,7 +1,7 @@
-"""Which segments of files a dataset has: those of its split, and those that pass filters.
+"""Choose the segments of a dataset: the segments of its split, and of these the ones that pass filters.
 
-Splits are made by fractions, folds and groups of segments, by lists in the files, or by time. Values of further arrays
-for each segment serve both.
+Splits follow from fractions, folds and groups of segments, from lists in the files, or from time. Splits and filters
+both read further arrays with values for each segment.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SegmentSubset:
     high: IntArray | None = None
 
     def __len__(self) -> int:
-        return next((len(each) for each in (self.segments, self.low) if each is not None), 0)
+        return next((len(array) for array in (self.segments, self.low) if array is not None), 0)
 
     def of(self, indexer: Indexer) -> Indexer:
         """Return the samples of these segments."""
@@ -71,14 +71,14 @@ class SegmentSubset:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SegmentChoice:
-    """Which of the segments of files a dataset has, and what else is asked of them.
+    """The segments of files that a dataset has, and the columns to read of them.
 
     Attributes:
-        subset: those of a split; None for all.
-        columns: further arrays with a value for each segment, or with the same one for all its steps.
+        subset: the segments of a split; None for all.
+        columns: further arrays with one value for each segment, possibly repeated for each step.
         criteria: conditions on arrays with a value for each segment or each step.
-        keys: the arrays that columns of criteria stand for, if these are called otherwise in the files.
-        others_ask: arrays that other splits of the files ask for, so that files are opened once for all.
+        keys: the arrays of columns that criteria name, if the files have other names for them.
+        others_ask: arrays that other splits of the files need. They are read now, so that files are opened once.
     """
 
     subset: SegmentSubset | None = None
@@ -89,16 +89,16 @@ class SegmentChoice:
 
     @property
     def all_columns(self) -> list[str]:
-        """The arrays whose values are read."""
-        filtered = [one.column for one in self.criteria if one.column is not None]
+        """The arrays with values to read."""
+        filtered = [criterion.column for criterion in self.criteria if criterion.column is not None]
         return sorted({*self.columns, *(self.keys.get(name, name) for name in filtered), *self.others_ask})
 
 
 def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:
-    """Return the group of each segment: what the first group of a regular expression finds in its name, or its file's.
+    """Return the group of each segment: the match of a regular expression's first group in its name, or its file's.
 
     Raises:
-        H5ValueError: the pattern is none, or finds nothing in some names.
+        H5ValueError: the pattern is invalid, or does not match some names.
     """
     try:
         expression = re.compile(pattern)
@@ -109,7 +109,7 @@ def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:
             f"split.group_pattern={pattern!r} has no group in parentheses. Put what names the group into some, such as "
             r"r'(patient\d+)_'."
         )
-    found = []
+    groups = []
     for _, name, file in _named_segments(table):
         path = table.paths[file]
         match = expression.search(name) or expression.search(path)
@@ -118,8 +118,8 @@ def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:
                 f"split.group_pattern={pattern!r} finds nothing in the segment {name!r} of {path!r}. Pass a pattern "
                 "that fits all names of segments or files."
             )
-        found.append(match.group(1))
-    return np.array(found)
+        groups.append(match.group(1))
+    return np.array(groups)
 
 
 def segments_in_lists(
@@ -129,47 +129,47 @@ def segments_in_lists(
 
     Args:
         table: the files.
-        lists: for each split the number of a file, and the names, or numbers, of its segments there.
+        lists: for each split pairs of a file's number, and the names (or numbers) of the split's segments in it.
 
     Raises:
-        H5ValueError: a name is of no segment, or in several splits.
+        H5ValueError: no segment has a name, or a segment is in several splits.
     """
     numbers: dict[tuple[int, str], int] = {}
     for number, name, file in _named_segments(table):
         short = file, name.rpartition("/")[2]
-        numbers[short] = number if short not in numbers else -1  # a name of several groups is of none
+        numbers[short] = number if short not in numbers else -1  # a short name of several segments names none of them
         numbers[file, name] = number
-    for (file, other), name in ({} if table.parts is None else table.parts.aliases).items():
-        for alias in (other, other.rpartition("/")[2]):
-            numbers.setdefault((file, alias), numbers.get((file, name), -1))
-    found: dict[str, IntArray] = {}
-    taken: dict[int, str] = {}
+    for (file, alias), name in ({} if table.parts is None else table.parts.aliases).items():
+        for form in (alias, alias.rpartition("/")[2]):
+            numbers.setdefault((file, form), numbers.get((file, name), -1))
+    segments: dict[str, IntArray] = {}
+    split_of: dict[int, str] = {}
     for split, of_files in lists.items():
-        mine = []
+        listed = []
         for file, names in of_files:
             for name in names.tolist():
                 number = numbers.get((file, name.strip("/")), -1)
                 if number < 0:
-                    there = [each for where, each in numbers if where == file]
+                    names_in_file = [text for number_of_file, text in numbers if number_of_file == file]
                     raise H5ValueError(
                         f"split.key lists {name!r} for {split!r} in {table.paths[file]!r}, which has no such segment; "
-                        f"it has {listing(there)}."
+                        f"it has {listing(names_in_file)}."
                     )
-                if taken.setdefault(number, split) != split:
+                if split_of.setdefault(number, split) != split:
                     raise H5ValueError(
-                        f"split.key lists {name!r} for {taken[number]!r} and {split!r} in {table.paths[file]!r}. Each "
-                        "segment is in one split; name other lists."
+                        f"split.key lists {name!r} for {split_of[number]!r} and {split!r} in {table.paths[file]!r}. "
+                        "Each segment is in one split; name other lists."
                     )
-                mine.append(number)
-        found[split] = np.unique(np.array(mine, dtype=np.int64))
-    return found
+                listed.append(number)
+        segments[split] = np.unique(np.array(listed, dtype=np.int64))
+    return segments
 
 
 def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, SegmentSubset]:
-    """Return the part of each segment that a split has: training first, then validation, then test, with gaps.
+    """Return the part of each segment in each split: training first, then validation, then test, with gaps between.
 
     Raises:
-        H5ValueError: nothing is left of a split.
+        H5ValueError: a split has no sample.
     """
     indexer = table.indexer
     gap = indexer.reach - 1 if options.gap is None else options.gap
@@ -184,20 +184,20 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
     for name in cuts:
         low[name] = np.minimum(-(-(end + gap) // beat) * beat, n)
         high[name] = end = np.minimum(low[name] + sizes[name], n)
-    found = {}
+    subsets = {}
     for name in low:
-        found[name] = SegmentSubset(low=low[name], high=high[name])
-        if not len(found[name].of(indexer)):
+        subsets[name] = SegmentSubset(low=low[name], high=high[name])
+        if not len(subsets[name].of(indexer)):
             raise H5ValueError(
                 f"split.by='time' leaves no sample for {name!r}: the longest of {len(n):,} segments has "
                 f"{int(n.max(initial=0)):,} steps, a sample takes {indexer.reach}, and parts are {gap} steps apart. "
                 "Pass other fractions, or a smaller gap."
             )
-    return found
+    return subsets
 
 
 def _named_segments(table: RowTable) -> Iterator[tuple[int, str, int]]:
-    """Yield the place of each segment among those that samples are made of, its name and its file."""
+    """Yield each segment that has samples: its position among them, its name, and the number of its file."""
     segments = table.indexer.segments
     for place, number in enumerate(segments.numbers_of(np.arange(len(segments))).tolist()):
         yield place, table.segment_name(number), table.file_of_segment(number)
@@ -212,19 +212,20 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
         values: of the array, part by part: one for each segment, or one for each step.
 
     Raises:
-        H5ValueError: a segment has several values.
+        H5ValueError: a segment has different values.
     """
     segments = table.indexer.segments
     numbers = segments.numbers_of(np.arange(len(segments)))
     n_parts = len(values)
-    is_of_segments = [_has_value_a_segment(table, key, part, here) for part, here in enumerate(values)]
+    is_of_segments = [_has_value_a_segment(table, key, part, column) for part, column in enumerate(values)]
     sizes = [(table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])) for part in range(n_parts)]
-    each = list(zip(values, is_of_segments, sizes, strict=True))
-    of_parts = [np.broadcast_to(here, n) if is_one else here[:1].repeat(n) for here, is_one, (n, _) in each]
+    parts = list(zip(values, is_of_segments, sizes, strict=True))
+    # Values of the other kind are placeholders, which fill the place of a part.
+    of_parts = [np.broadcast_to(x, n) if is_of_segment else x[:1].repeat(n) for x, is_of_segment, (n, _) in parts]
     by_segment = np.concatenate(of_parts)[numbers]
     if all(is_of_segments):
         return by_segment
-    by_step = np.concatenate([here[:1].repeat(n) if is_one else here for here, is_one, (_, n) in each])
+    by_step = np.concatenate([x[:1].repeat(n) if is_of_segment else x for x, is_of_segment, (_, n) in parts])
     firsts, lengths = segments.steps[0].firsts_of(), segments.lengths
     ends = np.cumsum(lengths)
     steps = by_step[segments.rows_at(segments.places_of(slice(None), lengths))]
@@ -233,10 +234,10 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
     differs = (steps != np.repeat(own, lengths)) & np.repeat(is_by_step, lengths)
     if differs.any():
         at = int(np.searchsorted(ends, int(differs.argmax()), side="right"))
-        several = np.unique(steps[ends[at] - lengths[at] : ends[at]])
+        different = np.unique(steps[ends[at] - lengths[at] : ends[at]])
         raise H5ValueError(
             f"{key!r} has several values in the segment {table.segment_name(int(numbers[at]))!r}: "
-            f"{listing(map(str, several))}. Name an array with one value for a segment."
+            f"{listing(map(str, different))}. Name an array with one value for a segment."
         )
     return np.where(is_by_step, own, by_segment)
 
@@ -244,44 +245,45 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
 def samples_that_pass(
     table: RowTable, criteria: Sequence[Criterion], keys: Mapping[str, str], values: Mapping[str, Sequence[Any]]
 ) -> tuple[Indexer, Mask | None]:
-    """Return the samples that pass criteria, and which rows of files do.
+    """Return the samples that pass criteria, and a mask of the rows that do.
 
-    These are None for volumes and rows of sparse matrices, which pass as a whole.
+    The mask is None for volumes and rows of sparse matrices, which pass as a whole.
 
     Args:
         table: the files, with segments.
         criteria: conditions on columns.
-        keys: the arrays that columns stand for, if these are called otherwise.
+        keys: the arrays of columns, if the files have other names for them.
         values: of each array, part by part: one for each segment, or one for each step.
 
     Raises:
-        H5ValueError: a condition is of no column, or cannot be checked; or no row passes.
+        H5ValueError: a condition has no column, or cannot be checked; or no row passes.
     """
     is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
     passes = np.ones(table.n_rows, dtype=np.bool_)
     counts = []
-    for one in criteria:
-        if one.column is None:
+    for criterion in criteria:
+        if criterion.column is None:
             raise H5ValueError(
-                f"{one.text} is a function of all columns, and samples are of segments. Pass a mapping from arrays to "
-                "conditions, such as where={'site': ['A', 'B']}; a condition may be a function of its column."
+                f"{criterion.text} is a function of all columns, and samples are of segments. Pass a mapping from "
+                "arrays to conditions, such as where={'site': ['A', 'B']}; a condition may be a function of its column."
             )
-        key = keys.get(one.column, one.column)
+        key = keys.get(criterion.column, criterion.column)
         of_parts = values[key]
         column = np.concatenate(of_parts)
-        mask = one.mask({one.column: column}, len(column))
-        counts.append(f"{one.text} keeps {int(mask.sum()):,} of {len(column):,} values")
-        if absent := sorted(one.expected - set(column[mask].tolist())):  # a typo would drop segments in silence
+        mask = criterion.mask({criterion.column: column}, len(column))
+        counts.append(f"{criterion.text} keeps {int(mask.sum()):,} of {len(column):,} values")
+        if absent := sorted(criterion.expected - set(column[mask].tolist())):  # a typo would silently drop segments
             warnings.warn(f"filters name {listing(absent)}, which no segment has.", stacklevel=4)
-        _combine(table, key, np.split(mask, np.cumsum([len(each) for each in of_parts])[:-1]), is_kept, passes)
+        ends = np.cumsum([len(part_values) for part_values in of_parts])
+        _combine(table, key, np.split(mask, ends[:-1]), is_kept, passes)
     return _keeping(table, is_kept, passes, f"no segment passes all filters: {'; '.join(counts)}. Loosen one of them.")
 
 
 def samples_with_lines(table: RowTable, lines: SegmentLines) -> Indexer:
-    """Return the samples of segments, and of steps, that have a line in a side table; log how many have none.
+    """Return the samples of the segments and steps with a line in a side table; log the number without one.
 
     Raises:
-        H5ValueError: none has.
+        H5ValueError: no segment has a line.
     """
     indexer, masks = table.indexer, [of_part >= 0 for of_part in lines.of_parts]
     if all(map(np.all, masks)):
@@ -289,26 +291,26 @@ def samples_with_lines(table: RowTable, lines: SegmentLines) -> Indexer:
     is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
     passes = np.ones(table.n_rows, dtype=np.bool_)
     _combine(table, PREFIX, masks, is_kept, passes)
-    for what, mask in (("segments", is_kept), ("steps", passes)):
+    for noun, mask in (("segments", is_kept), ("steps", passes)):
         if n := int((~mask).sum()):
-            _log.info("%s of %s %s have no line in the table, and are left out", f"{n:,}", f"{len(mask):,}", what)
+            _log.info("%s of %s %s have no line in the table, and are left out", f"{n:,}", f"{len(mask):,}", noun)
     return _keeping(table, is_kept, passes, "no segment has a line in the table. Name what they have in common.")[0]
 
 
 def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[Indexer, Mask | None]:
-    """Return the samples of some segments and some steps, and which rows these are (see ``samples_that_pass``)."""
+    """Return the samples of some segments and steps, and a mask of their rows (see ``samples_that_pass``)."""
     indexer = table.indexer
     segments = indexer.segments
     stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
     are_whole = indexer.passes_whole
-    of_steps = passes.copy()  # a row of a segment that is left out may be in another one too
+    of_steps = passes.copy()  # a row of a segment that is left out may also be in another segment
     if not are_whole:
         left_out = np.flatnonzero(~stays)
         lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
         passes[segments.rows_at(segments.places_of(left_out, lengths))] = False
-        kept = np.flatnonzero(stays)
-        lengths = np.maximum.reduce([steps.lengths_of(kept) for steps in segments.steps])
-        rows = segments.rows_at(segments.places_of(kept, lengths))
+        left_in = np.flatnonzero(stays)
+        lengths = np.maximum.reduce([steps.lengths_of(left_in) for steps in segments.steps])
+        rows = segments.rows_at(segments.places_of(left_in, lengths))
         passes[rows] = of_steps[rows]
     if not stays.any() or not (are_whole or passes.any()):
         raise NoRowPassesError(error)
@@ -316,26 +318,26 @@ def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[
     return (indexer, None) if are_whole else (indexer.keeping(of_steps), passes)
 
 
-def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) -> RowTable:
+def with_label(table: RowTable, criterion: LabelCriterion, options: OpenOptions) -> RowTable:
     """Return a table of segments without the steps that lack a label.
 
     Raises:
         H5ValueError: rows of the target are no steps; or no step has the label.
     """
-    if any(arrays[wanted.target].view is not None for arrays in table.layouts):
+    label, field = criterion.label, criterion.target
+    if any(arrays[field].view is not None for arrays in table.layouts):
         raise H5ValueError(
-            f"label={wanted.label} was given, and steps are not axis 0 of {table.layouts[0][wanted.target].key!r}. Use "
-            "where."
+            f"label={label} was given, and steps are not axis 0 of {table.layouts[0][field].key!r}. Use where."
         )
     run = partial(run_with_progress, shows_bar=False, report=lambda _: None)
-    passes = search_label(table, wanted, np.arange(table.n_rows), options, Counters(), run)
+    passes = search_label(table, criterion, np.arange(table.n_rows), options, Counters(), run)
     if not passes.any():
-        raise NoRowPassesError(f"no step of {table.n_rows:,} has label={wanted.label}. Pass a label that is there.")
+        raise NoRowPassesError(f"no step of {table.n_rows:,} has label={label}. Pass a label that is there.")
     return replace(table, indexer=table.indexer.keeping(passes))
 
 
 def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask, steps: Mask) -> None:
-    """Combine a mask of values of each part with that of all segments, or with that of all steps."""
+    """Combine the mask of each part's values with the mask of all segments, or of all steps."""
     first = 0
     for part, mask in enumerate(of_parts):
         n_segments = table.n_segments_of(part)
@@ -347,7 +349,7 @@ def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask
 
 
 def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArray[Any]) -> bool:
-    """Return whether a part has a value for each segment, or one for all; or else one for each step."""
+    """Return whether a part has a value for each segment, or one for all; if not, it has one for each step."""
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
     if len(values) == n_segments or (len(values) == 1 and (is_attribute_key(key) or is_of_table(key))):
         return True

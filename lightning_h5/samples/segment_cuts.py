@@ -1,4 +1,4 @@
-"""Where segments begin among consecutive rows: by lengths, first rows, flags, values or a coordinate.
+"""Cut rows into segments: by lengths, first rows, flags, values or a coordinate.
 
 Coordinates of several files are compared on one scale: times may have a unit of their own in each file, such as
 ``"hours since 2020-01-01"``.
@@ -56,9 +56,9 @@ def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_
         bounds = boundaries_in(cuts[segments.offsets], n_rows)
         if bounds is None:
             raise H5ValueError(
-                f"segments.offsets={segments.offsets!r} has the values {_some(cuts[segments.offsets])} in {path!r}, "
-                f"and the data has {n_rows} steps there. Name the array with the first step of each segment, from 0 "
-                "on, ascending."
+                f"segments.offsets={segments.offsets!r} has the values {_abridged(cuts[segments.offsets])} in "
+                f"{path!r}, and the data has {n_rows} steps there. Name the array with the first step of each segment, "
+                "from 0 on, ascending."
             )
         return bounds[:-1] if bounds[-1] == n_rows else bounds
     keys = [segments.ends] if isinstance(segments.ends, str) else segments.ends or []
@@ -66,9 +66,9 @@ def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_
         bounds = boundaries_in(np.insert(values, 0, 0), n_rows)
         if bounds is None or bounds[-1] != n_rows:
             raise H5ValueError(
-                f"segments.ends={keys[0]!r} has {len(values)} values, {_some(values)}, in {path!r}, and the data has "
-                f"{n_rows} steps there. They are neither a flag for each step, 0 or 1, nor the number of steps up to "
-                "the end of each segment, ascending to that of all steps. Name an array with one of these."
+                f"segments.ends={keys[0]!r} has {len(values)} values, {_abridged(values)}, in {path!r}, and the data "
+                f"has {n_rows} steps there. They are neither a flag for each step, 0 or 1, nor the number of steps up "
+                "to the end of each segment, ascending to that of all steps. Name an array with one of these."
             )
         return bounds[:-1]
     flags = np.zeros(n_rows, dtype=np.bool_)
@@ -81,15 +81,15 @@ def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_
             )
         if not _are_flags(cuts[key], n_rows):
             raise H5ValueError(
-                f"segments.ends names {key!r}, which has the values {_some(cuts[key])} in {path!r}. Name arrays with a "
-                "flag for each step, 0 or 1, or one of whole numbers: the steps up to the end of each segment."
+                f"segments.ends names {key!r}, which has the values {_abridged(cuts[key])} in {path!r}. Name arrays "
+                "with a flag for each step, 0 or 1, or one of whole numbers: the steps up to the end of each segment."
             )
         flags |= cuts[key].astype(np.bool_)
     return np.concatenate([[0], np.flatnonzero(flags[:-1]) + 1]).astype(np.int64)
 
 
 def _are_flags(values: npt.NDArray[Any], n_rows: int) -> bool:
-    """Return whether values are flags of all rows: 0 or 1 throughout."""
+    """Return whether there is a value for each row, and all are 0 or 1."""
     return len(values) == n_rows and values.dtype.kind in "biuf" and bool(((values == 0) | (values == 1)).all())
 
 
@@ -122,12 +122,12 @@ def ranges_in(
 
 
 def steps_of(firsts: IntArray, lengths: IntArray, starts: IntArray) -> Steps:
-    """Return the steps of segments; without their lengths if each ends where the next one begins.
+    """Return the steps of segments. Lengths are omitted if each segment ends where the next one begins.
 
     Args:
         firsts: first row of each segment.
         lengths: steps of each segment.
-        starts: first row of each part, and the number of rows at the end; kept once, if parts are segments.
+        starts: first row of each part, followed by the number of rows; shared with the steps if parts are segments.
     """
     bounds = np.append(firsts, starts[-1])
     if len(firsts) and np.array_equal(bounds[1:], firsts + lengths):
@@ -138,45 +138,45 @@ def steps_of(firsts: IntArray, lengths: IntArray, starts: IntArray) -> Steps:
 def by_value(
     values: npt.NDArray[Any], order: npt.NDArray[Any] | None, segments: SegmentOptions
 ) -> tuple[IntArray, IntArray, IntArray | None]:
-    """Return first place and length of the segments of rows with the same value, and the row at each place.
+    """Group rows with the same value into segments; return their first places and lengths, and the row at each place.
 
-    Segments are in the order of their first rows. Rows without a value are in none. The rows are None if segments have
-    consecutive ones, and these are all.
+    Segments are in the order of their first rows. Rows without a value are in no segment. The row numbers are None if
+    places and rows are the same: all rows belong to segments, which are consecutive.
 
     Args:
         values: of ``segments.key``.
         order: of ``segments.sort_key``; equal values, and None, keep the order of storage.
-        segments: names of the two.
+        segments: names of both arrays.
     """
     if order is not None and order.dtype.kind not in "biuf":
         raise H5ValueError(
             f"segments.sort_key={segments.sort_key!r} has values of {order.dtype}. Name an array with one number per "
             "row."
         )
-    there = np.flatnonzero(~is_missing(values))
+    present = np.flatnonzero(~is_missing(values))
     values = values.astype(str) if values.dtype.kind == "O" else values
-    _, first, codes = np.unique(values[there], return_index=True, return_inverse=True)
+    _, first, codes = np.unique(values[present], return_index=True, return_inverse=True)
     place = np.argsort(np.argsort(first))[codes]
-    sorted_rows = np.argsort(place, kind="stable") if order is None else np.lexsort((order[there], place))
-    rows, lengths = there[sorted_rows].astype(np.int64), np.bincount(place).astype(np.int64)
+    sorted_rows = np.argsort(place, kind="stable") if order is None else np.lexsort((order[present], place))
+    rows, lengths = present[sorted_rows].astype(np.int64), np.bincount(place).astype(np.int64)
     is_consecutive = np.array_equal(rows, np.arange(len(values)))
     return np.cumsum(lengths) - lengths, lengths, None if is_consecutive else rows
 
 
 def check_present(values: npt.NDArray[Any] | None, name: str, is_kept: Mask | None) -> None:
-    """Raise an ``H5ValueError`` if a row that filters keep has no value (NaN, or empty text)."""
+    """Raise an ``H5ValueError`` if a row that passes filters has no value (NaN, or empty text)."""
     if values is None:
         return
     missing = is_missing(values) if is_kept is None else is_missing(values) & is_kept
     if missing.any():
         raise H5ValueError(
             f"{name!r} has no value (NaN or empty) in {int(missing.sum())} of {len(values)} rows, first in row "
-            f"{int(missing.argmax())}. Fill these in, or exclude them with a filter (where of CombinedHDF5DataModule)."
+            f"{int(missing.argmax())}. Fill these in, or exclude them with a filter (where)."
         )
 
 
 def is_missing(values: npt.NDArray[Any]) -> Mask:
-    """Return which rows have no value: NaN, or empty text."""
+    """Return a mask of rows without a value: NaN, or empty text."""
     if values.dtype.kind == "f":
         return np.asarray(np.isnan(values))
     return np.asarray(values == "", dtype=np.bool_) if values.dtype.kind in "UO" else np.zeros(len(values), np.bool_)
@@ -198,7 +198,7 @@ def by_coordinate(values: npt.NDArray[Any], name: str) -> IntArray:
     return np.concatenate([[0], np.flatnonzero(np.abs(steps - usual) > usual / 1000) + 1]).astype(np.int64)
 
 
-def _some(values: npt.NDArray[Any]) -> str:
+def _abridged(values: npt.NDArray[Any]) -> str:
     return f"{values[:3].tolist()} ... {values[-2:].tolist()}" if len(values) > 6 else str(values.tolist())
 
 
@@ -219,7 +219,7 @@ FIRST_YEAR = 1583  # before it, days of the calendar "standard" are those of the
 
 
 class TimeUnit(NamedTuple):
-    """What the attributes of an array of times say; empty if they are missing.
+    """The attributes of an array of times; empty if they are missing.
 
     Attributes:
         units: such as ``"hours since 2020-01-01"``.
@@ -233,11 +233,11 @@ class TimeUnit(NamedTuple):
         return f"{self.units!r}{f' ({self.calendar})' if self.calendar else ''}" if self.units else "no units"
 
     def scale(self) -> tuple[float, int] | None:
-        """Return the seconds of a unit, and the microseconds from 1970 to number 0; None if this is not known."""
-        found = SINCE.fullmatch(self.units.lower())
-        if found is None or self.calendar.lower() not in CALENDARS:
+        """Return the seconds of a unit, and the microseconds from 1970 to its number 0; None if the unit is unknown."""
+        match = SINCE.fullmatch(self.units.lower())
+        if match is None or self.calendar.lower() not in CALENDARS:
             return None
-        name, *date, hour, minute, second, zone = found.groups()
+        name, *date, hour, minute, second, zone = match.groups()
         factor = next((n for n, names in SECONDS.items() if name in names or name.removesuffix("s") in names), None)
         year, month, day = map(int, date)
         if factor is None or (year < FIRST_YEAR and self.calendar.lower() != "proleptic_gregorian"):
@@ -248,11 +248,11 @@ class TimeUnit(NamedTuple):
             return None
         since = midnight - datetime(1970, 1, 1, tzinfo=UTC)
         clock = timedelta(hours=int(hour or 0), minutes=int(minute or 0), seconds=float(second or 0))
-        return factor, (since + clock - _ahead(zone)) // timedelta(microseconds=1)
+        return factor, (since + clock - _offset(zone)) // timedelta(microseconds=1)
 
 
-def _ahead(zone: str | None) -> timedelta:
-    """Return by how much clocks of a time zone are ahead."""
+def _offset(zone: str | None) -> timedelta:
+    """Return the offset of a time zone from UTC."""
     if zone is None or zone[0] not in "+-":
         return timedelta(0)
     digits = zone[1:].replace(":", "")
@@ -277,38 +277,34 @@ def _value_as_text(value: Any) -> str:
 def on_one_scale(
     values: list[npt.NDArray[Any]], units: list[TimeUnit], paths: list[str], name: str
 ) -> list[npt.NDArray[Any]]:
-    """Return times that can be compared: as stored if all have one unit, otherwise from the earliest number 0 on.
+    """Return times of all parts on one scale.
 
-    They are in their unit if it has one length, and otherwise in seconds.
+    Times are as stored if all have one unit. Otherwise they count from the earliest number 0: in the common unit of
+    time, such as hours, if there is one, and in seconds if not.
 
     Args:
         values: times of each part.
         units: of each part.
         paths: the file of each part, for errors.
-        name: what the user named, for errors.
+        name: the array that the user named, for errors.
 
     Raises:
-        H5ValueError: units differ, and how is not known.
+        H5ValueError: units differ, and one of them is unknown.
     """
     if len(set(units)) <= 1:
         return values
     scales = [unit.scale() for unit in units]
     if None in scales:
         unknown = scales.index(None)
-        other = next(at for at, unit in enumerate(units) if unit != units[unknown])
+        different = next(at for at, unit in enumerate(units) if unit != units[unknown])
         raise H5ValueError(
-            f"segments.join={name!r} has {units[unknown]} in {paths[unknown]!r} and {units[other]} in "
-            f"{paths[other]!r}, and these are not compared. Write both in one unit, such as 'hours since 1970-01-01', "
-            "or pass files with one."
+            f"segments.join={name!r} has {units[unknown]} in {paths[unknown]!r} and {units[different]} in "
+            f"{paths[different]!r}, and these are not compared. Write both in one unit, such as 'hours since "
+            "1970-01-01', or pass files with one."
         )
-    known = [scale for scale in scales if scale is not None]
-    first = min(start for _, start in known)
-    if len({factor for factor, _ in known}) == 1:
-        return [
-            one.astype(np.float64) + (start - first) / 1e6 / factor
-            for one, (factor, start) in zip(values, known, strict=True)
-        ]
-    return [
-        one.astype(np.float64) * factor + (start - first) / 1e6
-        for one, (factor, start) in zip(values, known, strict=True)
-    ]
+    factors, starts = zip(*(scale for scale in scales if scale is not None), strict=True)
+    first = min(starts)
+    parts = list(zip(values, factors, starts, strict=True))
+    if len(set(factors)) == 1:
+        return [times.astype(np.float64) + (start - first) / 1e6 / factor for times, factor, start in parts]
+    return [times.astype(np.float64) * factor + (start - first) / 1e6 for times, factor, start in parts]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..catalog import Asked, Span
+from ..catalog import ArrayRequest, Span
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
@@ -141,7 +141,7 @@ class SegmentField:
     """
 
     name: str
-    asked: Asked
+    asked: ArrayRequest
     axis: int | None
     step_axis: int | None
     taken: Mapping[int, Any]
@@ -249,7 +249,7 @@ def _taken_of_axis(given: Any, name: str) -> int | slice | list[int]:
     )
 
 
-def selected(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions) -> list[Asked]:
+def selected(asked: Sequence[ArrayRequest], names: Sequence[str], given: SampleOptions) -> list[ArrayRequest]:
     """Return arrays of which samples are rows along axis 0, with the part of each row that ``select`` takes.
 
     Args:
@@ -277,7 +277,7 @@ def selected(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions)
 
 
 def fields_of(
-    asked: Sequence[Asked],
+    asked: Sequence[ArrayRequest],
     names: Sequence[str],
     given: SampleOptions,
     singles: Collection[str] = (),
@@ -344,7 +344,7 @@ def fields_of(
     return fields
 
 
-def _check_names(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions) -> None:
+def _check_names(asked: Sequence[ArrayRequest], names: Sequence[str], given: SampleOptions) -> None:
     """Raise an ``H5ValueError`` if a mapping has a name or a pattern that fits no field."""
     window = None if given.window is None else given.window.steps
     options = {

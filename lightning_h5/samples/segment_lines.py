@@ -1,4 +1,4 @@
-"""The lines of a side table that segments have: by the name of a part, by an array, or by slices that lines name."""
+"""Join lines of a side table with segments: by the name of a part, by an array, or by slices that lines name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SPAN = re.compile(r"(\d*):(\d*)")
 
 @dataclass(frozen=True, eq=False)
 class SegmentLines:
-    """The lines of a side table that segments have; -1 for none.
+    """The lines of a side table that belong to segments; -1 for none.
 
     Attributes:
-        of_parts: of each part one line, or one for each of its segments or steps.
-        spans: first step, and the one after the last, of each segment, shape ``(n_segments, 2)``; None for all steps.
+        of_parts: for each part one line, or one for each of its segments or steps.
+        spans: first step of each segment, and the step after its last, shape ``(n_segments, 2)``; None for all steps.
     """
 
     of_parts: Sequence[IntArray]
@@ -39,17 +39,17 @@ def lines_of_parts(
     options: OpenOptions,
     aliases: Mapping[tuple[int, str], str],
 ) -> SegmentLines:
-    """Return the lines of parts, by what a part is called, or by the values of an array or attribute.
+    """Return the lines of parts, by the names of parts, or by the values of an array or attribute.
 
     Args:
         side: the table.
-        stored: the arrays of all parts; the last one is what lines are compared with, if that is an array.
-        names: how parts are called.
+        stored: the arrays of all parts. If lines are compared with an array, it is the last one.
+        names: of parts and arrays.
         options: how files are opened.
         aliases: names of parts by their other names (see ``Parts``).
 
     Raises:
-        H5ValueError: a part has no line, or what lines are compared with has several types.
+        H5ValueError: a part has no line, or the values to compare are text in some files and numbers in others.
     """
     n_parts = len(stored.files)
     if side.compared_with is None:
@@ -65,24 +65,24 @@ def lines_of_parts(
         return f"{name!r} in {path!r}" if name else repr(path)
 
     if side.field is None:
-        others = dict[tuple[int, str], str]()  # for names without a line, other names that have one
-        for (file, other), name in aliases.items():
-            if side.has_line(side.key_of(stored.paths[file], other)):
-                others.setdefault((file, name), other)
+        alias_with_line = dict[tuple[int, str], str]()  # the first, by the name of a part
+        for (file, alias), name in aliases.items():
+            if side.has_line(side.key_of(stored.paths[file], alias)):
+                alias_with_line.setdefault((file, name), alias)
         of_parts = []
         for file, star in zip(stored.files.tolist(), stored.stars, strict=True):
             name = names.part(star) or stored.paths[file]
             key = side.key_of(stored.paths[file], name)
-            if (file, name) in others and not side.has_line(key):
-                key = side.key_of(stored.paths[file], others[file, name])
+            if (file, name) in alias_with_line and not side.has_line(key):
+                key = side.key_of(stored.paths[file], alias_with_line[file, name])
             of_parts.append(key)
         keys, sizes = np.array([*of_parts, None], dtype=object)[:-1], np.ones(n_parts, dtype=np.int64)
     else:
         at = len(stored.names.keys) - 1
         values = [values_of(stored.one(part, at), options) for part in range(n_parts)]
-        if len(kinds := {one.dtype.kind == "O" for one in values}) > 1:
+        if len(kinds := {array.dtype.kind == "O" for array in values}) > 1:
             raise H5ValueError(f"{side.field!r}, which table.on names, is text in some files and numbers in others.")
-        keys, sizes = np.concatenate(values), np.array([len(one) for one in values], dtype=np.int64)
+        keys, sizes = np.concatenate(values), np.array([len(array) for array in values], dtype=np.int64)
         keys = keys.astype(object) if True in kinds else keys
     ends = np.cumsum(sizes)
     lines = side.lines_of(
@@ -94,21 +94,20 @@ def lines_of_parts(
 def lines_of_slices(
     side: SideTable, stored: StoredParts, names: PartNames, field: SegmentField, arrays: Sequence[ArrayLayout]
 ) -> SegmentLines:
-    """Return the lines of segments along an axis that slices name, such as ``bucket0$3,:3,:600``.
+    """Return the lines of segments along an axis, from slices that lines name, such as ``bucket0$3,:3,:600``.
 
-    The index, ``3``, is that of the segment in the array ``bucket0``; the span of the step axis, ``:600``, says which
-    steps are no padding.
+    The index ``3`` is the segment's number in the array ``bucket0``. The slice of the step axis, ``:600``, has the
+    steps that are not padding.
 
     Args:
         side: the table.
         stored: the parts.
-        names: how parts are called.
-        field: how arrays are seen.
+        names: of parts and arrays.
+        field: the axes of arrays.
         arrays: one of each part, with segments along an axis.
 
     Raises:
-        H5ValueError: a slice names what its array has not, a row twice, or a part of another axis; or a segment has no
-            line.
+        H5ValueError: a slice exceeds its array, names a segment again, or cuts another axis; or a segment has no line.
     """
     slices = _Slices(side)
     of_parts, spans = [], []
@@ -130,20 +129,20 @@ class _Slices:
 
     def __init__(self, side: SideTable) -> None:
         self._side = side
-        self._of: dict[str, list[tuple[int, list[str]]]] = {}
-        assert side.column_on is not None, "it names slices"
+        self._by_array: dict[str, list[tuple[int, list[str]]]] = {}
+        assert side.column_on is not None, "a column names slices"
         for line, text in enumerate(side.column(side.column_on).values.tolist()):
             name, _, inside = text.partition("$")
-            self._of.setdefault(name, []).append((line, inside.replace(" ", "").split(",")))
+            self._by_array.setdefault(name, []).append((line, inside.replace(" ", "").split(",")))
 
     def of_array(self, name: str, array: ArrayLayout, field: SegmentField) -> tuple[IntArray, IntArray]:
         """Return the line, and the first and last step, of each segment of an array."""
         shape = (array.n_rows, *array.axes)
-        axis, step_axis = (one % len(shape) for one in (field.axis or 0, field.step_axis or 0))
+        axis, step_axis = (axis % len(shape) for axis in (field.axis or 0, field.step_axis or 0))
         n_segments = shape[axis]
         lines = np.full(n_segments, -1, dtype=np.int64)
         spans = np.tile(np.array([0, shape[step_axis]], dtype=np.int64), (n_segments, 1))
-        for line, parts in self._of.get(name, []):
+        for line, parts in self._by_array.get(name, []):
             text = f"{name}${','.join(parts)}"
             if len(parts) > len(shape) or len(parts) <= axis or not parts[axis].isdigit():
                 raise self._error(text, array, f"has the shape {shape}; its axis {axis} needs an index")
@@ -172,8 +171,8 @@ class _Slices:
             )
         return lines, spans
 
-    def _error(self, text: str, array: ArrayLayout, what: str) -> H5ValueError:
+    def _error(self, text: str, array: ArrayLayout, problem: str) -> H5ValueError:
         return H5ValueError(
             f"{self._side.path!r} names {text!r} in {self._side.column_on!r}, and {array.key!r} in {array.path!r} "
-            f"{what}."
+            f"{problem}."
         )

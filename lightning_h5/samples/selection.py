@@ -1,4 +1,4 @@
-"""Rows that pass a user's criteria: found on all cores, once on each machine."""
+"""Rows that pass a user's criteria. They are searched on all cores, once on each machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .row_table import RowTable
 __all__ = ["Selection"]
 
 MAX_SENT = 4 << 20
-"""Letters that go through the ranks' store at most; torch's refuses values of more than 8 MiB."""
+"""Largest number of letters to send through the ranks' store; torch's store refuses values of more than 8 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +43,10 @@ class Selection:
         table: the files, with an array for each field that the criteria name.
         options: how files are opened if the HDF5 library reads.
         criteria: conditions on columns.
-        label: the class to look for, or None.
-        fields: the field in the table of each column's name, as far as it has one.
-        keys: the arrays that names stand for, if these are called otherwise in the files.
-        among: rows to choose among, in any order; None for all. Those that pass keep their order.
+        label: the class to search for, or None.
+        fields: number of the field in the table, by the column's name, for columns in the table.
+        keys: arrays by the names of columns, if the files have other names for them.
+        among: rows to choose from, in any order; None for all. Rows that pass keep their order.
     """
 
     catalog: Catalog
@@ -60,35 +60,36 @@ class Selection:
 
     @property
     def passes_all(self) -> bool:
-        """Whether nothing is asked of rows."""
+        """Whether there are no criteria."""
         return not self.criteria and self.label is None
 
     def digest(self) -> str | None:
-        """Return a digest of the files as they are, and of all that is asked of them.
+        """Return a digest of the state of the files, and of all criteria.
 
-        None if a function decides: whether it is the same in another process is unknown.
+        None if one is a function: whether it is the same in another process is unknown.
         """
-        if any(one.key is None for one in self.criteria):
+        if any(criterion.key is None for criterion in self.criteria):
             return None
         arrays = [array.key for array in self.table.layouts[0]]
-        files = [[one.n_bytes, one.mtime_ns] for guard in self.table.guards for one in (guard, *guard.others)]
-        asked = [[one.key, arrays[self.fields[one.column or ""]]] for one in self.criteria]
+        guards = [file for guard in self.table.guards for file in (guard, *guard.others)]
+        files = [[guard.n_bytes, guard.mtime_ns] for guard in guards]
+        conditions = [[condition.key, arrays[self.fields[condition.column or ""]]] for condition in self.criteria]
         label: list[Any] = []
-        if (wanted := self.label) is not None:
-            valid = None if wanted.valid is None else arrays[wanted.valid]
-            label = [wanted.label, arrays[wanted.target], valid, wanted.layout]
-        digest = hashlib.sha256(json.dumps([self.table.identity, files, asked, label]).encode())
+        if self.label is not None:
+            valid = None if self.label.valid is None else arrays[self.label.valid]
+            label = [self.label.label, arrays[self.label.target], valid, self.label.layout]
+        digest = hashlib.sha256(json.dumps([self.table.identity, files, conditions, label]).encode())
         if self.among is not None:
             digest.update(b"among" + self.among.tobytes())
         return digest.hexdigest()[:32]
 
     def rows(self, counters: Counters) -> IntArray | None:
-        """Return the rows that pass, ascending unless ``among`` has another order; None if nothing is asked of rows.
+        """Return the rows that pass, in the order of ``among`` or else ascending; None if all rows are used.
 
-        One process of each machine finds them for all, as far as they know that all of them ask for the same.
+        One process of each machine searches for all of them, if it is certain that all have the same criteria.
 
         Args:
-            counters: counts what is read.
+            counters: count the reads.
 
         Raises:
             H5Error: see ``find``.
@@ -100,10 +101,10 @@ class Selection:
         if name is None:  # each rank calls its own function, and the ranks compare the results
             passes = self.find(counters, lambda: None, shows_progress=resolve_replica().rank == 0)
         else:
-            passes = self._found_once(name, counters)
+            passes = self._find_once(name, counters)
         return np.flatnonzero(passes) if self.among is None else self.among[passes]
 
-    def _found_once(self, name: str, counters: Counters) -> Mask:
+    def _find_once(self, name: str, counters: Counters) -> Mask:
         question = OncePerNode(f"rows that pass/{name}")
         n_rows = self.table.n_rows if self.among is None else len(self.among)
         if not question.is_first and (sent := question.value()) is not None:
@@ -121,89 +122,90 @@ class Selection:
         return passes
 
     def find(self, counters: Counters, progress: Callable[[], None], *, shows_progress: bool = True) -> Mask:
-        """Return which rows pass, of ``among`` or of all.
+        """Return a mask of the rows that pass, of ``among`` or of all.
 
         Args:
-            counters: counts what is read.
-            progress: is called as it goes on.
-            shows_progress: whether the user sees how far it is.
+            counters: count the reads.
+            progress: called from time to time during the search.
+            shows_progress: whether to show a progress bar.
 
         Raises:
             H5KeyError: an array is missing.
-            H5ValueError: no row passes; the text has how many each condition keeps.
+            H5ValueError: no row passes; the message says how many rows each condition keeps.
             H5FileError: a file cannot be read.
         """
         table = self.table
         run = partial(run_with_progress, shows_bar=shows_progress, report=lambda _: progress())
-        names = list(dict.fromkeys(one.column for one in self.criteria if one.column is not None))
+        names = list(dict.fromkeys(criterion.column for criterion in self.criteria if criterion.column is not None))
         for layout in (table.layouts[0][self.fields[name]] for name in names):
             if layout.row_shape:
                 raise _no_column(layout, layout.n_rows)
-        read = read_columns(self.catalog, table, [self.fields[name] for name in names], self.options, counters, run)
+        fields = [self.fields[name] for name in names]
+        by_file = read_columns(self.catalog, table, fields, self.options, counters, run)
         mask = np.ones(table.n_rows, dtype=np.bool_)
-        kept: dict[str, int] = {}
-        seen: set[Any] = set()
-        for file, values in enumerate(read):
+        counts: dict[str, int] = {}
+        present: set[Any] = set()  # of the values that criteria expect
+        for file, values in enumerate(by_file):
             columns = _FileColumns(self, file, dict(zip(names, values, strict=True)), counters)
             for criterion in self.criteria:
                 is_kept = criterion.mask(columns, columns.n_rows)
-                kept[criterion.text] = kept.get(criterion.text, 0) + int(is_kept.sum())
+                counts[criterion.text] = counts.get(criterion.text, 0) + int(is_kept.sum())
                 mask[table.starts[file] : table.starts[file + 1]] &= is_kept
                 if criterion.expected and criterion.column is not None:
-                    seen |= criterion.expected.intersection(columns[criterion.column][is_kept])
+                    present |= criterion.expected.intersection(columns[criterion.column][is_kept])
         if self.label is not None and mask.any():
-            found = np.flatnonzero(mask)
-            has_label = search_label(table, self.label, found, self.options, counters, run)
-            kept[f"label={self.label.label}"] = int(has_label.sum())
-            mask[found[~has_label]] = False
+            rows = np.flatnonzero(mask)
+            has_label = search_label(table, self.label, rows, self.options, counters, run)
+            counts[f"label={self.label.label}"] = int(has_label.sum())
+            mask[rows[~has_label]] = False
         chosen = mask if self.among is None else mask[self.among]
         if not chosen.any():
-            each = "; ".join(f"{text} keeps {n:,}" for text, n in kept.items())
+            effects = "; ".join(f"{text} keeps {n:,}" for text, n in counts.items())
             of = "" if self.among is None else f" among the {len(self.among):,} that `indices` names"
-            raise NoRowPassesError(f"no row of {table.n_rows:,} passes all filters{of}: {each}. Loosen one of them.")
-        expected = frozenset[str]().union(*(one.expected for one in self.criteria))
-        if absent := sorted(expected - seen):  # a typo would silently drop rows
+            raise NoRowPassesError(f"no row of {table.n_rows:,} passes all filters{of}: {effects}. Loosen one of them.")
+        expected = frozenset[str]().union(*(criterion.expected for criterion in self.criteria))
+        if absent := sorted(expected - present):  # a typo would silently drop rows
             warnings.warn(f"filters name {listing(absent)}, which no row has.", stacklevel=4)
         return chosen
 
 
 class _FileColumns(Mapping[str, npt.NDArray[Any]]):
-    """The columns of a file; those that a function asks for are read when it does.
+    """The columns of a file. Columns that a function looks up are read then.
 
     Args:
-        selection: what is asked of rows.
+        selection: the criteria.
         file: number of the file.
-        read: columns that were read already, as stored.
-        counters: counts what is read.
+        columns: columns that were read before, as stored.
+        counters: count the reads.
     """
 
     def __init__(
-        self, selection: Selection, file: int, read: Mapping[str, npt.NDArray[Any]], counters: Counters
+        self, selection: Selection, file: int, columns: Mapping[str, npt.NDArray[Any]], counters: Counters
     ) -> None:
         self._selection, self._counters = selection, counters
         self._layouts, self._guard = selection.table.layouts[file], selection.table.guards[file]
-        self._read = {
+        self._columns = {
             name: decoded(self._layouts[selection.fields[name]], column, selection.options)
-            for name, column in read.items()
+            for name, column in columns.items()
         }
         self.n_rows = int(np.diff(selection.table.starts)[file])
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._read:
+        if name not in self._columns:
             layout = self._layout(name)
             if layout.row_shape or layout.n_rows != self.n_rows:
                 raise _no_column(layout, self.n_rows)
             tasks, column = column_tasks(layout, self._selection.options, self._counters)
             do_tasks(tasks, usable_cores(), lambda _: None)
-            self._read[name] = decoded(layout, column, self._selection.options)
-        return self._read[name]
+            self._columns[name] = decoded(layout, column, self._selection.options)
+        return self._columns[name]
 
     def _layout(self, name: str) -> ArrayLayout:
         selection, first = self._selection, self._layouts[0]
         if name in selection.fields:
-            known: ArrayLayout = self._layouts[selection.fields[name]]
-            return known
-        # Together with an array described before, so that both have the same number of rows in a growing file.
+            layout: ArrayLayout = self._layouts[selection.fields[name]]
+            return layout
+        # Described together with an earlier array, so that both have the same number of rows in a growing file.
         keys = [selection.keys.get(name, name), *([first.key] if selection.options.swmr else [])]
         return selection.catalog.describe(first.path, keys, selection.options)[1][0].guarded(self._guard)
 

@@ -1,4 +1,4 @@
-"""Tables of files with sparse matrices: each row is a segment of the stored values, which are read in chunks."""
+"""Tables of files with sparse matrices. Each row is a segment of the stored values, which are read in chunks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import (
-    WITHOUT_THEM,
-    Asked,
+    ArrayRequest,
     Catalog,
     Compatibility,
     ListedParts,
-    Skip,
     boundaries_in,
-    each_readable,
+    joined_arrays,
     values_of,
 )
 from ..counters import Counters
@@ -26,20 +24,19 @@ from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, Widen, sp
 from ..options import value_of_field
 from ..readers import open_reader
 from ..types import IntArray
-from .indexer import Indexer
 from .row_table import RowTable, starts_of
-from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions, selected
 from .segments import Segments, Steps
 from .sparse_rows import SparseField, SparseRows, sparse_field
+from .table_builder import TableBuilder
 
-__all__ = ["matrices_in", "sparse_table", "with_matrices"]
+__all__ = ["MatrixTableBuilder", "matrices_in", "with_matrices"]
 
 
 def matrices_in(
     catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions
 ) -> dict[str, SparseGroup]:
-    """Return the sparse matrices among some names, as they are in the first file that can be read.
+    """Return the sparse matrices among some names, from the first readable file.
 
     Raises:
         H5ValueError: rows of a matrix cannot be read one by one.
@@ -47,17 +44,17 @@ def matrices_in(
     for path in paths if keys else ():
         try:
             return _matrices_of(catalog, path, keys, options)
-        except H5FileError:  # raised again, or skipped, when the arrays are looked at
+        except H5FileError:  # raised again, or skipped, when arrays are described
             continue
     return {}
 
 
 def _matrices_of(catalog: Catalog, path: str, keys: Sequence[str], options: OpenOptions) -> dict[str, SparseGroup]:
     def search(file: Any) -> tuple[dict[str, SparseGroup], list[str]]:
-        each = {key: sparse_group(file, path, key, allow_external=options.files.allow_external) for key in keys}
-        found = {key: group for key, group in each.items() if group is not None}
-        arrays = [name for group in found.values() for name in group.keys]
-        return found, [*arrays, *(key for key in keys if key not in found)]
+        groups = {key: sparse_group(file, path, key, allow_external=options.files.allow_external) for key in keys}
+        matrices = {key: group for key, group in groups.items() if group is not None}
+        arrays = [name for group in matrices.values() for name in group.keys]
+        return matrices, [*arrays, *(key for key in keys if key not in matrices)]
 
     if catalog.has_described(path, keys, options):
         return {}
@@ -65,96 +62,80 @@ def _matrices_of(catalog: Catalog, path: str, keys: Sequence[str], options: Open
 
 
 def with_matrices(
-    asked: Sequence[Asked], names: Sequence[str], matrices: Mapping[str, SparseGroup], given: SampleOptions
-) -> tuple[list[Asked], dict[int, SparseField]]:
-    """Return arrays with two for each sparse matrix, stored values and their columns; and fields of these matrices.
+    requests: Sequence[ArrayRequest],
+    names: Sequence[str],
+    matrices: Mapping[str, SparseGroup],
+    samples: SampleOptions,
+) -> tuple[list[ArrayRequest], dict[int, SparseField]]:
+    """Replace each sparse matrix by two arrays, its stored values and their columns.
 
     Args:
-        asked: the arrays as the user named them.
-        names: what a sample calls them.
-        matrices: those among them, by the name of their group.
-        given: what a sample is.
+        requests: the arrays as the user named them.
+        names: names of the fields.
+        matrices: the sparse matrices among them, by the name of their group.
+        samples: the user's options for samples.
+
+    Returns:
+        The arrays, and the matrices by the numbers of the arrays with their values.
 
     Raises:
-        H5ValueError: samples are windows or segments of other steps.
+        H5ValueError: the options are for other samples than rows.
     """
-    is_other = {"window": given.window is not None, "patch": given.patch is not None}
-    is_other |= {"segments": given.segments.is_given, f"sample={given.sample!r}": given.sample not in (None, "row")}
-    if passed := [name for name, is_passed in is_other.items() if is_passed]:
+    is_passed = {
+        "window": samples.window is not None,
+        "patch": samples.patch is not None,
+        "segments": samples.segments.is_given,
+        f"sample={samples.sample!r}": samples.sample not in (None, "row"),
+    }
+    if passed := [name for name, is_true in is_passed.items() if is_true]:
         raise H5ValueError(
             f"{next(iter(matrices))!r} is a sparse matrix, of which each row is a sample, and {listing(passed)} was "
             "given. Leave it out."
         )
-    arrays: list[Asked] = []
-    found: dict[int, SparseField] = {}
-    for one, cut, name in zip(asked, selected(asked, names, given), names, strict=True):
-        if (group := matrices.get(one.key)) is None:
-            arrays.append(cut)
+    arrays: list[ArrayRequest] = []
+    fields: dict[int, SparseField] = {}
+    for request, dense, name in zip(requests, selected(requests, names, samples), names, strict=True):
+        if (group := matrices.get(request.key)) is None:
+            arrays.append(dense)
             continue
-        taken = value_of_field(given.select, name, one.key, {})
-        found[len(arrays)] = sparse_field(group, name, taken, one.codec)
+        selection = value_of_field(samples.select, name, request.key, {})
+        fields[len(arrays)] = sparse_field(group, name, selection, request.codec)
         data, columns, _ = group.keys
-        arrays += [replace(one, key=data, text_ok=False, codec=None), Asked(key=columns, text_ok=False)]
-    return arrays, found
+        arrays += [replace(request, key=data, text_ok=False, codec=None), ArrayRequest(key=columns, text_ok=False)]
+    return arrays, fields
 
 
-def sparse_table(
-    catalog: Catalog,
-    paths: Sequence[str],
-    asked: Sequence[Asked],
-    matrices: Mapping[int, SparseField],
-    options: OpenOptions,
-    choice: SegmentChoice,
-    *,
-    skip: Skip | None = None,
-    advice: str = WITHOUT_THEM,
-) -> RowTable:
-    """Return files with rows of sparse matrices as samples, and what other arrays have in these rows.
+class MatrixTableBuilder(TableBuilder):
+    """Collects files with sparse matrices. A sample is one matrix row, with the same row of the other arrays.
 
     Args:
         catalog: opens the files.
-        paths: the files.
-        asked: the arrays: of a matrix the stored values, followed by their columns.
-        matrices: by the number of the array with their values.
         options: how files are opened.
-        choice: which of the rows are kept, and what else is asked of them.
-        skip: called with files that are missing or broken, which are left out; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
+        requests: the arrays: of a matrix the stored values, followed by their columns.
+        matrices: by the number of the array with their values.
+        columns: further arrays with a value for each row.
 
     Raises:
-        H5FileError: a file is missing or broken.
-        H5KeyError: an array is missing.
-        H5ValueError: arrays do not belong together, or files have other columns.
+        H5ValueError: files are still written.
     """
-    if options.swmr:
-        raise H5ValueError(
-            "files.swmr was given with a sparse matrix, whose rows are not known while a file is written. Wait until "
-            "it is closed."
-        )
-    reading = _MatrixReading(catalog, asked, matrices, options, choice.all_columns)
-    for path, found in each_readable(paths, reading.look, skip, advice):
-        reading.add(path, *found)
-    table = reading.table(choice)
-    if any(map(catalog.joins.is_column, [*(one.key for one in asked), *choice.all_columns])):
-        catalog.joins.check_place(reading.n_rows, table.paths)
-    return table
-
-
-class _MatrixReading:
-    """Collects what files have of each row."""
 
     def __init__(
         self,
         catalog: Catalog,
-        asked: Sequence[Asked],
-        matrices: Mapping[int, SparseField],
         options: OpenOptions,
+        requests: Sequence[ArrayRequest],
+        matrices: Mapping[int, SparseField],
         columns: Sequence[str],
     ) -> None:
-        self._catalog, self._asked, self._matrices, self._options = catalog, asked, matrices, options
-        self._columns, self._keys = list(columns), [one.key for one in asked]
-        self._steps = [at in matrices or at - 1 in matrices for at in range(len(asked))]
-        self._compatibility = Compatibility(asked, of_one_row=False)
+        if options.swmr:
+            raise H5ValueError(
+                "files.swmr was given with a sparse matrix, whose rows are not known while a file is written. Wait "
+                "until it is closed."
+            )
+        self._catalog, self._requests, self._matrices, self._options = catalog, requests, matrices, options
+        self._columns = list(columns)
+        self._has_steps = [at in matrices or at - 1 in matrices for at in range(len(requests))]
+        self._compatibility = Compatibility(requests, of_one_row=False)
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
         self._layouts: list[tuple[ArrayLayout, ...]] = []
@@ -163,52 +144,52 @@ class _MatrixReading:
         self._values: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in self._columns}
 
     def look(self, path: str) -> tuple[ChangeGuard, tuple[ArrayLayout, ...], Mapping[str, SparseGroup]]:
-        """Return the arrays of a file, those that say where rows begin, and columns."""
-        names = [one.group.key for one in self._matrices.values()]
+        """See ``TableBuilder.look``. Returns the requested arrays, the offsets of rows, and the columns."""
+        names = [field.group.key for field in self._matrices.values()]
         groups = _matrices_of(self._catalog, path, names, self._options)
-        offsets = [one.group.keys[2] for one in self._matrices.values()]
-        every = [*self._asked, *(Asked(key=key) for key in (*offsets, *self._columns))]
-        if not any(self._catalog.joins.is_column(one.key) for one in every):
-            guard, found = self._catalog.describe(path, [one.key for one in every], self._options)
-            return guard, found, groups
-        own = [one.key for one in every if not self._catalog.joins.is_column(one.key)]
+        offsets = [field.group.keys[2] for field in self._matrices.values()]
+        requests = [*self._requests, *(ArrayRequest(key=key) for key in (*offsets, *self._columns))]
+        of_file = [request for request in requests if not self._catalog.joins.is_column(request.key)]
+        own = [key for request in of_file for key in request.keys]
+        if len(of_file) == len(requests):
+            guard, layouts = self._catalog.describe(path, own, self._options)
+            return guard, tuple(joined_arrays(requests, layouts)), groups
         n_rows = next(iter(groups.values())).n_rows
-        guard, found = self._catalog.joins.describe_with_columns(
-            self._catalog, path, every, own, n_rows, sum(self._n_rows), self._options
+        guard, layouts = self._catalog.joins.describe_with_columns(
+            self._catalog, path, requests, own, n_rows, sum(self._n_rows), self._options
         )
-        return guard, found, groups
+        return guard, layouts, groups
 
-    def add(
-        self, path: str, guard: ChangeGuard, found: tuple[ArrayLayout, ...], groups: Mapping[str, SparseGroup]
-    ) -> None:
-        """Add a file."""
-        n = len(self._asked)
-        arrays = tuple(one.decoded(array) for one, array in zip(self._asked, found[:n], strict=True))
-        # Files may store the columns of values in integers of several sizes.
+    def add(self, path: str, contents: tuple[ChangeGuard, tuple[ArrayLayout, ...], Mapping[str, SparseGroup]]) -> None:
+        """See ``TableBuilder.add``."""
+        guard, layouts, groups = contents
+        n = len(self._requests)
+        arrays = tuple(request.decoded(array) for request, array in zip(self._requests, layouts[:n], strict=True))
+        # Files may store the columns of values in integers of different sizes.
         is_column = [at - 1 in self._matrices and array.dtype.kind in "iu" for at, array in enumerate(arrays)]
-        pairs = zip(is_column, arrays, strict=True)
-        self._compatibility.check(tuple(array.decoded(Widen()) if is_one else array for is_one, array in pairs))
+        pairs = zip(arrays, is_column, strict=True)
+        self._compatibility.check(tuple(array.decoded(Widen()) if widens else array for array, widens in pairs))
         n_rows = []
-        for (at, one), offsets in zip(self._matrices.items(), found[n:], strict=False):
-            group = groups.get(one.group.key)
-            if group is None or group.n_columns != one.group.n_columns:
-                what = "has none" if group is None else f"has {group.n_columns} columns"
+        for (at, field), offsets in zip(self._matrices.items(), layouts[n:], strict=False):
+            group, expected = groups.get(field.group.key), field.group
+            if group is None or group.n_columns != expected.n_columns:
+                difference = "has none" if group is None else f"has {group.n_columns} columns"
                 raise H5ValueError(
-                    f"{one.group.key!r} is a sparse matrix of {one.group.n_columns} columns in the first file, and "
-                    f"{path!r} {what}. Write files with the same columns."
+                    f"{expected.key!r} is a sparse matrix of {expected.n_columns} columns in the first file, and "
+                    f"{path!r} {difference}. Write files with the same columns."
                 )
             self._check_names(path, group)
             self._firsts[at].append(_firsts(offsets, arrays[at], arrays[at + 1], self._options))
             n_rows.append(group.n_rows)
         for at, array in enumerate(arrays):
-            if not self._steps[at] and array.n_rows != n_rows[0]:
+            if not self._has_steps[at] and array.n_rows != n_rows[0]:
                 raise H5ValueError(
                     f"{array.key!r} has {array.n_rows} rows in {path!r}, and the sparse matrix has {n_rows[0]}. Load "
                     "arrays with as many rows."
                 )
         if len(set(n_rows)) > 1:
             raise H5ValueError(f"the sparse matrices of {path!r} have {n_rows} rows. Load some with equally many.")
-        for key, array in zip(self._columns, found[n + len(n_rows) :], strict=True):
+        for key, array in zip(self._columns, layouts[n + len(n_rows) :], strict=True):
             self._values[key].append(values_of(array, self._options))
         self._paths.append(path)
         self._guards.append(guard)
@@ -220,15 +201,15 @@ class _MatrixReading:
         first = self._catalog.once(("first names", group.key), lambda: path)
         if group.names is None or first == path:
             return
-        theirs, ours = (self._names(each, group.names) for each in (first, path))
-        if np.array_equal(theirs, ours):
+        expected, names = self._names(first, group.names), self._names(path, group.names)
+        if np.array_equal(expected, names):
             return
-        n = min(len(theirs), len(ours))
-        at = int(np.argmax(np.append(theirs[:n] != ours[:n], True)))
+        n = min(len(expected), len(names))
+        at = int(np.argmax(np.append(expected[:n] != names[:n], True)))
+        left, right = (column[at] if at < len(column) else "missing" for column in (expected, names))
         raise H5ValueError(
             f"the columns of {group.key!r} differ between {first!r} and {path!r}: column {at} is "
-            f"{theirs[at] if at < len(theirs) else 'missing'!r} and {ours[at] if at < len(ours) else 'missing'!r} "
-            f"({group.names!r}). Write files with the same columns in the same order."
+            f"{left!r} and {right!r} ({group.names!r}). Write files with the same columns in the same order."
         )
 
     def _names(self, path: str, key: str) -> npt.NDArray[Any]:
@@ -238,51 +219,48 @@ class _MatrixReading:
 
         return self._catalog.once(("names", path, key), read)
 
-    @property
-    def n_rows(self) -> int:
-        """Rows of the matrices of all files."""
-        return sum(self._n_rows)
+    def values_of(self, key: str) -> list[npt.NDArray[Any]]:
+        """See ``TableBuilder.values_of``."""
+        return self._values[key]
 
     def _widened(self) -> list[tuple[ArrayLayout, ...]]:
-        """Return the arrays of all files, with columns of values as int64 if files store them differently."""
+        """Return the arrays of all files. Columns of values become int64 if files store them differently."""
         by_field = [list(arrays) for arrays in zip(*self._layouts, strict=True)]
         for at in self._matrices:
             if len({array.dtype for array in by_field[at + 1]}) > 1:
                 by_field[at + 1] = [array.decoded(Widen()) for array in by_field[at + 1]]
         return list(zip(*by_field, strict=True))
 
-    def table(self, choice: SegmentChoice) -> RowTable:
-        """Return the table."""
+    def table(self) -> RowTable:
+        """See ``TableBuilder.table``."""
         firsts = next(iter(self._firsts.values()))
-        counts = np.array([len(each) for each in firsts])
+        counts = np.array([len(first) for first in firsts])
         layouts = ListedParts(self._catalog.recoded(self._widened(), self._options))
-        starts = starts_of(layouts, self._steps)
+        starts = starts_of(layouts, self._has_steps)
         steps, kinds = list[Steps](), list[int | None]()
-        for at in range(len(self._asked)):
+        for at in range(len(self._requests)):
             if at in self._matrices:
                 begins = [first + start for first, start in zip(self._firsts[at], starts[:-1], strict=True)]
                 n_values = [arrays[at].n_rows for arrays in self._layouts]
                 lengths = [np.diff(first, append=n) for first, n in zip(self._firsts[at], n_values, strict=True)]
                 steps.append(Steps(np.concatenate(begins), np.concatenate(lengths)))
-            kinds.append(len(steps) - 1 if self._steps[at] else None)
-        indexer: Indexer = SparseRows(Segments(tuple(steps), tuple(kinds)), n_all=self.n_rows)
-        made = RowTable(
+            kinds.append(len(steps) - 1 if self._has_steps[at] else None)
+        n_rows = sum(self._n_rows)
+        if any(map(self._catalog.joins.is_column, [*(request.key for request in self._requests), *self._columns])):
+            self._catalog.joins.check_place(n_rows, self._paths)
+        return RowTable(
             tuple(self._paths),
             layouts,
             tuple(self._guards),
             starts,
-            indexer if choice.subset is None else choice.subset.of(indexer),
-            has_steps=tuple(self._steps),
+            SparseRows(Segments(tuple(steps), tuple(kinds)), n_all=n_rows),
+            has_steps=tuple(self._has_steps),
             first_segments=np.concatenate([[0], np.cumsum(counts)]),
         )
-        if choice.criteria:
-            made = replace(made, indexer=samples_that_pass(made, choice.criteria, choice.keys, self._values)[0])
-        columns = {key: values_of_segments(made, key, self._values[key]) for key in choice.columns}
-        return replace(made, columns=columns)
 
 
 def _firsts(offsets: ArrayLayout, data: ArrayLayout, columns: ArrayLayout, options: OpenOptions) -> IntArray:
-    """Return the first stored value of each row of a file."""
+    """Return the number of the first stored value of each row of a file."""
     n_columns = f"{data.key!r} has {data.n_rows} values and {columns.key!r} {columns.n_rows} columns"
     if data.row_shape or columns.row_shape or offsets.row_shape or {columns.dtype.kind, offsets.dtype.kind} - {*"iu"}:
         raise H5CorruptError(

@@ -1,36 +1,27 @@
-"""Granules, the units that a mirror has or lacks: which ones ranges of bytes need, their marks, and how they go.
+"""Granules, the units that a mirror has or lacks: which ones ranges of bytes need, and their marks.
 
-Evicting frees disk space of a mirror that processes use: its file gets holes. A granule is first marked as missing, and
-its bytes go after that. A reader compares the marks before and after reading. If they differ, it reads the original
-file.
+A granule that is damaged is marked as missing, and fetched again. A reader compares the marks before and after reading.
+If they differ, it reads the original file.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import secrets
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from deflate import crc32
 
 from ..types import IntArray
-from .locks import try_lock, unlock
 
 __all__ = [
     "GRANULE",
     "MARK",
     "SUM",
-    "evict",
     "granules_of",
     "is_present",
     "length_of",
     "marks_at",
-    "punch_hole",
     "runs_of",
     "sums_at",
     "sums_of",
@@ -38,7 +29,7 @@ __all__ = [
 ]
 
 GRANULE = 16 << 10
-"""Bytes of a granule: a multiple of most block sizes of file systems, so that evicting it frees its disk space."""
+"""Bytes of a granule: a multiple of most block sizes of file systems, so that it takes no more disk space."""
 
 MARK = np.dtype("<u2")
 """How often a granule came and went: an odd number if the mirror has it. So a granule that went and came again while it
@@ -48,9 +39,6 @@ SUM = np.dtype("<u4")
 """The checksum (CRC-32) of a granule that the mirror has."""
 
 ALIGNMENT = 64 << 10  # of the marks in a file: a multiple of all sizes of memory pages
-WINDOW = 1 << 15  # granules that are looked at together
-RUN = 64  # granules that are evicted together
-KEEP_SIZE, PUNCH_HOLE = 1, 2  # flags of fallocate
 
 
 def granules_of(offsets: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
@@ -97,8 +85,8 @@ def widened(granules: IntArray, width: int, within: tuple[int, int]) -> IntArray
     """
     low, high = within[0] // GRANULE, -(-within[1] // GRANULE)
     blocks = np.unique(granules // width)
-    found = (blocks[:, np.newaxis] * width + np.arange(width)).reshape(-1)
-    return np.union1d(granules, found[(found >= low) & (found < high)])
+    neighbors = (blocks[:, np.newaxis] * width + np.arange(width)).reshape(-1)
+    return np.union1d(granules, neighbors[(neighbors >= low) & (neighbors < high)])
 
 
 def marks_at(n_bytes: int) -> int:
@@ -125,69 +113,3 @@ def sums_of(data: memoryview | bytes) -> npt.NDArray[np.uint32]:
 def is_present(marks: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     """Return 1 for each granule that a mirror has, 0 for the others."""
     return marks & np.uint16(1)
-
-
-def evict(path: str, n_bytes: int) -> int:
-    """Free disk space of a mirror, beginning anywhere in it; return the bytes that were freed.
-
-    Args:
-        path: its file, whose name ends in the size of its source and a suffix.
-        n_bytes: bytes to free.
-    """
-    size = int(path.rpartition("-")[2].partition(".")[0])
-    n_granules, freed = -(-size // GRANULE), 0
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return 0
-    try:
-        windows = range(0, n_granules, WINDOW)
-        start = secrets.randbelow(len(windows))
-        for window in [*windows[start:], *windows[:start]]:
-            present = np.flatnonzero(is_present(_marks(fd, size, window, min(window + WINDOW, n_granules)))) + window
-            at = secrets.randbelow(len(present)) if len(present) else 0
-            for some in (present[at:], present[:at]):
-                for first, stop in runs_of(some, RUN):
-                    if freed >= n_bytes:
-                        return freed
-                    freed += _evict_run(fd, size, first, min(stop, first - (freed - n_bytes) // GRANULE))
-    except OSError:  # the file system cannot punch holes
-        pass
-    finally:
-        os.close(fd)
-    return freed
-
-
-def _evict_run(fd: int, size: int, first: int, stop: int) -> int:
-    if not try_lock(fd, first, stop - first):  # being written
-        return 0
-    try:
-        marks = _marks(fd, size, first, stop)
-        present = is_present(marks)
-        os.pwrite(fd, (marks + present).tobytes(), marks_at(size) + first * MARK.itemsize)
-        punch_hole(fd, first, stop - first)
-        return int(present.sum()) * GRANULE
-    finally:
-        unlock(fd, first, stop - first)
-
-
-def _marks(fd: int, size: int, first: int, stop: int) -> npt.NDArray[np.uint16]:
-    data = os.pread(fd, (stop - first) * MARK.itemsize, marks_at(size) + first * MARK.itemsize)
-    return np.frombuffer(data, MARK)
-
-
-def punch_hole(fd: int, first: int, n: int) -> None:
-    """Free the disk space of granules, which read as zeros from then on.
-
-    Raises:
-        OSError: the file system cannot.
-    """
-    if _fallocate()(fd, KEEP_SIZE | PUNCH_HOLE, ctypes.c_int64(first * GRANULE), ctypes.c_int64(n * GRANULE)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-@cache
-def _fallocate() -> Any:
-    library = ctypes.CDLL(None, use_errno=True)
-    return getattr(library, "fallocate64", library.fallocate)

@@ -33,7 +33,6 @@ from .granules import (
     is_present,
     length_of,
     marks_at,
-    punch_hole,
     runs_of,
     sums_at,
     sums_of,
@@ -148,8 +147,8 @@ class Mirror:
         marks = self._marks
         if not len(granules) or not len(marks) or granules.max() >= len(marks) or granules.min() < 0:
             return Staged(np.zeros(len(offsets), np.bool_), granules, starts, np.zeros(len(granules), MARK))
-        seen = marks[granules]
-        has = is_present(seen)
+        granule_marks = marks[granules]
+        has = is_present(granule_marks)
         if not has.all() and self._takes_more:
             began = time.perf_counter()
             errors = self._fetch(np.unique(granules[has == 0]), around, fetch_now, counters)
@@ -157,19 +156,19 @@ class Mirror:
                 counters.add(origin_seconds=time.perf_counter() - began)
             if errors and self.origin.tries_again:
                 raise errors[0]
-            seen = marks[granules]
-            has = is_present(seen)
+            granule_marks = marks[granules]
+            has = is_present(granule_marks)
         if len(unchecked := self._unchecked(granules[has == 1])):
             damaged = self._repaired(unchecked, counters)
-            seen = marks[granules]
-            has = is_present(seen)
+            granule_marks = marks[granules]
+            has = is_present(granule_marks)
             if len(damaged):
                 has[np.isin(granules, damaged)] = 0
         if has.all():
             is_there = np.ones(len(offsets), np.bool_)
         else:
             is_there = np.bitwise_and.reduceat(has, starts).astype(np.bool_)
-        return Staged(is_there, granules, starts, seen)
+        return Staged(is_there, granules, starts, granule_marks)
 
     def prefetch(
         self,
@@ -275,12 +274,6 @@ class Mirror:
         os.pwrite(self.fd, sums_of(data).tobytes(), sums_at(self.n_bytes) + first * SUM.itemsize)
         marks = self._marks[first : first + -(-len(data) // GRANULE)]
         os.pwrite(self.fd, (marks + np.uint16(1)).tobytes(), marks_at(self.n_bytes) + first * MARK.itemsize)
-
-    def punch(self, first: int, n: int) -> None:
-        """Free the disk space of granules whose marks were not written."""
-        with suppress(OSError):
-            if not is_present(self._marks[first : first + n]).any():
-                punch_hole(self.fd, first, n)
 
     # Checksums -------------------------------------------------------------------------------------------------
 

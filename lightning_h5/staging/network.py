@@ -63,10 +63,10 @@ class _Network:
         if self.is_owner:
             with self._turns:
                 return getattr(self._stores, what)(*args)
-        is_done, found = self._ask_owner(what, args)
+        is_done, result = self._ask_owner(what, args)
         if not is_done:
-            raise found
-        return memoryview(found) if isinstance(found, bytes) else found
+            raise result
+        return memoryview(result) if isinstance(result, bytes) else result
 
     def _ask_owner(self, what: str, args: tuple[Any, ...]) -> Any:
         for n_left in reversed(range(TRIES)):
@@ -102,10 +102,10 @@ class _Network:
         """
         with suppress(IndexError):
             return self._idle.pop()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            socket.send_fds(self.door, [b"+"], [theirs.fileno()])
-            return Connection(ours.detach())
+        own_end, other_end = socket.socketpair()
+        with own_end, other_end:
+            socket.send_fds(self.door, [b"+"], [other_end.fileno()])
+            return Connection(own_end.detach())
 
     def close_inherited(self) -> None:
         """Close a forked child's copies: connections to them would wait forever once this process has ended."""
@@ -143,8 +143,8 @@ class _Network:
             while True:
                 what, args = connection.recv()
                 try:
-                    found = self.ask(what, *args)
-                    answer = True, bytes(found) if isinstance(found, memoryview) else found
+                    result = self.ask(what, *args)
+                    answer = True, bytes(result) if isinstance(result, memoryview) else result
                 except (H5Error, MemoryError) as error:
                     answer = False, error
                 connection.send(answer)

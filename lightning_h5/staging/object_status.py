@@ -58,19 +58,29 @@ def check_urls(values: Any) -> None:
 
 
 def _scheme(url: str) -> str:
-    found = URL.match(url)
-    return found[1] if found is not None else "?"
+    match = URL.match(url)
+    return match[1] if match is not None else "?"
+
+
+def _is_pattern(path: str) -> bool:
+    """Return whether all ``?`` of a path stand for a letter in the names of files, such as ``run?[0-9].h5``."""
+    before, mark, after = path.rpartition("?")
+    if not mark:
+        return True
+    follows_suffix = re.search(r"\.[A-Za-z]\w*(?=\?|$)", before) is not None
+    return re.search(r"[*\[]", path) is not None and not follows_suffix and re.search(r"[.\]*/]", after) is not None
 
 
 def _refused_url(url: str) -> str | None:
     """Return what a URL has that it must not have, and what to do; None if there is nothing."""
-    if (found := URL.match(url)) is None:
+    if (match := URL.match(url)) is None:
         return None
-    scheme, rest = found[1].lower(), url[found.end() :]
+    scheme, rest = match[1].lower(), url[match.end() :]
     authority, _, path = rest.partition("/")
     host, _, port = authority.rpartition(":")
     # In the names of objects, "@" after a port, "#", and "?" and ";" before "=" are written %40, %23, %3F and %3B.
-    has_query = "#" in rest or re.search(r"[?;][^/]*=|\?.*&", rest) or ("?" in rest and not re.search(r"[*\[]", path))
+    has_query = "#" in rest or re.search(r"[?;][^/]*=|\?.*&", rest) or "?" in authority
+    has_query = has_query or not _is_pattern(path)
     has_user = "@" in authority and (scheme not in NAMES_CONTAINER or ":" in authority.partition("@")[0])
     is_port = authority.endswith("]") or (port.isdigit() and len(port) <= 5)  # "]" ends an address of IPv6
     if has_query or has_user or (host and not is_port) or (host and "@" in path):
@@ -79,7 +89,7 @@ def _refused_url(url: str) -> str | None:
             "Pass the URL without it, and credentials by the environment or staging={'storage_options': ...}. In the "
             "name of an object, write '@' as %40, '#' as %23, '?' as %3F and ';' as %3B."
         )
-    if "::" in found[1]:
+    if "::" in match[1]:
         return (
             "a chain of schemes. Pass the URL of the object alone: what is read of it is kept in a mirror on the local "
             "disk (staging)."

@@ -61,8 +61,8 @@ def use_staging(url: str, staging: StagingOptions | None) -> None:
 
 def staging_of(url: str) -> StagingOptions:
     """Return how an object is read: what was set last, or a folder for temporary files."""
-    found = _staging.get(url)
-    return StagingOptions(dir=tempfile.gettempdir(), max_bytes=DEFAULT_BYTES) if found is None else found
+    staging = _staging.get(url)
+    return StagingOptions(dir=tempfile.gettempdir(), max_bytes=DEFAULT_BYTES) if staging is None else staging
 
 
 def object_status(url: str) -> ObjectStatus:
@@ -74,8 +74,8 @@ def object_status(url: str) -> ObjectStatus:
     since, recent = _recent.pop(url, (0.0, None))
     if recent is not None and time.monotonic() - since < RECENT_SECONDS:
         return recent
-    found: ObjectStatus = ask_store("head", url, _options(url))
-    return found
+    status: ObjectStatus = ask_store("head", url, _options(url))
+    return status
 
 
 def look_ahead(urls: Sequence[str]) -> None:
@@ -148,35 +148,35 @@ def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
     if not is_folder and not re.search(r"[*\[]", url.partition("://")[2]):
         return [url]
     fixed = url if is_folder else url[: re.search(r"[*?\[]", url).start()]  # type: ignore[union-attr]  # it has one
-    there: dict[str, ObjectStatus] = ask_store("list", fixed.rpartition("/")[0] + "/", _options(url))
+    listed: dict[str, ObjectStatus] = ask_store("list", fixed.rpartition("/")[0] + "/", _options(url))
     if is_folder:
-        found = [each for each in there if each.endswith(suffixes) and "/" not in each[len(url) :]]
+        urls = [address for address in listed if address.endswith(suffixes) and "/" not in address[len(url) :]]
     else:
         pattern = re.compile(_expression(url))
-        found = [each for each in there if pattern.fullmatch(each)]
-    if not found:
+        urls = [address for address in listed if pattern.fullmatch(address)]
+    if not urls:
         has = (
-            f"the store has {listing(map(shown_url, there), most=3)}"
-            if there
+            f"the store has {listing(map(shown_url, listed), most=3)}"
+            if listed
             else "the store has nothing that begins so"
         )
-        what = f"has no files {', '.join('*' + each for each in suffixes)}" if is_folder else "matches no object"
-        raise H5FileError(f"{name}={shown_url(url)!r} {what}; {has}. Check bucket and names.")
-    for each in found:
-        use_staging(each, staging_of(url))
-        for one in (each, each + INDEX_SUFFIX):
-            if one in there:
-                _recent[one] = time.monotonic(), there[one]
+        outcome = f"has no files {', '.join('*' + suffix for suffix in suffixes)}" if is_folder else "matches no object"
+        raise H5FileError(f"{name}={shown_url(url)!r} {outcome}; {has}. Check bucket and names.")
+    for address in urls:
+        use_staging(address, staging_of(url))
+        for place in (address, address + INDEX_SUFFIX):
+            if place in listed:
+                _recent[place] = time.monotonic(), listed[place]
             else:
-                _absent[one] = time.monotonic()
-    return sorted(found, key=natural_order)
+                _absent[place] = time.monotonic()
+    return sorted(urls, key=natural_order)
 
 
 def _expression(pattern: str) -> str:
     """Return a glob as a regular expression: "**/" crosses folders, "*" and "?" do not."""
     text = re.escape(pattern)
     text = text.replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
-    return re.sub(r"\\\[(!?)([^/]*?)\\\]", lambda found: f"[{'^' if found[1] else ''}{found[2]}]", text)
+    return re.sub(r"\\\[(!?)([^/]*?)\\\]", lambda match: f"[{'^' if match[1] else ''}{match[2]}]", text)
 
 
 def _options(url: str) -> Mapping[str, Any] | None:

@@ -65,8 +65,8 @@ class PosixOrigin:
 
     def head(self) -> tuple[int, str]:
         """See ``Origin.head``."""
-        found = os.fstat(self.fd)
-        return found.st_size, str(found.st_mtime_ns)
+        status = os.fstat(self.fd)
+        return status.st_size, str(status.st_mtime_ns)
 
     def read(self, start: int, stop: int) -> memoryview:
         """See ``Origin.read``."""
@@ -108,8 +108,8 @@ class ObjectOrigin:
         """See ``Origin.read``."""
         url, status, options = self._asked
         stop = min(stop, status.st_size)
-        found: memoryview = ask_store("read", url, start, stop, status, options) if stop > start else memoryview(b"")
-        return found
+        data: memoryview = ask_store("read", url, start, stop, status, options) if stop > start else memoryview(b"")
+        return data
 
     def close(self) -> None:
         """See ``Origin.close``."""

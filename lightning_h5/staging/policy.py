@@ -61,35 +61,35 @@ def ensure_folder(options: StagingOptions) -> MirrorFolder:
     Raises:
         H5ValueError: the system has no locks, or the folder cannot be created, written to, or belongs to another user.
     """
-    which = options.folder, options.limit
-    found = _folders.get(which)
-    if found is not None and found.is_usable:
-        return found
+    key = options.folder, options.limit
+    folder = _folders.get(key)
+    if folder is not None and folder.is_usable:
+        return folder
     if not has_range_locks():
         raise H5ValueError(
             f"staging.dir={os.fsdecode(options.dir)!r} was given, and staging requires Linux. Leave staging out."
         )
-    path = os.path.join(which[0], f"lightning_h5-{os.geteuid()}")
+    path = os.path.join(key[0], f"lightning_h5-{os.geteuid()}")
     try:
-        os.makedirs(which[0], exist_ok=True)
+        os.makedirs(key[0], exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        found_at = os.lstat(path)
-        if not stat.S_ISDIR(found_at.st_mode) or found_at.st_uid != os.geteuid() or found_at.st_mode & 0o077:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise PermissionError(errno.EPERM, f"{path!r} is not a folder of this user alone")
         if (kind := _file_system(path)) in NETWORK:
             raise OSError(errno.EINVAL, f"it is on a network file system ({kind})")
-        found = MirrorFolder(path, which[1])
+        folder = MirrorFolder(path, key[1])
     except OSError as error:
         raise H5ValueError(
-            f"staging.dir={os.fsdecode(options.dir)!r} cannot be used: {error.strerror} ({which[0]!r}). Pass a folder "
+            f"staging.dir={os.fsdecode(options.dir)!r} cannot be used: {error.strerror} ({key[0]!r}). Pass a folder "
             "on a local disk that is writable and has free space, or leave staging out."
         ) from error
     if not _hooks:
         _hooks.append(_close_copies)
         os.register_at_fork(after_in_child=_close_copies)
-    _folders[which] = found
-    return found
+    _folders[key] = folder
+    return folder
 
 
 def _file_system(path: str) -> str:
@@ -117,8 +117,8 @@ def mirror_name(path: str, version: tuple[int | str, ...]) -> str:
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     name = path if is_url(path) else os.path.realpath(path)
-    which = json.dumps([FORMAT, name, version, boot])
-    return hashlib.sha256(which.encode()).hexdigest()[:32]
+    identity = json.dumps([FORMAT, name, version, boot])
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 def _close_copies() -> None:

@@ -60,15 +60,15 @@ class Stores:
             H5ValueError: the library for its scheme is not installed, or its settings make no sense.
         """
         try:
-            found = self._store(url, options).head(url)
+            status = self._store(url, options).head(url)
         except Exception as error:
             raise self._error(url, options, error) from None  # a cause may show credentials
-        if not found.etag and not found.st_mtime_ns:
+        if not status.etag and not status.st_mtime_ns:
             raise H5FileError(
                 f"the server of {shown_url(url)!r} sends neither an ETag nor the time of the last change, so a change "
                 "during training would pass unnoticed. Copy the file to a local disk or to another store."
             )
-        return found
+        return status
 
     def read(
         self, url: str, start: int, stop: int, status: ObjectStatus, options: Mapping[str, Any] | None
@@ -98,13 +98,13 @@ class Stores:
             H5FileError: the store cannot be listed, or lists too many.
         """
         try:
-            there = dict(islice(self._store(url, options).list(url), MAX_LISTED + 1))
-            if len(there) > MAX_LISTED:
+            listed = dict(islice(self._store(url, options).list(url), MAX_LISTED + 1))
+            if len(listed) > MAX_LISTED:
                 raise H5FileError(
                     f"the store lists more than {MAX_LISTED:,} objects for {shown_url(url)!r}. Pass a URL with fewer "
                     "objects below it, or a list with the URL of each file."
                 )
-            return dict(sorted(there.items()))
+            return dict(sorted(listed.items()))
         except Exception as error:
             raise self._error(url, options, error, what="listed") from None
 
@@ -113,10 +113,10 @@ class Stores:
         parts = urlsplit(url)
         root = f"{parts.scheme}://{parts.netloc}"
         key = root, repr(sorted((options or {}).items(), key=str))
-        if (found := self._stores.get(key)) is None:
+        if (store := self._stores.get(key)) is None:
             kind = _ObstoreStore if parts.scheme in BY_OBSTORE else _FsspecStore
-            found = self._stores[key] = kind(root, options or {})
-        return found
+            store = self._stores[key] = kind(root, options or {})
+        return store
 
     def _error(self, url: str, options: Mapping[str, Any] | None, error: Exception, *, what: str = "read") -> H5Error:
         if isinstance(error, H5Error):
@@ -147,23 +147,24 @@ class _ObstoreStore:
 
         # Not `from_url` for web servers: it recognizes those of clouds, and takes a part of the path as the bucket.
         connect: Any = HTTPStore.from_url if urlsplit(root).scheme in NO_CONTAINER else from_url
-        given = dict(options)
+        settings = dict(options)
         client: dict[str, Any] = {"timeout": TIMEOUT, "read_timeout": READ_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
-        client |= given.pop("client_options", None) or {}
-        if root.startswith("http://") or str(given.get("endpoint", "")).startswith("http://"):
+        client |= settings.pop("client_options", None) or {}
+        if root.startswith("http://") or str(settings.get("endpoint", "")).startswith("http://"):
             client.setdefault("allow_http", True)
-        retry = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT, **(given.pop("retry_config", None) or {})}
-        provider = given.pop("credential_provider", None) or _profile_credentials(root, given)
+        retry = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT}
+        retry |= settings.pop("retry_config", None) or {}
+        provider = settings.pop("credential_provider", None) or _profile_credentials(root, settings)
         credentials = {} if provider is None else {"credential_provider": provider}
         self._root = root
-        self._store = connect(root, client_options=client, retry_config=_with_times(retry), **credentials, **given)
+        self._store = connect(root, client_options=client, retry_config=_with_times(retry), **credentials, **settings)
 
     def _key(self, url: str) -> str:
         return unquote(urlsplit(url).path).lstrip("/")
 
     def head(self, url: str) -> ObjectStatus:
-        found = self._store.head(self._key(url))
-        return _status(found["size"], found["e_tag"], found["last_modified"])
+        meta = self._store.head(self._key(url))
+        return _status(meta["size"], meta["e_tag"], meta["last_modified"])
 
     def read(self, url: str, start: int, stop: int, status: ObjectStatus) -> Any:
         options: dict[str, Any] = {"range": (start, stop)}
@@ -180,18 +181,18 @@ class _ObstoreStore:
                     raise
         raise AssertionError
 
-    def _get(self, url: str, options: dict[str, Any], wanted: tuple[int, int], status: ObjectStatus) -> Any:
+    def _get(self, url: str, options: dict[str, Any], ends: tuple[int, int], status: ObjectStatus) -> Any:
         """Return the answer to a request; its body is not read yet."""
-        found = self._store.get(self._key(url), options=options)
-        now = _status(found.meta["size"], found.meta["e_tag"], found.meta["last_modified"])
-        if now != status:
-            raise changed(url, status, now)
-        if tuple(found.range) != wanted:
+        answer = self._store.get(self._key(url), options=options)
+        current = _status(answer.meta["size"], answer.meta["e_tag"], answer.meta["last_modified"])
+        if current != status:
+            raise changed(url, status, current)
+        if tuple(answer.range) != ends:
             raise H5FileError(
-                f"bytes {wanted[0]:,} to {wanted[1]:,} of {shown_url(url)!r} were requested, and the server sent bytes "
-                f"{found.range[0]:,} to {found.range[1]:,}. Use a server or proxy that answers requests for ranges."
+                f"bytes {ends[0]:,} to {ends[1]:,} of {shown_url(url)!r} were requested, and the server sent bytes "
+                f"{answer.range[0]:,} to {answer.range[1]:,}. Use a server or proxy that answers requests for ranges."
             )
-        return found
+        return answer
 
     def list(self, url: str) -> Iterator[tuple[str, ObjectStatus]]:
         if urlsplit(url).scheme in NO_CONTAINER:
@@ -200,9 +201,9 @@ class _ObstoreStore:
                 "with the URL of each file."
             )
         for page in self._store.list(self._key(url)):
-            for found in page:
-                status = _status(found["size"], found["e_tag"], found["last_modified"])
-                yield f"{self._root}/{quote(found['path'])}", status
+            for entry in page:
+                status = _status(entry["size"], entry["e_tag"], entry["last_modified"])
+                yield f"{self._root}/{quote(entry['path'])}", status
 
 
 def _body_of(answer: Any, n_bytes: int, url: str) -> Any:
@@ -250,15 +251,15 @@ class _FsspecStore:
 
     def read(self, url: str, start: int, stop: int, status: ObjectStatus) -> Any:
         data = self._files.cat_file(url, start=start, end=stop)
-        if (now := self.head(url)) != status:
-            raise changed(url, status, now)
+        if (current := self.head(url)) != status:
+            raise changed(url, status, current)
         return data
 
     def list(self, url: str) -> Iterator[tuple[str, ObjectStatus]]:
         folder = url.rpartition("/")[0]
         inside = self._files._strip_protocol(folder)
-        for name, found in self._files.find(folder, detail=True).items():
-            yield folder + name.removeprefix(inside), _status_of(found)
+        for name, info in self._files.find(folder, detail=True).items():
+            yield folder + name.removeprefix(inside), _status_of(info)
 
 
 def _status(size: int, etag: str | None, modified: datetime | None) -> ObjectStatus:
@@ -267,24 +268,24 @@ def _status(size: int, etag: str | None, modified: datetime | None) -> ObjectSta
     return ObjectStatus(size, "", _nanoseconds(modified))
 
 
-def _status_of(found: Mapping[str, Any]) -> ObjectStatus:
+def _status_of(info: Mapping[str, Any]) -> ObjectStatus:
     """Return a state from what fsspec says, which each of its libraries names in its own way."""
-    etag = next((str(found[name]) for name in ("ETag", "etag", "md5Hash", "blob_id", "ino") if found.get(name)), "")
-    times = (found.get(name) for name in TIMES)
-    return ObjectStatus(int(found["size"]), etag, next((_nanoseconds(one) for one in times if one), 0))
+    etag = next((str(info[name]) for name in ("ETag", "etag", "md5Hash", "blob_id", "ino") if info.get(name)), "")
+    times = (info.get(name) for name in TIMES)
+    return ObjectStatus(int(info["size"]), etag, next((_nanoseconds(moment) for moment in times if moment), 0))
 
 
 def _with_times(retry: Mapping[str, Any]) -> dict[str, Any]:
     """Return how requests are tried again as obstore takes it, with numbers of seconds as YAML has them."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: timedelta(seconds=value)
         if name in ("retry_timeout", "init_backoff", "max_backoff") and isinstance(value, int | float)
         else value
         for name, value in retry.items()
     }
-    if isinstance(found.get("backoff"), Mapping):
-        found["backoff"] = _with_times(found["backoff"])
-    return found
+    if isinstance(settings.get("backoff"), Mapping):
+        settings["backoff"] = _with_times(settings["backoff"])
+    return settings
 
 
 def _nanoseconds(moment: Any) -> int:
@@ -295,8 +296,8 @@ def _nanoseconds(moment: Any) -> int:
 
 def _profile_credentials(root: str, options: Mapping[str, Any]) -> Any:
     """Return what gets the credentials of an AWS profile, if the user has profiles and boto3; obstore reads none."""
-    given = {str(name).lower().removeprefix("aws_") for name in options}
-    if not root.startswith("s3") or given & {"access_key_id", "skip_signature"} or "AWS_ACCESS_KEY_ID" in os.environ:
+    names = {str(name).lower().removeprefix("aws_") for name in options}
+    if not root.startswith("s3") or names & {"access_key_id", "skip_signature"} or "AWS_ACCESS_KEY_ID" in os.environ:
         return None
     folder = Path.home() / ".aws"
     has_profiles = "AWS_PROFILE" in os.environ or any((folder / name).exists() for name in ("credentials", "config"))
@@ -315,9 +316,9 @@ MAX_LETTERS = 200  # of the text of another library's error
 
 def changed(url: str, status: ObjectStatus, now: ObjectStatus | None) -> H5DataChangedError:
     """Return the error for an object in another state."""
-    what = "" if now is None else f" (it had {_state(status)}, and has {_state(now)})"
+    change = "" if now is None else f" (it had {_state(status)}, and has {_state(now)})"
     return H5DataChangedError(
-        f"{shown_url(url)!r} was written to since training was set up{what}, so its rows can no longer be trusted. "
+        f"{shown_url(url)!r} was written to since training was set up{change}, so its rows can no longer be trusted. "
         "Leave objects alone while they are trained from, and start again."
     )
 
@@ -406,4 +407,4 @@ def _secret_texts(options: Any) -> Iterator[str]:
         users = options.partition("://")[2].rpartition("@")[0]
         yield from (text for text in (users, users.partition(":")[2]) if text)
     elif isinstance(options, str):
-        yield from (each for each in (options, *options.split()) if len(each) > 7)  # the latter of "Bearer ..."
+        yield from (text for text in (options, *options.split()) if len(text) > 7)  # the latter of "Bearer ..."

@@ -27,9 +27,10 @@ from ..readers import is_pooled
 from ..samples import RowTable
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
-from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes, yaml_of
-from .inspect import contents_of, inspect_file
-from .sample_advice import sample_setting
+from .inspect import inspect_file
+from .inspect.advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes, yaml_of
+from .inspect.contents import contents_of
+from .inspect.sample_advice import sample_setting
 
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs vary by as much
 
@@ -43,7 +44,7 @@ class BenchResult:
     """The rates of one setting.
 
     Attributes:
-        name: the data module and what its settings change, or ``plain h5py``.
+        name: the data module and its own settings, or ``plain h5py``.
         datamodule: the data module; None for plain h5py.
         settings: all its arguments, as they were measured.
         rows_per_second: median of ``rates``.
@@ -59,7 +60,7 @@ class BenchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What ``bench_file`` measured, and what to use.
+    """The measurements of ``bench_file``, and the recommended settings.
 
     Attributes:
         files: the files.
@@ -69,8 +70,8 @@ class BenchReport:
         cold: whether the files were dropped from the page cache before each measurement.
         results: the measurements.
         left_out: settings that were not measured, and why.
-        chosen: the recommended result; its settings are exactly those that were measured.
-        reasons: why, and what to know about it, in sentences.
+        chosen: the recommended result, with exactly the measured settings.
+        reasons: sentences that explain the recommendation.
         yaml: the recommendation as the ``data`` part of a configuration.
     """
 
@@ -93,8 +94,8 @@ class Candidate:
     Attributes:
         datamodule: the data module; None for plain h5py.
         choices: arguments that no other candidate has.
-        n_bytes: of rows that it holds in memory beyond what the defaults do.
-        note: what to know before using it, a sentence.
+        n_bytes: bytes of rows that it holds in memory in addition to the defaults.
+        note: a sentence to read before using it.
     """
 
     datamodule: str | None
@@ -108,7 +109,7 @@ class Candidate:
         choices = []
         for name, value in self.choices.items():
             fields = value if isinstance(value, Mapping) else {"": value}
-            choices += [f"{name}{field and '.'}{field}={each}" for field, each in fields.items()]
+            choices += [f"{name}{field and '.'}{field}={setting}" for field, setting in fields.items()]
         return ", ".join([self.datamodule or "plain h5py", *choices])
 
 
@@ -130,17 +131,17 @@ def bench_file(
     ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage
     (``files.mmap`` for contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
     ``RankCachedH5DataModule``. All take turns, after an epoch or some seconds to warm up, and medians decide. Each data
-    module has exactly the settings that are reported: dtypes, split and batch size are those that ``inspect`` suggests.
-    Transforms, the model and copies to a GPU are not measured.
+    module has exactly the reported settings: dtypes, split and batch size as ``inspect`` suggests them. Transforms, the
+    model and copies to a GPU are not measured.
 
-    Takes about a minute with the defaults. All settings together take at most half of the free memory besides what the
-    default settings take; what needs more is left out.
+    Takes about a minute with the defaults. All settings together take at most half of the free memory in addition to
+    the default settings; settings that need more are left out.
 
     Args:
-        path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these.
+        path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of them.
         x_key: the input array, a list of arrays, or a mapping. None takes the arrays that ``inspect`` suggests.
         y_key: the target, in the same forms. None gives inputs alone.
-        batch_size: rows of a batch. None takes what ``inspect`` suggests: 64, fewer if rows are few or large.
+        batch_size: rows of a batch. None takes the suggestion of ``inspect``: 64, fewer if rows are few or large.
         num_workers: worker processes of the setting that has some; 0 leaves it out.
         seconds: time for each measurement.
         rounds: measurements of each setting.
@@ -180,25 +181,29 @@ def bench_file(
     with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
         rates, failed = _measure(candidates, choices, dataset.table, seconds=seconds, rounds=rounds, cold=cold, bar=bar)
     results = {
-        each: BenchResult(
-            name=each.name,
-            datamodule=each.datamodule,
-            settings=choices | dict(each.choices),
-            rows_per_second=median(rates[each]),
-            rates=tuple(rates[each]),
+        candidate: BenchResult(
+            name=candidate.name,
+            datamodule=candidate.datamodule,
+            settings=choices | dict(candidate.choices),
+            rows_per_second=median(rates[candidate]),
+            rates=tuple(rates[candidate]),
         )
-        for each in candidates
-        if each in rates
+        for candidate in candidates
+        if candidate in rates
     }
     left_out |= failed
-    ours = {each: result for each, result in results.items() if each.datamodule is not None}
-    if not ours:
+    own_results = {candidate: result for candidate, result in results.items() if candidate.datamodule is not None}
+    if not own_results:
         why = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise H5Error(f"no data module could be measured: {why}. Pass other arrays or files.")
-    fastest = max(ours.values(), key=lambda result: result.rows_per_second)
-    simplest = next(each for each in ours if ours[each].rows_per_second >= NEARLY * fastest.rows_per_second)
-    chosen = ours[simplest]
-    plain = next((result for each, result in results.items() if each.datamodule is None), None)
+    fastest = max(own_results.values(), key=lambda result: result.rows_per_second)
+    simplest = next(
+        candidate
+        for candidate in own_results
+        if own_results[candidate].rows_per_second >= NEARLY * fastest.rows_per_second
+    )
+    chosen = own_results[simplest]
+    plain = next((result for candidate, result in results.items() if candidate.datamodule is None), None)
     reasons = [*_reasons(chosen, fastest, plain), *([simplest.note] if simplest.note else []), *comments]
     return BenchReport(
         files=dataset.table.paths,
@@ -217,7 +222,7 @@ def bench_file(
 def _choices(
     dataset: LazyFileDataset, x_keys: list[str], y_keys: list[str], batch_size: int | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what ``inspect`` suggests for these arrays, and sentences that belong into the configuration."""
+    """Return the settings that ``inspect`` suggests for the arrays, and comments for the configuration."""
     table, n_rows = dataset.table, len(dataset)
     if not n_rows or (batch_size or 0) > n_rows:
         there_are = "there is 1 row" if n_rows == 1 else f"there are {n_rows} rows"
@@ -234,14 +239,14 @@ def _choices(
 def _candidates(
     dataset: LazyFileDataset, choices: Mapping[str, Any], n_inputs: int, num_workers: int
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """Return what to measure, the simplest first, and why others do not fit the free memory."""
+    """Return candidates, the simplest first, and the reasons for leaving others out."""
     lazy, table = "LazyH5DataModule", dataset.table
     fields = zip(zip(*table.layouts, strict=True), table.held, strict=True)
     on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]
-    found = [Candidate(None), Candidate(lazy)]
+    candidates = [Candidate(None), Candidate(lazy)]
     if any(layout.offset is not None and layout.is_contiguous for layout in on_demand):
         note = "Use files.mmap only if nothing truncates the files while they are read: that would kill the process."
-        found.append(Candidate(lazy, {"files": {"mmap": True}}, note=note))
+        candidates.append(Candidate(lazy, {"files": {"mmap": True}}, note=note))
     large = []
     if (n_bytes := dataset.cost.decoded_bytes) > SHUFFLE_BYTES and any(
         is_pooled(layout, OpenOptions()) for layout in on_demand
@@ -254,19 +259,19 @@ def _candidates(
     large.append(Candidate("RankCachedH5DataModule", {}, n_bytes, note))
     left_out, memory = {}, available_memory()
     free = 0 if memory is None else memory.n_bytes // MEMORY_SHARE
-    for each in large:
-        if each.n_bytes <= free:
-            found.append(each)
-            free -= each.n_bytes
+    for candidate in large:
+        if candidate.n_bytes <= free:
+            candidates.append(candidate)
+            free -= candidate.n_bytes
         elif memory is None:
-            left_out[each.name] = "the system does not report its free memory"
+            left_out[candidate.name] = "the system does not report its free memory"
         else:
-            left_out[each.name] = (
-                f"it holds {bytes_text(each.n_bytes)} of rows, and {bytes_text(free)} of memory are left for it"
+            left_out[candidate.name] = (
+                f"it holds {bytes_text(candidate.n_bytes)} of rows, and {bytes_text(free)} of memory are left for it"
             )
     if num_workers:
-        found.append(Candidate(lazy, {"num_workers": num_workers}))
-    return found, left_out
+        candidates.append(Candidate(lazy, {"num_workers": num_workers}))
+    return candidates, left_out
 
 
 def _measure(
@@ -286,12 +291,14 @@ def _measure(
         running: dict[Candidate, Generator[int]] = {}
         # Start workers first, since a process with threads should not be forked. Candidates that load all rows come
         # last.
-        for each in sorted(candidates, key=lambda each: ("num_workers" not in each.choices, each.n_bytes)):
-            batches = _plain_batches(table, choices) if each.datamodule is None else _batches(each, choices)
-            running[each] = stack.enter_context(closing(batches))
+        for candidate in sorted(
+            candidates, key=lambda candidate: ("num_workers" not in candidate.choices, candidate.n_bytes)
+        ):
+            batches = _plain_batches(table, choices) if candidate.datamodule is None else _batches(candidate, choices)
+            running[candidate] = stack.enter_context(closing(batches))
         for number in range(1 + rounds):
-            for each, batches in list(running.items()):
-                bar.set_postfix_str(each.name)
+            for candidate, batches in list(running.items()):
+                bar.set_postfix_str(candidate.name)
                 try:
                     if number == 0:
                         _rate(batches, WARM_UP * seconds, ends_with_epoch=True)
@@ -299,14 +306,14 @@ def _measure(
                         _rate(batches, seconds / 4)  # consumes batches read ahead in the meantime
                         if cold:
                             _drop_pages(table.paths)
-                        rates.setdefault(each, []).append(_rate(batches, seconds))
+                        rates.setdefault(candidate, []).append(_rate(batches, seconds))
                 except H5Error:
                     raise
                 except Exception as error:
                     lines = f"{error}".strip().splitlines()
-                    failed[each.name] = f"it failed: {type(error).__name__}: {lines[-1] if lines else ''}"
-                    del running[each]
-                    rates.pop(each, None)
+                    failed[candidate.name] = f"it failed: {type(error).__name__}: {lines[-1] if lines else ''}"
+                    del running[candidate]
+                    rates.pop(candidate, None)
                 bar.update()
     for path in table.paths:
         process_pool().close(path)
@@ -372,7 +379,7 @@ def _plain_batches(table: RowTable, choices: Mapping[str, Any]) -> Generator[int
             if at not in files:
                 file = stack.enter_context(open_h5(table.paths[at]))
                 files[at] = [_opened(find_array(file, key)) for key in keys]
-            batch.append(tuple(_value(*each, row - starts[at]) for each in files[at]))
+            batch.append(tuple(_value(*array, row - starts[at]) for array in files[at]))
             if len(batch) == choices["batch_size"]:
                 default_collate(batch)
                 batch.clear()
@@ -392,8 +399,8 @@ def _value(array: Any, members: Sequence[str], row: int) -> Any:
         value = value[name]
     if isinstance(value, bytes | str):
         return value
-    found = np.asarray(value)
-    return torch.from_numpy(np.array(found, found.dtype.newbyteorder("=")))
+    number = np.asarray(value)
+    return torch.from_numpy(np.array(number, number.dtype.newbyteorder("=")))
 
 
 def _reasons(chosen: BenchResult, fastest: BenchResult, plain: BenchResult | None) -> Iterator[str]:
@@ -412,4 +419,4 @@ def _yaml_value(value: Paths | Keys) -> Any:
     """Return paths or keys as YAML can have them."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    return dict(value) if isinstance(value, Mapping) else [os.fspath(each) for each in value]
+    return dict(value) if isinstance(value, Mapping) else [os.fspath(path) for path in value]

@@ -24,21 +24,21 @@ from ..hdf5 import (
 from ..progress_bar import with_bar
 from ..staging import INDEX_SUFFIX, shown_url
 from ..types import IntArray, PathLike
-from .repack import check_output
+from .output_files import check_output
 
 __all__ = ["IndexReport", "write_index"]
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What was indexed.
+    """The result of ``write_index``.
 
     Attributes:
         path: the file.
         index: where its index was written.
         n_bytes: size of the file.
         n_index_bytes: size of the index.
-        n_arrays: arrays that were found.
+        n_arrays: number of arrays.
     """
 
     path: str
@@ -53,7 +53,7 @@ def write_index(
 ) -> IndexReport:
     """Write an index of a file, to be stored next to it in an object store under its name and ".index".
 
-    Setting up training then takes a few requests a file, whatever the number of its chunks. Reads metadata only.
+    Setting up training then takes a few requests a file, for any number of chunks. Reads metadata only.
 
     Args:
         path: a file, or the URL of an object.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import Asked, Catalog
+from ..catalog import ArrayRequest, Catalog
 from ..counters import Counters
 from ..datasets import FieldStats, write_stats
 from ..datasets.fields import Decode, codecs_of
@@ -54,13 +54,13 @@ from ..samples import (
     SegmentChoice,
     Select,
     WholeSegments,
+    open_table,
     sample_kind,
-    segment_table,
     selected,
     table_of_rows,
 )
 from ..types import IntArray, Keys, PathLike, Paths
-from .repack import check_output
+from .output_files import check_output
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""
@@ -115,7 +115,7 @@ class ArrayStats:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StatsReport:
-    """What ``compute_stats`` found.
+    """The result of ``compute_stats``.
 
     Attributes:
         files: that were read, in this order.
@@ -128,7 +128,7 @@ class StatsReport:
     arrays: tuple[ArrayStats, ...]
 
     def fields(self) -> dict[str, FieldStats]:
-        """Return what ``normalize=`` of datasets takes, by array.
+        """Return statistics for ``normalize=`` of datasets, by array.
 
         Raises:
             H5ValueError: an array has a channel that nothing can be normalized with.
@@ -178,22 +178,22 @@ def compute_stats(
 
     Normalize with the statistics of the training rows alone: pass their numbers as ``rows``, or their files.
 
-    Pass ``sample``, ``segments`` and ``select`` as to the data module. Each step counts once, whatever windows there
-    are; an array without steps, or an attribute, counts once for each of its values.
+    Pass ``sample``, ``segments`` and ``select`` as to the data module. Each step counts once, in any number of windows;
+    an array without steps, or an attribute, counts once for each of its values.
 
     Args:
-        path: a file, a glob, a directory, or a list of these.
+        path: a file, a glob, a directory, or a list of them.
         keys: the arrays, or a mapping from their names in a sample; None infers the input if exactly one array
             qualifies.
-        channel_axis: the axis of a row (without that of the rows, or steps) that has the channels, which then have
-            statistics of their own; or that of each array, by key. Arrays with one value a row have none. None, the
-            default, takes all values together: a file does not declare what an axis means.
-        rows: numbers of rows, each once in any order, or a mask; counted over all files. Of segments, if samples are
-            made of these. None takes all.
-        sample: what a sample is, as for data modules.
+        channel_axis: the axis of a row (not counting the axis of rows or steps) with the channels, for statistics of
+            each channel; or a mapping from keys to axes. Arrays with one value a row have none. None, the default,
+            takes all values together: a file does not declare the meaning of an axis.
+        rows: numbers of rows, each once in any order, or a mask; counted over all files. Numbers of segments, if
+            samples are made of segments. None takes all.
+        sample: the kind of sample, as for data modules.
         segments: which steps belong together, as for data modules.
         select: the part of an array to read, as for data modules.
-        decode: what decodes arrays, as for data modules.
+        decode: the decoder of each array, as for data modules.
         allow_external: follow links out of the files.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
@@ -211,39 +211,42 @@ def compute_stats(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
     options = OpenOptions(files=FileOptions(allow_external=allow_external))
-    given = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
-    wanted: list[Rows | list[IntArray] | None]
+    sample_options = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
+    rows_of_tables: list[Rows | list[IntArray] | None]
     of_sample = names if keys is None else field_names(keys, "keys").names
     stacks = (() if keys is None else field_names(keys, "keys").stacks) or (None,) * len(names)
     codecs = codecs_of(decode, of_sample, names, stacks)
-    asked = [Asked.of(*one) for one in zip(names, codecs, stacks, strict=True)]
+    requests = [ArrayRequest.of(*arguments) for arguments in zip(names, codecs, stacks, strict=True)]
     catalog = Catalog(names)
-    kind = sample_kind(catalog, paths, names, options, given)
+    kind = sample_kind(catalog, paths, names, options, sample_options)
     if kind.needs_segments or kind.are_cells:
-        whole = segment_table(catalog, paths, asked, of_sample, options, given, SegmentChoice())
-        tables = [whole.with_fields([at]) for at in range(len(names))]
-        wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
+        all_fields, _, _ = open_table(catalog, paths, requests, of_sample, options, kind, SegmentChoice())
+        tables = [all_fields.with_fields([at]) for at in range(len(names))]
+        rows_of_tables = [
+            None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables
+        ]
     else:
-        tables = [table_of_rows(catalog, paths, [one], options) for one in selected(asked, of_sample, given)]
-        wanted = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
+        requests = selected(requests, of_sample, sample_options)
+        tables = [table_of_rows(catalog, paths, [request], options) for request in requests]
+        rows_of_tables = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
     axes = [
         _axis([arrays[0] for arrays in table.layouts], channel_axis, key)
         for key, table in zip(names, tables, strict=True)
     ]
     arrays = tuple(
-        _stats_of_array(key, table, options, some, axis, shows_progress=shows_progress)
-        for key, table, some, axis in zip(names, tables, wanted, axes, strict=True)
+        _stats_of_array(key, table, options, table_rows, axis, shows_progress=shows_progress)
+        for key, table, table_rows, axis in zip(names, tables, rows_of_tables, axes, strict=True)
     )
     n_rows = sum(array.n_rows for (array,) in tables[0].layouts)
     return StatsReport(files=paths, n_rows_of_files=n_rows, arrays=arrays)
 
 
 def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
-    """Return the arrays that are meant.
+    """Return the names of the arrays.
 
     Args:
         paths: the files; if no array is named, the first one is searched.
-        keys: what the user named.
+        keys: the arrays that the user named.
 
     Raises:
         H5KeyError: nothing was named, and several arrays of the file qualify.
@@ -264,16 +267,16 @@ def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
         ) from error
 
 
-def _axis(layouts: Sequence[ArrayLayout], given: ChannelAxis, key: str) -> int | None:
+def _axis(layouts: Sequence[ArrayLayout], channel_axis: ChannelAxis, key: str) -> int | None:
     """Return the axis of a row that has the channels, from 0."""
     layout = layouts[0]
     if kind_of(layout.dtype) != "number" or layout.dtype.kind == "c":
-        what = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
+        content = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
         raise H5ValueError(
-            f"{layout.key!r} in {layout.path!r} holds {what} (dtype {layout.stored}), and statistics need real "
+            f"{layout.key!r} in {layout.path!r} holds {content} (dtype {layout.stored}), and statistics need real "
             "numbers. Name an array of real numbers."
         )
-    axis = given.get(key) if isinstance(given, Mapping) else given
+    axis = channel_axis.get(key) if isinstance(channel_axis, Mapping) else channel_axis
     n_axes = len(layout.row_shape)
     if axis is None or n_axes == 0:
         return None
@@ -297,8 +300,8 @@ def _rows_of_segments(rows: RowsLike, table: RowTable, key: str) -> list[IntArra
     segments = table.indexer.segments
     numbers = np.arange(len(segments))[_ascending(rows, len(segments), f"{key!r} (in segments)")]
     (boxes,) = table.boxes(WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64))))
-    own = {part: np.unique(some) for part, (_, some) in boxes.by_part().items()}
-    return [own.get(part, np.empty(0, np.int64)) for part in range(len(table.layouts))]
+    array_rows = {part: np.unique(rows) for part, (_, rows) in boxes.by_part().items()}
+    return [array_rows.get(part, np.empty(0, np.int64)) for part in range(len(table.layouts))]
 
 
 def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
@@ -307,20 +310,18 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
         return range(n_rows)
     if isinstance(rows, range) and rows and rows.step > 0 and rows[0] >= 0 and rows[-1] < n_rows:
         return rows
-    given = np.asarray(rows)
-    if given.dtype == np.bool_ and given.shape == (n_rows,):
-        return np.flatnonzero(given)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+    numbers = np.asarray(rows)
+    if numbers.dtype == np.bool_ and numbers.shape == (n_rows,):
+        return np.flatnonzero(numbers)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise H5ValueError(
-            f"rows has the shape {given.shape} and the dtype {given.dtype}, and {key} has {n_rows} rows. Pass "
+            f"rows has the shape {numbers.shape} and the dtype {numbers.dtype}, and {key} has {n_rows} rows. Pass "
             f"numbers of rows, or a mask of the shape ({n_rows},)."
         )
-    ordered: IntArray = np.sort(given).astype(np.int64)
-    if len(wrong := ordered[(ordered < 0) | (ordered >= n_rows)]):
-        wanted = wrong[0] if wrong[0] < 0 else wrong[-1]
-        raise H5ValueError(
-            f"row {wanted} is out of range for {key}, which has {n_rows} rows. Pass rows of these files."
-        )
+    ordered: IntArray = np.sort(numbers).astype(np.int64)
+    if len(invalid_rows := ordered[(ordered < 0) | (ordered >= n_rows)]):
+        row = invalid_rows[0] if invalid_rows[0] < 0 else invalid_rows[-1]
+        raise H5ValueError(f"row {row} is out of range for {key}, which has {n_rows} rows. Pass rows of these files.")
     if (np.diff(ordered) == 0).any():
         raise H5ValueError(f"rows has {len(ordered)} rows of {key}, some of them twice. Pass each once.")
     return ordered
@@ -330,7 +331,7 @@ def _stats_of_array(
     key: str,
     table: RowTable,
     options: OpenOptions,
-    wanted: Rows | list[IntArray] | None,
+    table_rows: Rows | list[IntArray] | None,
     axis: int | None,
     *,
     shows_progress: bool,
@@ -339,12 +340,12 @@ def _stats_of_array(
     shapes = {array.row_shape for (array,) in table.layouts}
     nothing = empty_stats(1 if axis is None else layout.row_shape[axis], layout.dtype)
     sums = _InOrder(axis, nothing, layout.refuse_missing)
-    rows = _rows_by_part(table, wanted)
-    n_bytes = sum(len(some) * array.row_bytes for some, (array,) in zip(rows, table.layouts, strict=True))
+    rows = _rows_by_part(table, table_rows)
+    n_bytes = sum(len(part_rows) * array.row_bytes for part_rows, (array,) in zip(rows, table.layouts, strict=True))
     with progress_bar(n_bytes, f"statistics of {key!r}", shows_progress=shows_progress) as bar:
         tasks: list[BulkTask] = []
-        for more in _tasks_of(table, options, rows, sums):
-            tasks += more
+        for next_tasks in _tasks_of(table, options, rows, sums):
+            tasks += next_tasks
             if len(tasks) >= MAX_TASKS or sum(task.n_decoded for task in tasks) >= MAX_BYTES:
                 do_tasks(tasks, usable_cores(), bar.update)
                 tasks = []
@@ -376,59 +377,63 @@ def _stats_of_array(
     )
 
 
-def _rows_by_part(table: RowTable, wanted: Rows | list[IntArray] | None) -> list[Rows]:
+def _rows_by_part(table: RowTable, table_rows: Rows | list[IntArray] | None) -> list[Rows]:
     """Return the rows of each part that are read, as its array numbers them."""
-    if isinstance(wanted, list):
-        return [*wanted]
-    if wanted is None:
+    if isinstance(table_rows, list):
+        return [*table_rows]
+    if table_rows is None:
         return [range(array.n_rows) for (array,) in table.layouts]
-    found: list[Rows] = []
+    rows_of_parts: list[Rows] = []
     for low, high in pairwise(table.starts.tolist()):
-        first, stop = first_places(wanted, np.array([low, high])).tolist()
-        some = wanted[first:stop]
-        found.append(range(some.start - low, some.stop - low, some.step) if isinstance(some, range) else some - low)
-    return found
+        first, stop = first_places(table_rows, np.array([low, high])).tolist()
+        part_rows = table_rows[first:stop]
+        rows_of_parts.append(
+            range(part_rows.start - low, part_rows.stop - low, part_rows.step)
+            if isinstance(part_rows, range)
+            else part_rows - low
+        )
+    return rows_of_parts
 
 
 def _tasks_of(
     table: RowTable, options: OpenOptions, rows: Sequence[Rows], target: _InOrder
 ) -> Iterator[list[BulkTask]]:
-    """Yield tasks for some rows at a time: those of a terabyte would take memory themselves."""
+    """Yield tasks for some rows at a time: all tasks of a terabyte would take much memory."""
     counters = Counters()
     first = 0
-    for own, (layout,) in zip(rows, table.layouts, strict=True):
+    for part_rows, (layout,) in zip(rows, table.layouts, strict=True):
         row_bytes = max(1, layout.row_bytes)
         if layout.value is not None or not layout.row_bytes:
             value = np.empty(0, layout.dtype) if layout.value is None else np.asarray(layout.value, layout.dtype)
-            if len(own):
-                target.put(first, value.reshape(len(own), *layout.row_shape))
+            if len(part_rows):
+                target.put(first, value.reshape(len(part_rows), *layout.row_shape))
         elif layout.view is not None:
             source = open_source(layout, options, 1, counters)
-            yield from _tasks_of_view(source, layout, own, target, first)
+            yield from _tasks_of_view(source, layout, part_rows, target, first)
         else:
             source = open_source(layout, options, max(1, RUN_BYTES // row_bytes), counters)
             step = max(1, MAX_BYTES // row_bytes)
             if step > source.rows_per_block:  # otherwise rows that share chunks do not fit, and are read repeatedly
                 step = step // source.rows_per_block * source.rows_per_block
-            places = first_places(own, np.arange(0, layout.n_rows + step, step)).tolist()
+            places = first_places(part_rows, np.arange(0, layout.n_rows + step, step)).tolist()
             for start, end in pairwise(places):
-                yield bulk_tasks(source, layout, own[start:end], target, first + start)
-        first += len(own)
+                yield bulk_tasks(source, layout, part_rows[start:end], target, first + start)
+        first += len(part_rows)
 
 
 def _tasks_of_view(
-    source: BlockSource, layout: ArrayLayout, own: Rows, target: _InOrder, first: int
+    source: BlockSource, layout: ArrayLayout, part_rows: Rows, target: _InOrder, first: int
 ) -> Iterator[list[BulkTask]]:
-    """Yield a task for each block of an array with other axes of rows, whose rows need not follow each other."""
-    blocks, within = BlockMap([source.grid]).locate(Boxes(0, np.asarray(own, dtype=np.int64)))
+    """Yield a task for each block of an array with other axes of rows; rows of a block need not be consecutive."""
+    blocks, within = BlockMap([source.grid]).locate(Boxes(0, np.asarray(part_rows, dtype=np.int64)))
     order = np.argsort(blocks, kind="stable")
     blocks, within = blocks[order], within[order]
     cuts = np.flatnonzero(np.diff(blocks, prepend=-1, append=-1))
     for low, high in pairwise(cuts.tolist()):
 
-        def run(block: int = int(blocks[low]), here: IntArray = within[low:high], start: int = first + low) -> None:
-            values = np.empty((len(here), *layout.row_shape), layout.dtype)
-            source.pick(block, here, values)
+        def run(block: int = int(blocks[low]), rows: IntArray = within[low:high], start: int = first + low) -> None:
+            values = np.empty((len(rows), *layout.row_shape), layout.dtype)
+            source.pick(block, rows, values)
             target.put(start, values)
 
         n_decoded = source.rows_per_block * layout.row_bytes
@@ -463,11 +468,11 @@ class _InOrder:
         n_each = max(1, values.shape[1] * values.shape[2])
         # Merging takes as long as a few rows: a block has enough of them if they are not too large.
         step = max(1, BLOCK_VALUES // n_each, min(MIN_BLOCK, MIN_BLOCK * BLOCK_VALUES // n_each))
-        done = stats_of(values[:step])
+        sums = stats_of(values[:step])
         for at in range(step, len(values), step):
-            done = merge_stats(done, stats_of(values[at : at + step]))
+            sums = merge_stats(sums, stats_of(values[at : at + step]))
         with self._lock:
-            self._early[start] = start + len(rows), done
+            self._early[start] = start + len(rows), sums
             while self._next in self._early:
                 self._next, ready = self._early.pop(self._next)
                 self.result = merge_stats(self.result, ready)
@@ -476,16 +481,16 @@ class _InOrder:
 class RunningStats(NamedTuple):
     """Statistics of the values so far, for each channel: all have the shape ``(n_channels,)``.
 
-    Mean and squares are those of the deviations from ``shift``, a number near the first values that a float64 holds
-    exactly. So a large mean leaves small deviations all their digits.
+    Mean and squares are computed from the deviations from ``shift``, a number near the first values that a float64
+    holds exactly. So a large mean leaves small deviations all their digits.
 
     Attributes:
-        n: finite values; all that follows but the next two is of these.
-        n_nan: values that are no number.
-        n_infinite: values that are infinite.
-        least: in the dtype of the values (float32 for those of 16 bits); the dtype's largest if there are none.
-        largest: in the same way.
-        shift: what is subtracted from values before they are summed.
+        n: number of finite values, which all but the next two fields describe.
+        n_nan: number of NaN values.
+        n_infinite: number of infinite values.
+        least: the smallest value, in the dtype of the values (float32 for 16 bits); the dtype's largest without values.
+        largest: the largest value, in the same way.
+        shift: number subtracted from values before they are summed.
         offset: the mean of the values minus ``shift``.
         squares: sum of squared deviations from the mean.
     """
@@ -519,15 +524,16 @@ def empty_stats(n_channels: int, dtype: np.dtype[Any]) -> RunningStats:
         n_channels: channels.
         dtype: of the values to come: bool, an integer, or a float of 16, 32 or 64 bits.
     """
-    kept = _kept(dtype)
-    ends = (np.iinfo(kept).max, np.iinfo(kept).min) if kept.kind in "iu" else (np.inf, -np.inf)
+    computing_dtype = _computing_dtype(dtype)
+    limits = np.iinfo(computing_dtype) if computing_dtype.kind in "iu" else None
+    ends = (np.inf, -np.inf) if limits is None else (limits.max, limits.min)
     counts, zeros = np.zeros(n_channels, dtype=np.int64), np.zeros(n_channels)
-    least, largest = (np.full(n_channels, end, dtype=kept) for end in ends)
+    least, largest = (np.full(n_channels, end, dtype=computing_dtype) for end in ends)
     return RunningStats(counts, counts, counts, least, largest, zeros, zeros, zeros)
 
 
 def stats_of(values: npt.NDArray[Any]) -> RunningStats:
-    """Return the statistics of some values; about 10 passes over memory, so that what fits a core's cache is best.
+    """Return the statistics of some values; about 10 passes over memory, so pass few enough for a core's cache.
 
     Args:
         values: shape ``(n_before, n_channels, n_after)``.
@@ -536,28 +542,28 @@ def stats_of(values: npt.NDArray[Any]) -> RunningStats:
     if not values.size:
         return empty_stats(n_channels, values.dtype)
     lines = np.ascontiguousarray(np.moveaxis(values, 1, 0)).reshape(n_channels, -1)
-    lines = lines.astype(_kept(values.dtype), copy=False)
+    lines = lines.astype(_computing_dtype(values.dtype), copy=False)
     n, n_nan = np.full(n_channels, lines.shape[1]), np.zeros(n_channels, dtype=np.int64)
-    where: Any = True
+    is_finite: Any = True
     with np.errstate(all="ignore"):  # stored values may be anything
         least, largest = lines.min(axis=1), lines.max(axis=1)
         if not (np.isfinite(least) & np.isfinite(largest)).all():  # NaN propagates to both
-            where = np.isfinite(lines)
-            n, n_nan = where.sum(axis=1), np.isnan(lines).sum(axis=1)
-            least = lines.min(axis=1, where=where, initial=np.inf)
-            largest = lines.max(axis=1, where=where, initial=-np.inf)
+            is_finite = np.isfinite(lines)
+            n, n_nan = is_finite.sum(axis=1), np.isnan(lines).sum(axis=1)
+            least = lines.min(axis=1, where=is_finite, initial=np.inf)
+            largest = lines.max(axis=1, where=is_finite, initial=-np.inf)
         if lines.dtype.kind in "iu" and lines.dtype.itemsize == 8:
             # float64 cannot represent all int64, but a multiple of 2048 exactly; unsigned distances from it never
             # overflow.
-            below = least >> 11 << 11
-            shift = below.astype(np.float64)
-            deviations = (lines.view(np.uint64) - below.view(np.uint64)[:, None]).astype(np.float64)
+            base = least >> 11 << 11
+            shift = base.astype(np.float64)
+            deviations = (lines.view(np.uint64) - base.view(np.uint64)[:, None]).astype(np.float64)
         else:
             shift = np.where(n > 0, least.astype(np.float64) / 2 + largest.astype(np.float64) / 2, 0.0)
             deviations = np.subtract(lines, shift[:, None], dtype=np.float64)
-        offset = deviations.sum(axis=1, where=where) / np.maximum(n, 1)
+        offset = deviations.sum(axis=1, where=is_finite) / np.maximum(n, 1)
         deviations -= offset[:, None]
-        squares = np.square(deviations, out=deviations).sum(axis=1, where=where)
+        squares = np.square(deviations, out=deviations).sum(axis=1, where=is_finite)
     return RunningStats(n, n_nan, lines.shape[1] - n - n_nan, least, largest, shift, offset, squares)
 
 
@@ -567,8 +573,8 @@ def merge_stats(a: RunningStats, b: RunningStats) -> RunningStats:
     with np.errstate(all="ignore"):
         n = a.n + b.n
         share = b.n / np.maximum(n, 1)
-        apart = (b.shift - a.shift) + (b.offset - a.offset)
-        between = np.where(is_first | is_last, 0.0, apart * apart * a.n * share)
+        mean_difference = (b.shift - a.shift) + (b.offset - a.offset)
+        between = np.where(is_first | is_last, 0.0, mean_difference * mean_difference * a.n * share)
         return RunningStats(
             n,
             a.n_nan + b.n_nan,
@@ -576,12 +582,12 @@ def merge_stats(a: RunningStats, b: RunningStats) -> RunningStats:
             np.minimum(a.least, b.least),
             np.maximum(a.largest, b.largest),
             np.where(is_first, b.shift, a.shift),
-            np.where(is_first, b.offset, a.offset + apart * share),
+            np.where(is_first, b.offset, a.offset + mean_difference * share),
             a.squares + b.squares + between,
         )
 
 
-def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype to compute in: NumPy has no least of bool that is a number, and is slow in 16 bits."""
     if dtype.kind == "b":
         return np.dtype(np.uint8)

@@ -212,7 +212,7 @@ def test_rows_that_stay_decoded_are_hits_and_take_memory(make_h5, tmp_path, noth
 def test_rows_used_last_are_hits(make_h5, tmp_path, workers, nothing_held):
     path = make_h5(x=np.zeros((64, 256), "f4"))
     data = CombinedHDF5DataModule(
-        path, load_fields=["x"], batch_size=8, row_cache=64, num_workers=workers, shuffle=False, with_index=True
+        path, fields=["x"], batch_size=8, row_cache=64, num_workers=workers, shuffle=False, with_index=True
     )
     trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=2)
     trainer.fit(Recorder(), datamodule=data)

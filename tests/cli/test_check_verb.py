@@ -12,7 +12,7 @@ import pytest
 from factories import Stored, edit
 
 from lightning_h5.cli import main
-from lightning_h5.tools import sandbox
+from lightning_h5.tools.check import sandbox
 
 ROOT = Path(__file__).parents[2]
 GZIP = {"compression": "gzip"}

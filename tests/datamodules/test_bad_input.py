@@ -267,7 +267,7 @@ STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "pre
 MODULES = {
     LazyH5DataModule: ("path", IMAGES),
     RankCachedH5DataModule: ("path", IMAGES),
-    CombinedHDF5DataModule: ("paths", {"load_fields": ["scans/images"]}),
+    CombinedHDF5DataModule: ("path", {"fields": ["scans/images"]}),
 }
 
 
@@ -390,12 +390,12 @@ def test_an_unknown_stage_is_refused(folder):
             "split.group_key='scans' is not in ",
         ),
         (LazyH5DataModule, {"x_key": "x", "weights": "scans"}, "weights='scans' is not in "),
-        (CombinedHDF5DataModule, {"load_fields": ["x", "scans"]}, "'scans' of load_fields is not in "),
-        (CombinedHDF5DataModule, {"load_fields": ["x"], "where": {"scans": 1}}, "'scans' of where is not in "),
+        (CombinedHDF5DataModule, {"fields": ["x", "scans"]}, "'scans' of fields is not in "),
+        (CombinedHDF5DataModule, {"fields": ["x"], "where": {"scans": 1}}, "'scans' of where is not in "),
         (
             CombinedHDF5DataModule,
-            {"load_fields": ["x", "g"], "field_map": {"g": "scans"}},
-            "field_map['g']='scans' is not in ",
+            {"fields": {"x": "x", "g": "scans"}},
+            "fields['g']='scans' is not in ",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def predicted(*loaders, devices=1, strategy="auto", **source):
 MODULES = {
     "lazy": lambda path, **options: LazyH5DataModule(predict_path=path, x_key={"x": "x"}, **options),
     "rank cached": lambda path, **options: RankCachedH5DataModule(predict_path=path, x_key={"x": "x"}, **options),
-    "combined": lambda path, **options: CombinedHDF5DataModule(predict_paths=path, load_fields=["x"], **options),
+    "combined": lambda path, **options: CombinedHDF5DataModule(predict_path=path, fields=["x"], **options),
 }
 
 

@@ -26,11 +26,11 @@ USES = {
     RankCachedH5DataModule: lambda paths, **more: RankCachedH5DataModule(paths, **nested(x_key="x", **more)).setup(
         "fit"
     ),
-    CombinedHDF5DataModule: lambda paths, **more: CombinedHDF5DataModule(
-        paths, **nested(load_fields=["x"], **more)
-    ).setup("fit"),
+    CombinedHDF5DataModule: lambda paths, **more: CombinedHDF5DataModule(paths, **nested(fields=["x"], **more)).setup(
+        "fit"
+    ),
     "a cut": lambda paths, **more: CombinedHDF5DataModule(
-        paths, **nested(load_fields=["x"], val_fraction=0.5, **more)
+        paths, **nested(fields=["x"], val_fraction=0.5, **more)
     ).setup("fit"),
 }
 KINDS = {

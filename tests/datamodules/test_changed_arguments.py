@@ -31,17 +31,6 @@ def files(tmp_path_factory):
     return {name: str(folder / f"{name}.h5") for name in N_ROWS}
 
 
-def in_form(kind, arguments):
-    """The arguments by the names that a kind of data module has for them."""
-    if kind is not CombinedHDF5DataModule:
-        return arguments
-    names = {f"{split}_path": f"{split}_paths" for split in ("train", "val", "test", "predict")} | {
-        "x_key": "load_fields",
-        "x_dtype": "dtype",
-    }
-    return {names.get(name, name): [value] if name == "x_key" else value for name, value in arguments.items()}
-
-
 def seen(datamodule):
     """All batches of a fit's loaders, as plain values."""
     datamodule.setup("fit")
@@ -94,8 +83,8 @@ def test_arguments_that_are_set_have_the_effect_of_the_constructor(kind, files, 
         found = VALUES.get(CHANGES[name], CHANGES[name]) if isinstance(CHANGES[name], str) else CHANGES[name]
         return files.get(found, found) if isinstance(found, str) else found
 
-    first = in_form(kind, {"train_path": files["a"], "x_key": "x"} | BASE)
-    changes = in_form(kind, {name: value(name) for name in names})
+    first = {"train_path": files["a"], "x_key": "x"} | BASE
+    changes = {name: value(name) for name in names}
     datamodule = kind(**first)
     if data.draw(st.booleans(), label="used before"):
         seen(datamodule)
@@ -121,10 +110,9 @@ def seen_after(datamodule, changes):
 @ALL
 def test_the_next_fit_trains_on_new_files(kind, files):
     model, other = Recorder(), Recorder()
-    datamodule = kind(**in_form(kind, {"train_path": files["a"], "x_key": "x"} | BASE))
+    datamodule = kind(files["a"], x_key="x", **BASE)
     quiet_trainer(max_epochs=1).fit(model, datamodule=datamodule)
-    for name, value in in_form(kind, {"train_path": files["b"]}).items():
-        setattr(datamodule, name, value)
+    datamodule.train_path = files["b"]
     quiet_trainer(max_epochs=1).fit(other, datamodule=datamodule)
     assert [sorted(each.train_rows[0]) for each in (model, other)] == [list(range(n)) for n in N_ROWS.values()]
     assert datamodule.hparams_initial[next(iter(inspect.signature(kind).parameters))] == files["b"]
@@ -133,7 +121,7 @@ def test_the_next_fit_trains_on_new_files(kind, files):
 @ALL
 @pytest.mark.parametrize("depth", [None, 1, 5])
 def test_the_prefetch_depth_is_an_argument_as_in_torch(kind, files, depth):
-    arguments = in_form(kind, {"train_path": files["a"], "x_key": "x"} | BASE)
+    arguments = {"train_path": files["a"], "x_key": "x"} | BASE
     for num_workers in (0, 1):
         datamodule = kind(**arguments, num_workers=num_workers, prefetch_factor=depth)
         datamodule.setup("fit")
@@ -150,7 +138,7 @@ def test_the_prefetch_depth_is_an_argument_as_in_torch(kind, files, depth):
 
 @ALL
 def test_every_argument_can_be_read_and_set_to_its_value(kind, files):
-    datamodule = kind(**in_form(kind, {"train_path": files["a"], "x_key": "x"} | BASE))
+    datamodule = kind(files["a"], x_key="x", **BASE)
     before = seen(datamodule), dict(datamodule.hparams)
     for name in inspect.signature(kind).parameters:
         setattr(datamodule, name, getattr(datamodule, name))
@@ -159,7 +147,7 @@ def test_every_argument_can_be_read_and_set_to_its_value(kind, files):
 
 @ALL
 def test_an_invalid_value_is_refused_at_once_and_nothing_changes(kind, files):
-    datamodule = kind(**in_form(kind, {"train_path": files["a"], "x_key": "x"} | BASE))
+    datamodule = kind(files["a"], x_key="x", **BASE)
     before = seen(datamodule)
     for name, value in {"seed": -1, "shuffle": "sorted", "num_workers": -1, "rank": 1, "world_size": 2}.items():
         with pytest.raises(H5ValueError, match=name):

@@ -114,7 +114,7 @@ def test_a_checkpoint_of_other_filters_is_refused(files, tmp_path):
 def fit_on_ranks(rank, world_size, files, options):
     model = RowRecorder()
     trainer = quiet_trainer(max_epochs=2, devices=world_size, strategy="ddp", num_sanity_val_steps=0)
-    trainer.fit(model, datamodule=CombinedHDF5DataModule(files, **nested(val_paths=files[:1], batch_size=4, **options)))
+    trainer.fit(model, datamodule=CombinedHDF5DataModule(files, **nested(val_path=files[:1], batch_size=4, **options)))
     return model.train_rows, model.rows["val"]
 
 
@@ -155,12 +155,12 @@ def test_bad_files_are_errors_or_left_out_in_so_many_words(files, tmp_path, capl
 
 
 def test_a_split_without_data_or_rows_says_what_to_pass(files):
-    with pytest.raises(H5ValueError, match=r"Pass val_paths, or split with val_fraction"):
+    with pytest.raises(H5ValueError, match=r"Pass val_path, or split with val_fraction"):
         CombinedHDF5DataModule(files).setup("validate")
     with pytest.raises(H5ValueError, match="not both"):
         CombinedHDF5DataModule(
             files,
-            val_paths=files,
+            val_path=files,
             split=0.1,
         )
     with pytest.raises(H5ValueError, match="'train': no row of 60 passes"):
@@ -185,9 +185,8 @@ model: {{class_path: lightning_models.Recorder}}
 data:
   class_path: CombinedHDF5DataModule
   init_args:
-    train_paths: {files}
-    load_fields: [x, marks]
-    field_map: {{marks: row, target: {{key: target, layout: NT}}}}
+    train_path: {files}
+    fields: {{x: x, marks: row, target: {{key: target, layout: NT}}}}
     label: 1
     where: {{row: {{min: 3, max: 40}}, guid: [patient_1, patient_4]}}
     row_cache: 10

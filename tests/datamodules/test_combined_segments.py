@@ -130,8 +130,8 @@ def test_a_label_keeps_the_steps_that_have_it(folder):
 
 
 def module(folder, names="ab", **options):
-    given = {"load_fields": ["x", "t"], "segments": "data/*", "window": 3, "with_index": True, "batch_size": 4}
-    files = {"train_paths": [folder / f"{name}.h5" for name in names]} if names else {}
+    given = {"fields": ["x", "t"], "segments": "data/*", "window": 3, "with_index": True, "batch_size": 4}
+    files = {"train_path": [folder / f"{name}.h5" for name in names]} if names else {}
     return CombinedHDF5DataModule(**files, **given | options)
 
 
@@ -231,7 +231,7 @@ REFUSED = [
     ({"where": lambda columns: columns["ok"] > 0}, "is a function of all columns"),
     ({"where": {"x": 1.0}}, "has rows of the shape"),
     ({"where": {"@score": {"min": 9}}}, "no segment passes all filters"),
-    ({"load_fields": None}, "without load_fields"),
+    ({"fields": None}, "without fields"),
     ({"window": 99}, "no segment is as long as a window"),
     ({**PATCHES, "where": {"ok": 1}}, "Name an array with a value for each volume"),
 ]
@@ -250,7 +250,7 @@ def test_text_that_no_segment_has_is_a_warning(folder):
 
 @pytest.mark.parametrize("split", [{"by": "time"}, {"by": "segment"}, {"group_pattern": "(demo)"}])
 def test_rows_are_not_split_by_what_segments_alone_have(folder, split):
-    options = {"load_fields": ["data/demo_0/x"], "segments": None, "window": None}
+    options = {"fields": ["data/demo_0/x"], "segments": None, "window": None}
     with pytest.raises(H5ValueError, match="divide segments, and samples are rows"):
         module(folder, "a", **options, split={"val_fraction": 0.3} | split).setup("fit")
 

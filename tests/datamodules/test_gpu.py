@@ -44,7 +44,7 @@ def file(tmp_path):
 
 def module(name, file, **options):
     kind, own = SOURCES[name]
-    keys = {"field_map": {"x": "x", "y": "y"}} if kind is CombinedHDF5DataModule else {"x_key": "x", "y_key": "y"}
+    keys = {"fields": {"x": "x", "y": "y"}} if kind is CombinedHDF5DataModule else {"x_key": "x", "y_key": "y"}
     found = kind(file, **nested(**keys | {"batch_size": BATCH} | own | options))
     found.before = set()
 

@@ -54,8 +54,8 @@ def home(make_h5, tmp_path, monkeypatch):
         lambda path: create_optimized_dataloader(hdf5_files=path, load_fields=["x"], num_workers=0).dataset,
         lambda path: rows_of(LazyH5DataModule(path, x_key="x")),
         lambda path: rows_of(RankCachedH5DataModule(path, x_key="x")),
-        lambda path: rows_of(CombinedHDF5DataModule(path, load_fields=["x"], on_bad_file="skip")),
-        lambda path: rows_of(CombinedHDF5DataModule(mixture={"a": path}, load_fields=["x"])),
+        lambda path: rows_of(CombinedHDF5DataModule(path, fields=["x"], on_bad_file="skip")),
+        lambda path: rows_of(CombinedHDF5DataModule(mixture={"a": path}, fields=["x"])),
     ],
     ids=["lazy", "cached", "combined", "loader", "lazy module", "cached module", "combined module", "mixture"],
 )
@@ -77,7 +77,7 @@ def test_files_of_each_split_are_found(split):
 
 @pytest.mark.parametrize("module", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
 def test_split_files_are_written_and_read(module, home):
-    names = {"load_fields": ["x"]} if module is CombinedHDF5DataModule else {"x_key": "x"}
+    names = {"fields": ["x"]} if module is CombinedHDF5DataModule else {"x_key": "x"}
     module("~/runs/a.h5", split={"val_fraction": 0.5, "file": "~/splits/a.json"}, **names).setup("fit")
     kept = json.loads((home / "splits" / "a.json").read_text())
     kept["splits"] = {"train": [[0, 30]], "val": [[30, 40]]}

@@ -38,7 +38,7 @@ def path(make_h5):
 CASES = {
     "lazy": (LazyH5DataModule, {"x_key": {"image": "x"}, "y_key": "y", "x_dtype": "float16", "weights": "group"}),
     "cached": (RankCachedH5DataModule, {"x_key": ["x", "y"], "memory": "interleave", "normalize": None}),
-    "combined": (CombinedHDF5DataModule, {"where": {"y": {"min": 3}}, "load_fields": ["x", "y"], "label": None}),
+    "combined": (CombinedHDF5DataModule, {"where": {"y": {"min": 3}}, "fields": ["x", "y"], "label": None}),
 }
 ALL = pytest.mark.parametrize(("kind", "options"), CASES.values(), ids=list(CASES))
 
@@ -59,7 +59,7 @@ def fit(datamodule, folder, model=None, **options):
 @ALL
 def test_hparams_are_the_arguments_of_the_constructor(kind, options, path):
     hparams = make(kind, path, options).hparams
-    assert hparams["train_path" if kind is not CombinedHDF5DataModule else "train_paths"] == path
+    assert hparams["train_path"] == path
     assert {name: hparams[name] for name in options} == options
     assert (hparams.batch_size, hparams.split["val_fraction"], hparams.num_workers, hparams.seed) == (5, 0.25, 0, 3)
     assert json.loads(json.dumps(hparams)) == hparams

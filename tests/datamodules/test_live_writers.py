@@ -54,7 +54,7 @@ def live(tmp_path):
 MODULES = {
     "lazy": lambda path, **more: LazyH5DataModule(path, **nested(x_key="x", **more)),
     "cached": lambda path, **more: RankCachedH5DataModule(path, **nested(x_key="x", **more)),
-    "combined": lambda path, **more: CombinedHDF5DataModule(path, **nested(load_fields=["x"], dtype=None, **more)),
+    "combined": lambda path, **more: CombinedHDF5DataModule(path, **nested(fields=["x"], x_dtype=None, **more)),
 }
 
 
@@ -98,11 +98,20 @@ def test_another_file_in_its_place_is_a_change_all_the_same(live, tmp_path):
     module.teardown("fit")
 
 
+def passes(columns):
+    """All rows that there are in ``setup``."""
+    return columns["y"] >= 0
+
+
 PAIRS = {
-    "lazy": lambda path, **more: LazyH5DataModule(path, **nested(x_key="x", y_key="y", group_key="y", **more)),
-    "cached": lambda path, **more: RankCachedH5DataModule(path, **nested(x_key="x", y_key="y", group_key="y", **more)),
+    "lazy": lambda path, **more: LazyH5DataModule(
+        path, **nested(x_key="x", y_key="y", group_key="y", where=passes, **more)
+    ),
+    "cached": lambda path, **more: RankCachedH5DataModule(
+        path, **nested(x_key="x", y_key="y", group_key="y", where=passes, **more)
+    ),
     "combined": lambda path, **more: CombinedHDF5DataModule(
-        path, **nested(load_fields=["x"], dtype=None, group_key="y", where=lambda columns: columns["y"] >= 0, **more)
+        path, **nested(fields=["x"], x_dtype=None, group_key="y", where=passes, **more)
     ),
 }
 

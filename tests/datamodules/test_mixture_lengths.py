@@ -37,7 +37,7 @@ def any_mixture(rng, paths):
         "batch_size": int(rng.integers(1, 13)),
         "seed": int(rng.integers(1000)),
         "shuffle": bool(rng.integers(4)),
-        "load_fields": ["x", "row"],
+        "fields": ["x", "row"],
         "cache_size": 0,
     }
     if strategy == "weighted" and rng.integers(4):

@@ -375,7 +375,7 @@ def test_a_small_source_may_have_no_row_that_passes_among_those_that_validate(mo
 
 
 def test_files_of_their_own_validate_without_a_mixture(module, sources):
-    model = fitted(module(sampling_strategy="round_robin", val_paths=sources["b"]), RowsOfEach(), max_epochs=1)
+    model = fitted(module(sampling_strategy="round_robin", val_path=sources["b"]), RowsOfEach(), max_epochs=1)
     assert sorted(model.rows["val"]) == rows_of("b")
 
 
@@ -432,11 +432,11 @@ model: {{class_path: lightning_models.Recorder}}
 data:
   class_path: CombinedHDF5DataModule
   init_args:
-    load_fields: [x, row]
+    fields: [x, row]
     mixture:
       sources:
         first: {sources["a"]}
-        second: {{paths: [{sources["b"]}, {sources["c"]}], where: {{parity: 0}}, load_fields: [x, row]}}
+        second: {{paths: [{sources["b"]}, {sources["c"]}], where: {{parity: 0}}, fields: [x, row]}}
       strategy: alternating
       pattern: [first, first, second]
       epoch_length: 9
@@ -488,7 +488,7 @@ BAD = {
         {"sources": FILES | {"b": {"paths": "b.h5", "batch_size": 3}}},
         ["'b' has the unknown settings 'batch_size'", "'label'", "'where'"],
     ),
-    "files beside sources": ({"train_paths": "a.h5"}, ["train_paths and mixture"]),
+    "files beside sources": ({"train_path": "a.h5"}, ["train_path and mixture"]),
     "no source": ({"sources": {}}, ["sources={}", "names no source"]),
     "text as sources": ({"sources": "a.h5"}, ["sources='a.h5'"]),
     "an unknown strategy": ({"sampling_strategy": "roundrobin"}, ["'roundrobin'", "'round_robin'"]),
@@ -501,8 +501,8 @@ BAD = {
     ),
     "a mixture of nothing": ({"sources": None} | ROUND, ["sources=None", "names no source"]),
     "a field of the source's name": (
-        {"sources": FILES, "field_map": {"source": "parity"}},
-        ["'source'", "the name of their source", "field_map"],
+        {"sources": FILES, "fields": {"source": "parity"}},
+        ["'source'", "the name of their source", "fields"],
     ),
     "files that are not there": ({"sources": FILES | {"b": "gone.h5"}}, ["'b'", "gone.h5"]),
     "fewer rows than ranks": (
@@ -586,9 +586,9 @@ def test_samples_of_sources_with_other_dtypes_shapes_and_lengths_are_those_of_th
         options["collate_fn"] = collate
     datamodule = CombinedHDF5DataModule(
         mixture={"sources": sources, **mixture},
-        load_fields=["x"],
+        fields=["x"],
         segments="ep_*",
-        dtype=None,
+        x_dtype=None,
         with_index=True,
         batch_size=batch_size,
         **options,
@@ -647,7 +647,7 @@ def matrix(path, n_columns):
 @pytest.mark.parametrize("decode", ["dense", "csr"])
 def test_sparse_matrices_of_several_widths_take_turns_by_batches_and_cannot_be_in_one(tmp_path, decode):
     sources = {name: matrix(tmp_path / f"{name}.h5", n) for name, n in (("narrow", 3), ("wide", 50))}
-    options = {"load_fields": ["X"], "decode": {"X": decode}, "batch_size": 2}
+    options = {"fields": ["X"], "decode": {"X": decode}, "batch_size": 2}
     datamodule = CombinedHDF5DataModule(mixture={"sources": sources, "strategy": "round_robin"}, **options)
     datamodule.setup("fit")
     for batch in datamodule.train_dataloader():
@@ -661,17 +661,17 @@ def test_sparse_matrices_of_several_widths_take_turns_by_batches_and_cannot_be_i
 
 def test_sources_with_other_fields_are_refused_until_the_fields_are_named(sources, tmp_path):
     mixed = {"a": sources["a"], "more": write(tmp_path / "more.h5", 0, 8, extra=np.zeros(8))}
-    with pytest.raises(H5ValueError, match=r"'a' has the fields .*, and 'more' has .*'extra'.*load_fields"):
+    with pytest.raises(H5ValueError, match=r"'a' has the fields .*, and 'more' has .*'extra'.*fields"):
         CombinedHDF5DataModule(mixture=mixed).setup("fit")
-    assert len(dataset_of(CombinedHDF5DataModule(mixture=mixed, load_fields=["x", "row"]))) == 68
+    assert len(dataset_of(CombinedHDF5DataModule(mixture=mixed, fields=["x", "row"]))) == 68
 
 
 def test_sources_may_call_their_fields_otherwise(sources, tmp_path):
     other = tmp_path / "other.h5"
     with h5py.File(other, "w") as file:
         file["signal"], file["number"] = np.ones((6, 3), "f4"), np.arange(6)
-    mixed = {"a": sources["a"], "other": {"paths": str(other), "field_map": {"x": "signal", "row": "number"}}}
-    dataset = dataset_of(CombinedHDF5DataModule(mixture=mixed, load_fields=["x", "row"], batch_size=BATCH))
+    mixed = {"a": sources["a"], "other": {"paths": str(other), "fields": {"x": "signal", "row": "number"}}}
+    dataset = dataset_of(CombinedHDF5DataModule(mixture=mixed, fields=["x", "row"], batch_size=BATCH))
     batch = dataset.read_batch([59, 60, 65])
     assert batch["row"].tolist() == [59, 0, 5]
     assert list(batch["source"]) == ["a", "other", "other"]

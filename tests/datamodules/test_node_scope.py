@@ -50,7 +50,7 @@ def lazy(file, rank, world_size, **options):
 
 
 def combined(file, rank, world_size, **options):
-    options = {"batch_size": 16, "shuffle": {"scope": "node", "buffer": 20 * BLOCK}, "dtype": None} | options
+    options = {"batch_size": 16, "shuffle": {"scope": "node", "buffer": 20 * BLOCK}, "x_dtype": None} | options
     return CombinedHDF5DataModule(
         file, with_index=True, distributed={"rank": rank, "world_size": world_size}, **options
     )

@@ -61,19 +61,19 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "windows, cut": (LazyH5DataModule, KEYS | {"val_fraction": 0.4, "group_key": "patient", "window": 3}),
     "windows, filtered and cut": (
         CombinedHDF5DataModule,
-        {"load_fields": ["x"], "window": 3, "where": {"age": {"min": 1}}, "val_fraction": 0.4, "group_key": "patient"},
+        {"fields": ["x"], "window": 3, "where": {"age": {"min": 1}}, "val_fraction": 0.4, "group_key": "patient"},
     ),
     "weighted": (LazyH5DataModule, KEYS | CUT | {"weight_key": "weight"}),
     "balanced": (LazyH5DataModule, KEYS | {"balance_key": "label"}),
     "external": (LazyH5DataModule, KEYS | CUT | {"allow_external": True}),
     "integrity": (LazyH5DataModule, KEYS | CUT | {"trusted": True}),
     "cached": (RankCachedH5DataModule, KEYS | CUT),
-    "combined": (CombinedHDF5DataModule, {"load_fields": ["x", "y"]} | CUT),
+    "combined": (CombinedHDF5DataModule, {"fields": ["x", "y"]} | CUT),
     "combined, all fields": (CombinedHDF5DataModule, dict(CUT)),
-    "combined, skipping": (CombinedHDF5DataModule, {"load_fields": ["x"], "on_bad_file": "skip"} | CUT),
+    "combined, skipping": (CombinedHDF5DataModule, {"fields": ["x"], "on_bad_file": "skip"} | CUT),
     "filtered": (
         CombinedHDF5DataModule,
-        {"load_fields": ["x"], "where": {"age": {"min": 3}}, "balance_key": "label"} | CUT,
+        {"fields": ["x"], "where": {"age": {"min": 3}}, "balance_key": "label"} | CUT,
     ),
 }
 

@@ -339,7 +339,7 @@ def test_a_mode_that_was_asked_for_is_kept_whatever_memory_there_is():
 def test_the_mode_of_an_interrupted_run_is_kept(kept):
     for memory in (None, 1, 1 << 40):
         order = choose_order(
-            rows_in_place(1 << 35), ShuffleOptions(), world_size=2, num_workers=0, memory=memory, kept=kept
+            rows_in_place(1 << 35), ShuffleOptions(), world_size=2, num_workers=0, memory=memory, saved_mode=kept
         )
         assert order.mode == kept
         assert "resumed" in order.why
@@ -359,7 +359,7 @@ def test_the_log_has_the_reason_and_both_rates(make_h5, monkeypatch, caplog):
 def test_a_resume_on_another_machine_continues_the_order(tmp_path, make_h5, monkeypatch, kind, began_with):
     """As a run without an interruption: the rest of the epoch, and the next one."""
     path = make_h5(x=np.arange(3000.0 * 256).reshape(3000, 256))
-    keys = {"x_key": "x"} if kind is LazyH5DataModule else {"load_fields": {"x": "x"}}
+    keys = {"x_key": "x"} if kind is LazyH5DataModule else {"fields": {"x": "x"}}
 
     def module(memory):
         monkeypatch.setattr("lightning_h5.datamodules.base.page_cache_memory", lambda: memory)

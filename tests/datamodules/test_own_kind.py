@@ -36,7 +36,7 @@ def path(tmp_path):
 @pytest.fixture(params=["lazy", "cached", "combined"])
 def module(request, path):
     kinds = {"lazy": LazyH5DataModule, "cached": RankCachedH5DataModule, "combined": CombinedHDF5DataModule}
-    names = {"load_fields": ["x"]} if request.param == "combined" else {"x_key": {"x": "x"}}
+    names = {"fields": ["x"]} if request.param == "combined" else {"x_key": {"x": "x"}}
 
     def made(train_path=path, *args, **options):
         given = {"sample": EveryNth(N), "segments": "e*", "collate_fn": "list", "with_index": True, "batch_size": 4}
@@ -101,7 +101,7 @@ def test_filters_of_combined_files(path):
     datamodule = CombinedHDF5DataModule(
         None,
         path,
-        load_fields=["x"],
+        fields=["x"],
         where={"odd": 1},
         sample=EveryNth(N),
         segments="e*",

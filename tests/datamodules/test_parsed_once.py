@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
-from lightning_h5.datasets import file_samples, table_dataset
+from lightning_h5.datasets import table_dataset
 from lightning_h5.options import FileOptions, PatchOptions, SegmentOptions, ShuffleOptions, SplitOptions, WindowOptions
+from lightning_h5.samples import kinds
 
 OPTIONS = (FileOptions, PatchOptions, SegmentOptions, ShuffleOptions, SplitOptions, WindowOptions)
 
@@ -29,8 +30,8 @@ def counts(monkeypatch):
 
     for option in OPTIONS:
         counted(option, "__post_init__", option.__name__)
-    counted(file_samples, "matrices_in", "asked for matrices")
-    counted(file_samples, "are_cells", "asked for references")
+    counted(kinds, "matrices_in", "asked for matrices")
+    counted(kinds, "are_cells", "asked for references")
     counted(table_dataset.TableDataset, "__init__", "datasets")
     return counts
 
@@ -81,7 +82,7 @@ def test_rows(kind, path, counts):
 
 def test_combined_files(path, counts):
     arguments = {name: value for name, value in SEGMENTS.items() if name != "x_key"}
-    module = CombinedHDF5DataModule(path, load_fields=["x"], **arguments)
+    module = CombinedHDF5DataModule(path, fields=["x"], **arguments)
     module.setup()
     assert {split: len(dataset) for split, dataset in module.datasets.items()} == {"train": 30, "val": 10, "test": 10}
     for name in ("FileOptions", "SegmentOptions", "WindowOptions", "SplitOptions", "ShuffleOptions"):
@@ -90,7 +91,7 @@ def test_combined_files(path, counts):
 
 
 def test_combined_rows(path, counts):
-    module = CombinedHDF5DataModule(path, load_fields=["rows"], split=0.2)
+    module = CombinedHDF5DataModule(path, fields=["rows"], split=0.2)
     module.setup()
     assert {split: len(dataset) for split, dataset in module.datasets.items()} == {"train": 160, "val": 40}
     assert counts["FileOptions"] == counts["SplitOptions"] == 1

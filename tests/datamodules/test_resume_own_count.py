@@ -38,7 +38,7 @@ def file(tmp_path_factory):
 
 
 def module(file, kind=LazyH5DataModule, **options):
-    names = {"load_fields": ["x"]} if kind is CombinedHDF5DataModule else {"x_key": "x"}
+    names = {"fields": ["x"]} if kind is CombinedHDF5DataModule else {"x_key": "x"}
     return kind(file, **names, **({"batch_size": BATCH, "with_index": True, "seed": 1} | options))
 
 

@@ -257,8 +257,8 @@ def test_segments_without_steps_are_counted_in_evaluation(tmp_path, rule, sample
     path, key, segments = empty_segments(tmp_path, rule)
     if rule == "arrays" and kind is CombinedHDF5DataModule:
         pytest.skip("fields of this class have names without a pattern")
-    fields = {"load_fields": [key]} if kind is CombinedHDF5DataModule else {"x_key": {key: key}}
-    paths = {"test_paths" if kind is CombinedHDF5DataModule else "test_path": path}
+    fields = {"fields": [key]} if kind is CombinedHDF5DataModule else {"x_key": {key: key}}
+    paths = {"test_path": path}
     module = kind(**paths, **fields, sample=sample, segments=segments or None, collate_fn="list", batch_size=9)
     says = pytest.warns(UserWarning, match="2 segments have no steps") if sample == "segment" else nullcontext()
     with caplog.at_level("INFO"), says:

@@ -30,7 +30,7 @@ def cached(file, **options):
 
 
 def combined(file, **options):
-    return CombinedHDF5DataModule(file, **nested(load_fields=["x"], **options))
+    return CombinedHDF5DataModule(file, **nested(**{"fields": ["x"]} | options))
 
 
 KINDS = pytest.mark.parametrize("make", [lazy, cached, combined], ids=["lazy", "cached", "combined"])
@@ -169,7 +169,7 @@ def test_names_of_ours_are_found_in_the_files(make_h5):
     file = make_h5({"x": np.arange(40), "meta/patient": np.arange(40) // 4, "meta/class": np.arange(40) // 20})
     datamodule = combined(
         file,
-        field_map={"guid": "meta/patient", "class": "meta/class"},
+        fields={"x": "x", "guid": "meta/patient", "class": "meta/class"},
         split={"val_fraction": 0.2, "group_key": "guid", "stratify_key": "class"},
     )
     rows = rows_of(datamodule)

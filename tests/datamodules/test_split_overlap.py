@@ -35,7 +35,7 @@ def warnings_of(caplog, datamodule, stage="fit"):
 def opened(make, training, **paths):
     names = {"train": training, **paths}
     if make is CombinedHDF5DataModule:
-        return make(**{f"{split}_paths": path for split, path in names.items()}, load_fields=["x"], sample="row")
+        return make(**{f"{split}_path": path for split, path in names.items()}, fields=["x"], sample="row")
     return make(**{f"{split}_path": path for split, path in names.items()}, x_key="x")
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_training_has_is_named_by_both_names_before_training(folder,
 def test_other_files_and_shares_of_the_same_files_give_no_warning(folder, caplog, make):
     own = str(folder / "val" / "own.h5")
     assert not warnings_of(caplog, opened(make, str(folder / "d*.h5"), val=own, test=str(folder / "missing.h5")))
-    kind = {"load_fields": ["x"], "sample": "row"} if make is CombinedHDF5DataModule else {"x_key": "x"}
+    kind = {"fields": ["x"], "sample": "row"} if make is CombinedHDF5DataModule else {"x_key": "x"}
     assert not warnings_of(
         caplog, make(str(folder / "d*.h5"), **kind, split={"val_fraction": 0.2, "test_fraction": 0.2})
     )
@@ -95,7 +95,7 @@ def test_segments_of_one_file_under_two_names_are_named(tmp_path, caplog, make):
         for number in range(3):
             file[f"data/d{number}/x"], file[f"data/d{number}/mask"] = np.arange(4.0), file["mask"]
     os.link(path, link)
-    keys = {"load_fields": ["x", "mask"]} if make is CombinedHDF5DataModule else {"x_key": ["x", "mask"]}
+    keys = {"fields": ["x", "mask"]} if make is CombinedHDF5DataModule else {"x_key": ["x", "mask"]}
     (text,) = warnings_of(caplog, make(path, link, **keys, segments="data/*"))
     assert f"3 files or arrays in common: '{link}:data/d0' (in training as '{path}:data/d0')" in text
 

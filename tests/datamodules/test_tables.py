@@ -91,7 +91,7 @@ def test_columns_are_fields_of_rows(tmp_path: Path, files: list[str], kind: str,
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
 def test_columns_divide_rows(files: list[str], table: Any, make: Any, num_workers: int) -> None:
-    keys = {"load_fields": ["x", "table/age"]} if make is CombinedHDF5DataModule else {"x_key": {"x": "x"}}
+    keys = {"fields": ["x", "table/age"]} if make is CombinedHDF5DataModule else {"x_key": {"x": "x"}}
     for split in (
         {"val_fraction": 0.3, "group_key": "table/patient"},
         {"val_fraction": 0.3, "stratify_key": "table/sex"},

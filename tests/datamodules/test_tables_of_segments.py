@@ -99,7 +99,7 @@ def batches(module: Any, split: str = "train") -> list[tuple[np.ndarray, Any]]:
 
 def make(kind: Any, path: str, table: Any, **given: Any) -> Any:
     if kind is CombinedHDF5DataModule:
-        given |= {"load_fields": ["x", "label"], "field_map": {"label": "table/label"}}
+        given |= {"fields": {"x": "x", "label": "table/label"}}
     else:
         given |= {"x_key": {"x": "x", "label": "table/label"}}
     module = kind(path, table=table, **given)
@@ -268,7 +268,7 @@ def test_what_is_matched_by_order_belongs_to_the_rows_of_one_split(tmp_path: Pat
     def opened(table: str, labels: str, stages: tuple[str, ...]) -> Any:
         of_other = {"path": str(tmp_path / labels), "key": "y"}
         if kind is CombinedHDF5DataModule:
-            given = {"load_fields": ["x", "y", "t"], "field_map": {"y": of_other, "t": "table/label"}}
+            given = {"fields": {"x": "x", "y": of_other, "t": "table/label"}}
         else:
             given = {"x_key": {"x": "x", "y": of_other, "t": "table/label"}}
         module = kind(*paths, **given, table=str(tmp_path / table), batch_size=6, shuffle=False)
@@ -314,12 +314,14 @@ def test_a_field_of_another_file_filters_groups_and_weighs_rows_by_its_own_value
         file["x"], file["y"] = np.arange(12), np.zeros(12, np.int64)
     with h5py.File(tmp_path / "labels.h5", "w") as file:
         file["y"] = np.arange(12) // 3
-    given = {"load_fields": ["x", "lab"], "field_map": {"lab": {"path": str(tmp_path / "labels.h5"), "key": "y"}}}
+    given = {"fields": {"x": "x", "lab": {"path": str(tmp_path / "labels.h5"), "key": "y"}}}
     path = str(tmp_path / "data.h5")
     module = CombinedHDF5DataModule(path, **given, where={"lab": {"min": 2}}, batch_size=12)
     module.setup("fit")
     assert sorted(next(iter(module.train_dataloader()))["x"].tolist()) == list(range(6, 12))
-    dataset = CombinedHDF5Dataset(path, ["x"], field_map=given["field_map"], where=lambda columns: columns["lab"] >= 2)
+    dataset = CombinedHDF5Dataset(
+        path, ["x"], field_map={"lab": given["fields"]["lab"]}, where=lambda columns: columns["lab"] >= 2
+    )
     assert dataset.indices.tolist() == list(range(6, 12))
     module = CombinedHDF5DataModule(path, **given, weights="lab", batch_size=12)
     module.setup("fit")
@@ -337,7 +339,7 @@ def test_rows_without_a_line_are_in_no_split(tmp_path: Path, kind: Any) -> None:
         file["id"] = np.arange(20)
     lines = [{"id": n, "part": "train" if n % 4 else "val", "g": n // 5, "ok": n % 2 == 0} for n in range(0, 20, 2)]
     table = {"path": write_table(tmp_path / "t.csv", lines), "on": "id", "missing": "drop"}
-    keys = {"load_fields": ["id", "table/ok"]} if kind is CombinedHDF5DataModule else {"x_key": {"id": "id"}}
+    keys = {"fields": ["id", "table/ok"]} if kind is CombinedHDF5DataModule else {"x_key": {"id": "id"}}
     for split in ({"key": "table/part"}, {"val_fraction": 0.5, "group_key": "table/g"}):
         module = kind(str(tmp_path / "data.h5"), **keys, table=table, split=split, batch_size=20)
         module.setup("fit")
@@ -405,8 +407,7 @@ MODULES = {
     LazyH5DataModule: {"x_key": {"x": "x", "label": "label", "value": "table/value"}},
     RankCachedH5DataModule: {"x_key": {"x": "x", "label": "label", "value": "table/value"}},
     CombinedHDF5DataModule: {
-        "load_fields": ["x", "label", "value"],
-        "field_map": {"value": "table/value"},
+        "fields": {"x": "x", "label": "label", "value": "table/value"},
         "where": {"kept": 1},
     },
 }
@@ -441,7 +442,7 @@ def test_labels_and_table_values_are_of_their_segment_whatever_others_are_empty(
     assume(expected)
     table = write_table(tmp_path / f"{next(NUMBERS)}.csv", lines)
     datamodule = module(
-        **{"predict_paths" if module is CombinedHDF5DataModule else "predict_path": paths},
+        predict_path=paths,
         segments={by: by, "constants": ["label"]},
         table={"path": table, "on": "number"},
         **({"window": {"length": 2, "pad": "edge"}} if sample == "window" else {"sample": sample}),

@@ -70,7 +70,7 @@ def test_sources_that_store_text_differently_are_mixed_in_one_batch(tmp_path, in
     key = "table/g" if in_table else "g"
     paths = {f"s{n}": write(tmp_path, one, WORDS, in_table=in_table) for n, one in enumerate(STORAGES)}
     datamodule = CombinedHDF5DataModule(
-        **nested(sources=paths, load_fields=["x", key], batch_size=24, shuffle=False, **arguments)
+        **nested(sources=paths, fields=["x", key], batch_size=24, shuffle=False, **arguments)
     )
     datamodule.setup("fit")
     batches = list(datamodule.train_dataloader())

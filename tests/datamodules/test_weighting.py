@@ -43,7 +43,7 @@ def module(kind, file, **options):
     options = {"batch_size": BATCH, "with_index": True} | options
     if kind != "combined":
         return KINDS[kind](file, **nested(**({"x_key": {"x": "x", "row": "row"}} | options)))
-    return CombinedHDF5DataModule(file, **nested(**({"load_fields": ["x", "row"]} | options)))
+    return CombinedHDF5DataModule(file, **nested(**({"fields": ["x", "row"]} | options)))
 
 
 class RowRecorder(Recorder):
@@ -137,7 +137,7 @@ def test_weights_are_of_the_training_rows_of_a_split_and_evaluation_has_each_row
 def test_classes_are_balanced_among_the_rows_that_pass_filters_and_over_all_sources(file):
     sources = {"all": file, "ones": {"paths": file, "where": {"y": 1}}}
     datamodule = CombinedHDF5DataModule(
-        mixture=sources, load_fields=["row", "y"], weights={"balance_key": "y"}, batch_size=BATCH
+        mixture=sources, fields=["row", "y"], weights={"balance_key": "y"}, batch_size=BATCH
     )
     datamodule.setup("fit")
     batches = list(datamodule.train_dataloader())
@@ -160,8 +160,8 @@ model: {{class_path: lightning_models.Recorder}}
 data:
   class_path: lightning_h5.{KINDS[kind].__name__}
   init_args:
-    {"train_paths" if kind == "combined" else "train_path"}: {file}
-    {"load_fields: [row]" if kind == "combined" else "x_key: {row: row}"}
+    train_path: {file}
+    {"fields: [row]" if kind == "combined" else "x_key: {row: row}"}
     weights: {{balance_key: y, class_weights: {{0: 1, 1: 2, 2: 1.0}}}}
 """)
     cli = LightningCLI(args=["--config", str(config)], run=False, save_config_callback=None)
@@ -172,7 +172,7 @@ data:
 
 def test_a_key_may_have_another_name_in_the_files(file):
     datamodule = module(
-        "combined", file, load_fields=["x", "row"], field_map={"label": "y"}, weights={"balance_key": "label"}
+        "combined", file, fields={"x": "x", "row": "row", "label": "y"}, weights={"balance_key": "label"}
     )
     assert np.abs(shares(trained(datamodule)[0]) - 1 / 3).max() < 0.02
 
@@ -366,7 +366,7 @@ def test_one_hot_rows_are_classes(tmp_path, module, dtype, sample):
             file[f"part/{at}/hot"] = np.eye(3)[[number] * 2].astype(dtype)
 
     def rows_with(key):
-        fields = {"load_fields": ["x"]} if module is CombinedHDF5DataModule else {"x_key": {"x": "x"}}
+        fields = {"fields": ["x"]} if module is CombinedHDF5DataModule else {"x_key": {"x": "x"}}
         segments = {} if sample is None else {"segments": "part/*", "sample": "segment"}
         split = {"val_fraction": 0.3, "stratify_key": key}
         made = module(path, **fields, **segments, split=split, weights={"balance_key": key}, batch_size=7)

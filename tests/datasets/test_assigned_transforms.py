@@ -111,7 +111,7 @@ def test_torchs_loader_applies_it_from_the_next_epoch_on(path, num_workers):
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
 def test_persistent_workers_of_ours_get_it_with_the_next_epoch(path, kind, num_workers):
-    options = {"load_fields": ["x", "y"]} if kind is CombinedHDF5DataModule else {"x_key": "x", "y_key": "y"}
+    options = {"fields": ["x", "y"]} if kind is CombinedHDF5DataModule else {"x_key": "x", "y_key": "y"}
     datamodule = kind(path, **nested(batch_size=8, num_workers=num_workers, shuffle=False, **options))
     datamodule.setup("fit")
     loader, dataset = datamodule.train_dataloader(), datamodule.datasets["train"]

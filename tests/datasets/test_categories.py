@@ -75,7 +75,7 @@ def test_filters_groups_and_strata_see_names(paths: dict[str, str]) -> None:
     assert len(kept) == sum(name in ("NK", "T") for name in names_of("a", "b"))
     for how in ("group_key", "stratify_key"):
         module = CombinedHDF5DataModule(
-            files, load_fields=["x", "obs/kind"], split={"val_fraction": 0.25, how: "obs/kind"}, batch_size=8
+            files, fields=["x", "obs/kind"], split={"val_fraction": 0.25, how: "obs/kind"}, batch_size=8
         )
         module.setup("fit")
         train, val = (

@@ -164,11 +164,10 @@ def test_filters_and_names_of_a_combined_data_module_are_those_of_cells(tmp_path
     path = write(tmp_path / "a.mat", cells=signals(), quality=["good", "bad", "good", "bad", "good"])
     module = CombinedHDF5DataModule(
         path,
-        load_fields=["x"],
-        field_map={"x": "cells"},
+        fields={"x": "cells"},
         where={"quality": "good"},
         segments={"step_axis": 1},
-        dtype=None,
+        x_dtype=None,
         collate_fn="list",
         shuffle=False,
     )
@@ -181,11 +180,9 @@ def test_filters_and_names_of_a_combined_data_module_are_those_of_cells(tmp_path
 MODULES = {
     "lazy": lambda path, **given: LazyH5DataModule(path, x_key={"x": "cells", "y": "labels"}, **given),
     "rank cached": lambda path, **given: RankCachedH5DataModule(path, x_key={"x": "cells", "y": "labels"}, **given),
-    "combined": lambda path, **given: CombinedHDF5DataModule(
-        path, load_fields=["x", "y"], field_map={"x": "cells", "y": "labels"}, **given
-    ),
+    "combined": lambda path, **given: CombinedHDF5DataModule(path, fields={"x": "cells", "y": "labels"}, **given),
     "mixture": lambda path, **given: CombinedHDF5DataModule(
-        mixture={"a": path, "b": path}, load_fields=["x", "y"], field_map={"x": "cells", "y": "labels"}, **given
+        mixture={"a": path, "b": path}, fields={"x": "cells", "y": "labels"}, **given
     ),
 }
 
@@ -460,7 +457,7 @@ def of_labelled_rows(path, words=WORDS):
 def test_cells_with_a_value_for_each_row_of_another_array_are_columns(tmp_path, make, num_workers):
     paths = [of_labelled_rows(tmp_path / f"{at}.mat", WORDS[at:]) for at in range(2)]
     keys = {"images": "images", "words": "words", "numbers": "numbers"}
-    fields = {"load_fields": list(keys)} if make is CombinedHDF5DataModule else {"x_key": keys}
+    fields = {"fields": keys} if make is CombinedHDF5DataModule else {"x_key": keys}
     datamodule = make(paths, **fields, sample="row", batch_size=4, seed=1, num_workers=num_workers)
     datamodule.setup("fit")
     seen = []
@@ -476,7 +473,7 @@ def test_text_in_cells_filters_stratifies_and_is_a_target(tmp_path):
     path = of_labelled_rows(tmp_path / "a.mat", [word or "none" for word in WORDS])
     x, y = H5LazyDataset(path, "images", "words").read_batch([3, 1])
     assert (x.shape, y) == ((2, 3, 4), ["kitchen", "café"])
-    combined = CombinedHDF5DataModule(path, load_fields=["images"], where={"words": "bath"}, batch_size=9)
+    combined = CombinedHDF5DataModule(path, fields=["images"], where={"words": "bath"}, batch_size=9)
     combined.setup("fit")
     assert next(iter(combined.train_dataloader()))["images"][:, 0, 0].sort().values.tolist() == [0, 48]
     grouped = LazyH5DataModule(path, x_key="images", split={"val_fraction": 0.3, "group_key": "words"}, batch_size=9)

@@ -471,7 +471,7 @@ def sequences_of_a_module(folder):
     segments = {"key": "labels", "sort_key": None, "bucket": True}
     return of_a_module(
         lightning_h5.CombinedHDF5DataModule(
-            folder / "one", load_fields=["raw", "labels"], segments=segments, shuffle=False, collate_fn="pad"
+            folder / "one", fields=["raw", "labels"], segments=segments, shuffle=False, collate_fn="pad"
         )
     )
 
@@ -481,7 +481,7 @@ class TestDatasetsOfOthers(DatasetConformance):
     cases: ClassVar = {
         "mixture: of a data module": rows_case(
             lambda folder: of_a_module(
-                lightning_h5.CombinedHDF5DataModule(mixture={"a": folder / "one"}, load_fields=MIXED, shuffle=False)
+                lightning_h5.CombinedHDF5DataModule(mixture={"a": folder / "one"}, fields=MIXED, shuffle=False)
             ),
             lambda r, i: combined_sample(r, MIXED, torch.float32) | {"source": "a"},
             keeps_rows=True,

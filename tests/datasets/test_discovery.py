@@ -82,7 +82,7 @@ def test_samples_of_their_own_are_not_fields_of_one_row(make_h5, name):
     path = make_h5(SAMPLES_OF_THEIR_OWN[name])
     with pytest.raises(H5KeyError, match=r"load_fields was not given.* [Nn]ame|one shape of a row in one group"):
         CombinedHDF5Dataset(path)
-    with pytest.raises(H5KeyError, match="load_fields was not given"):
+    with pytest.raises(H5KeyError, match="fields was not given"):
         CombinedHDF5DataModule(path, batch_size=2).setup("fit")
 
 

@@ -75,11 +75,7 @@ def expected_of(path: str, key: str, pictures: Any) -> Any:
 @pytest.mark.parametrize("key", ["jpeg", "png", "padded", "opaque", "strings"])
 @pytest.mark.parametrize("make", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
 def test_images_of_any_form_are_decoded(path: str, pictures: Any, make: Any, key: str, num_workers: int) -> None:
-    keys = (
-        {"load_fields": [key, "labels"]}
-        if make is CombinedHDF5DataModule
-        else {"x_key": {key: key, "labels": "labels"}}
-    )
+    keys = {"fields": [key, "labels"]} if make is CombinedHDF5DataModule else {"x_key": {key: key, "labels": "labels"}}
     module = make(path, **keys, decode={key: "image"}, batch_size=10, num_workers=num_workers)
     module.setup("fit")
     expected, seen = expected_of(path, key, pictures), []

@@ -69,7 +69,7 @@ def test_netcdf_files_are_decoded_without_asking(months: Any, kind: str, num_wor
     more: dict[str, Any] = {"num_workers": num_workers, "batch_size": 5, "with_index": True, "sample": "row"}
     module: Any
     if kind == "combined":
-        module = CombinedHDF5DataModule(paths, load_fields=["t2m", "sst", "flag"], **more)
+        module = CombinedHDF5DataModule(paths, fields=["t2m", "sst", "flag"], **more)
     else:
         made = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule}[kind]
         module = made(paths, x_key={"t2m": "t2m", "sst": "sst", "flag": "flag"}, **more)
@@ -343,9 +343,10 @@ def test_whole_numbers_of_netcdf_stay_whole_and_a_default_fill_is_an_error(
     is_combined = make is CombinedHDF5DataModule
 
     def first(key: str, **more: Any) -> torch.Tensor:
-        fields = {"load_fields": [key]} if is_combined else {"x_key": key}
-        plain = {"dtype": None} if is_combined else {"x_dtype": None}
-        module = make(path, **fields, **{**plain, **more}, batch_size=20, shuffle=False, num_workers=num_workers)
+        fields = {"fields": [key]} if is_combined else {"x_key": key}
+        module = make(
+            path, **fields, **{"x_dtype": None, **more}, batch_size=20, shuffle=False, num_workers=num_workers
+        )
         module.setup("fit")
         batch = next(iter(module.train_dataloader()))
         module.teardown("fit")
@@ -355,12 +356,12 @@ def test_whole_numbers_of_netcdf_stay_whole_and_a_default_fill_is_an_error(
     assert first("labels").dtype == torch.int64
     with pytest.raises(H5ValueError, match="-2147483647 is netCDF's default fill value"):
         first("counts")
-    floats = {"dtype": {"counts": "float32"}} if is_combined else {"x_dtype": "float32"}
+    floats = {"x_dtype": {"counts": "float32"} if is_combined else "float32"}
     for more in (floats, {"decode": {"counts": "cf"}}):
         values = first("counts", **more)
         assert values.dtype.is_floating_point
         assert torch.isnan(values).sum() == 1
-    raw = first("counts", **({"dtype": {"counts": "int32"}} if is_combined else {"x_dtype": "int32"}))
+    raw = first("counts", x_dtype={"counts": "int32"} if is_combined else "int32")
     assert raw[13].tolist() == [26, -2147483647]
 
 

@@ -516,7 +516,7 @@ model: {{class_path: lightning_models.Recorder}}
 data:
   class_path: lightning_h5.{kind}
   init_args:
-    {"train_paths" if kind == "CombinedHDF5DataModule" else "train_path"}: {path}
+    train_path: {path}
     normalize: {normalize}
     with_index: true
     {keys}
@@ -667,6 +667,6 @@ def test_sources_of_other_dtypes_are_mixed_once_they_are_normalized(make_h5, tmp
     module = CombinedHDF5DataModule(mixture=sources, normalize=stats, batch_size=6)
     module.setup("fit")
     assert all((batch["x"] == 1).all() for batch in module.train_dataloader())
-    other = CombinedHDF5DataModule(mixture=sources, normalize=stats, batch_size=6, dtype="float16")
+    other = CombinedHDF5DataModule(mixture=sources, normalize=stats, batch_size=6, x_dtype="float16")
     with pytest.raises(H5ValueError, match="'x' is float32"):
         other.setup("fit")

@@ -40,7 +40,7 @@ def files(tmp_path: Path) -> tuple[list[str], list[str]]:
 def test_rows_of_other_files_belong_to_those_of_the_data(files: Any, make: Any, num_workers: int) -> None:
     data, labels = files
     keys: Any = {"x": "x", "y": {"path": labels, "key": "y"}}
-    given = {"load_fields": ["x", "y"], "field_map": keys} if make is CombinedHDF5DataModule else {"x_key": keys}
+    given = {"fields": keys} if make is CombinedHDF5DataModule else {"x_key": keys}
     module = make(data, **given, split=0.25, batch_size=8, num_workers=num_workers)
     module.setup("fit")
     seen = []

@@ -72,11 +72,11 @@ REFUSED = {
     "lazy data module": (lambda path: LazyH5DataModule(path, x_key="t2m").setup("fit"), "x_dtype='int16'"),
     "cached data module": (lambda path: RankCachedH5DataModule(path, x_key="t2m").setup("fit"), "x_dtype='int16'"),
     "combined data module": (
-        lambda path: CombinedHDF5DataModule(path, load_fields=["t2m"]).setup("fit"),
+        lambda path: CombinedHDF5DataModule(path, fields=["t2m"]).setup("fit"),
         "dtype={'t2m': 'int16'}",
     ),
     "mixture": (
-        lambda path: CombinedHDF5DataModule(mixture={"a": path}, load_fields=["t2m"]).setup("fit"),
+        lambda path: CombinedHDF5DataModule(mixture={"a": path}, fields=["t2m"]).setup("fit"),
         "dtype={'t2m': 'int16'}",
     ),
 }
@@ -120,8 +120,8 @@ def test_the_stored_dtype_by_name_loads_integers_as_they_are_stored(packed):
         ),
         lambda path: CombinedHDF5DataModule(
             path,
-            load_fields=["t2m"],
-            dtype={"t2m": "int16"},
+            fields=["t2m"],
+            x_dtype={"t2m": "int16"},
             split={"val_fraction": 0.5, "group_key": "y"},
         ),
     ],
@@ -159,7 +159,7 @@ def test_flags_that_are_missing_are_neither_set_nor_not(write):
 def test_a_missing_value_is_no_group_class_or_weight(packed, argument):
     how = {"val_fraction": 0.5} if argument in ("group_key", "stratify_key") else {}
     for make in (LazyH5DataModule, CombinedHDF5DataModule):
-        fields = {"x_key": "y"} if make is LazyH5DataModule else {"load_fields": ["y"]}
+        fields = {"x_key": "y"} if make is LazyH5DataModule else {"fields": ["y"]}
         with pytest.raises(H5ValueError, match=rf"{argument}='station' has 1 rows .* without a value"):
             make(packed, **nested(**fields, **how, **{argument: "station"})).setup("fit")
 
@@ -192,8 +192,8 @@ def test_files_that_are_packed_differently_are_not_decoded_by_one_formula(write)
         with pytest.raises(H5ValueError, match="one formula does not decode both"):
             CombinedHDF5DataModule(
                 mixture={"sources": {"a": paths[0], "b": paths[1]}, "strategy": "round_robin"},
-                load_fields=["t2m"],
-                dtype={"t2m": "int16"},
+                fields=["t2m"],
+                x_dtype={"t2m": "int16"},
             ).setup("fit")
 
 

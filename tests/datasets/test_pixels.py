@@ -81,8 +81,8 @@ def test_an_image_in_each_file_is_not_taken_for_rows(make_h5, name):
         lambda: CombinedHDF5Dataset(paths, list(keys)),
         lambda: LazyH5DataModule(paths, x_key=keys).setup("fit"),
         lambda: RankCachedH5DataModule(paths, x_key=keys).setup("fit"),
-        lambda: CombinedHDF5DataModule(paths, load_fields=list(keys)).setup("fit"),
-        lambda: CombinedHDF5DataModule(mixture={"a": paths}, load_fields=list(keys)).setup("fit"),
+        lambda: CombinedHDF5DataModule(paths, fields=list(keys)).setup("fit"),
+        lambda: CombinedHDF5DataModule(mixture={"a": paths}, fields=list(keys)).setup("fit"),
     ):
         with pytest.raises(H5ValueError, match=r"may be one image or volume.* pass sample='row'"):
             make()
@@ -105,7 +105,7 @@ def test_files_that_leave_no_doubt_are_rows(make_h5, name):
         lambda paths, **how: RankCachedH5DataModule(
             paths, **nested(x_key="image", y_key="label", batch_size=24, **how)
         ),
-        lambda paths, **how: CombinedHDF5DataModule(paths, **nested(load_fields=KEYS, batch_size=24, **how)),
+        lambda paths, **how: CombinedHDF5DataModule(paths, **nested(fields=KEYS, batch_size=24, **how)),
     ],
     ids=["lazy", "cached", "combined"],
 )
@@ -120,7 +120,7 @@ def test_data_modules_train_on_rows_if_the_user_says_so(make_h5, make):
 
 
 def combined_of_all(paths, **how):
-    datamodule = CombinedHDF5DataModule(paths, **nested(load_fields=KEYS, **how))
+    datamodule = CombinedHDF5DataModule(paths, **nested(fields=KEYS, **how))
     datamodule.setup("fit")
     return datamodule
 
@@ -143,9 +143,7 @@ def test_images_are_refused_if_one_file_of_several_can_be_read(make_h5, tmp_path
 
 
 def mixture_of(sources, **how):
-    datamodule = CombinedHDF5DataModule(
-        **nested(sources=sources, load_fields=KEYS, sampling_strategy="round_robin", **how)
-    )
+    datamodule = CombinedHDF5DataModule(**nested(sources=sources, fields=KEYS, sampling_strategy="round_robin", **how))
     datamodule.setup("fit")
 
 

@@ -18,7 +18,7 @@ MODULES = [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule]
 def keys_of(module, **fields):
     """Return the arguments that name fields."""
     if module is CombinedHDF5DataModule:
-        return {"load_fields": list(fields), "field_map": fields}
+        return {"fields": fields}
     return {"x_key": fields}
 
 
@@ -47,7 +47,7 @@ def test_rows_of_lists_come_as_h5py_has_them(tmp_path_factory, module, rows, dty
     write_lists(path, rows, dtype)
     with h5py.File(path) as file:
         expected = [row.astype(row.dtype.newbyteorder("=")) for row in file["hits"][:]]
-    common = {"shuffle": False, "batch_size": 3, **keys_of(module, hits="hits", label="label")}
+    common = {"shuffle": False, "batch_size": 3, "x_dtype": None, **keys_of(module, hits="hits", label="label")}
     listed = [row for batch in batches_of(module(path, collate_fn="list", **common)) for row in batch["hits"]]
     assert [row.numpy().dtype for row in listed] == [row.dtype for row in expected]
     assert [row.tolist() for row in listed] == [row.tolist() for row in expected]

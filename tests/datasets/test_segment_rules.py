@@ -29,7 +29,7 @@ def make(kind, paths, *keys, **options):
     if kind is CombinedHDF5Dataset:
         return kind([paths] if isinstance(paths, str) else paths, list(keys), dtype=None, **options)
     if kind is CombinedHDF5DataModule:
-        return kind(paths, load_fields=list(keys), **options)
+        return kind(paths, fields=list(keys), **options)
     fields = {key: key for key in keys}
     return kind(paths, x_key=fields, **options) if kind in MODULES else kind(paths, fields, **options)
 

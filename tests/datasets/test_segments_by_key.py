@@ -413,7 +413,7 @@ def test_ranks_have_each_sequence_once_between_them_with_equal_steps(make_h5, wo
 def test_ranks_evaluate_each_sequence_once_between_them(paths, world_size):
     expected, seen = by_h5py(paths), []
     for rank in range(world_size):
-        datamodule = module(None, val_paths=paths, rank=rank, world_size=world_size)
+        datamodule = module(None, val_path=paths, rank=rank, world_size=world_size)
         datamodule.setup("validate")
         seen += [guid for batch in datamodule.val_dataloader() for guid in batch["guid"]]
     assert seen == [one["guid"][0] for one in expected]
@@ -466,7 +466,7 @@ def sequences_of(path, **options):
 
 def test_a_transform_may_take_a_part_of_each_sequence(make_h5):
     path = make_h5({"x": np.arange(24.0).reshape(12, 2), "g": np.repeat(np.arange(3), [3, 4, 5])})
-    for batch in sequences_of(path, transform=lambda sample: {**sample, "x": sample["x"][-2:]}, load_fields=["x"]):
+    for batch in sequences_of(path, transform=lambda sample: {**sample, "x": sample["x"][-2:]}, fields=["x"]):
         assert batch["x"].shape[1:] == (2, 2)
         assert set(batch["length"].tolist()) == {2}
 
@@ -500,7 +500,7 @@ def test_a_sampler_of_sequences_is_pickled_also_after_its_use(make_h5):
 def test_the_group_may_be_named_by_its_array(make_h5):
     path = make_h5({"x": np.arange(12.0), "t": np.repeat(np.arange(3), 4)})
     module = CombinedHDF5DataModule(
-        path, field_map={"pat": "t"}, segments={"key": "t", "bucket": True}, batch_size=3, collate_fn="pad"
+        path, fields={"x": "x", "pat": "t"}, segments={"key": "t", "bucket": True}, batch_size=3, collate_fn="pad"
     )
     module.setup("fit")
     assert all(batch["pat"].ndim == 1 for batch in module.train_dataloader())

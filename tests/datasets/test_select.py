@@ -100,7 +100,7 @@ SPLITS = [
 def test_splits_divide_the_same_rows_with_and_without_a_selection(files, module, split):
     found = []
     for select in (None, {"x": {1: [0, 2]}}):
-        names = {"load_fields": ["x", "id"]} if module is CombinedHDF5DataModule else {"x_key": {"x": "x", "id": "id"}}
+        names = {"fields": ["x", "id"]} if module is CombinedHDF5DataModule else {"x_key": {"x": "x", "id": "id"}}
         datamodule = module(files, **names, select=select, split=split, weights="y", seed=3, batch_size=16)
         datamodule.setup("fit")
         val = [row for batch in datamodule.val_dataloader() for row in batch["id"].tolist()]
@@ -147,7 +147,7 @@ def test_what_an_axis_does_not_have_is_refused_with_array_axis_and_length(make_h
     paths = [make_h5({"maps": np.zeros((6, n, 8))}) for n in (20, 3)]  # the second file has too few
     if "empty" in words or "-4" in words:
         paths = paths[1:]
-    names = {"load_fields": ["maps"]} if module is CombinedHDF5DataModule else {"x_key": "maps"}
+    names = {"fields": ["maps"]} if module is CombinedHDF5DataModule else {"x_key": "maps"}
     with pytest.raises(H5ValueError, match=rf"{words} of 'maps' in '{paths[-1]}', .* length 3 \(shape \(6, 3, 8\)\)"):
         module(paths, **names, **samples, select={"maps": select}).setup("fit")
 

@@ -111,13 +111,13 @@ def test_filters_take_rows_of_matrices_without_any_value(tmp_path: Path) -> None
             file["n"] = np.arange(6)
     for paths in (["a.h5"], ["a.h5", "b.h5"]):
         files = [str(tmp_path / name) for name in paths]
-        module = CombinedHDF5DataModule(files, load_fields=["X", "n"], where={"n": {"min": 3}}, shuffle=False)
+        module = CombinedHDF5DataModule(files, fields=["X", "n"], where={"n": {"min": 3}}, shuffle=False)
         module.setup("fit")
         (batch,) = module.train_dataloader()
         assert batch["n"].tolist() == [3, 4, 5] * len(files)
         assert batch["X"].sum() == len(files) - 1
         module.teardown("fit")
-    module = CombinedHDF5DataModule(files, load_fields=["X", "n"], where={"n": {"min": 9}})
+    module = CombinedHDF5DataModule(files, fields=["X", "n"], where={"n": {"min": 9}})
     with pytest.raises(H5ValueError, match=r"keeps 0 of 12"):
         module.setup("fit")
 
@@ -125,7 +125,7 @@ def test_filters_take_rows_of_matrices_without_any_value(tmp_path: Path) -> None
 def test_a_filter_by_stored_values_is_an_error(tmp_path: Path) -> None:
     """They are no values of rows, and would drop none."""
     write_matrix(tmp_path / "a.h5", np.ones((3, 4), "f4"))
-    module = CombinedHDF5DataModule(str(tmp_path / "a.h5"), load_fields=["X"], where={"X/data": {"min": 2}})
+    module = CombinedHDF5DataModule(str(tmp_path / "a.h5"), fields=["X"], where={"X/data": {"min": 2}})
     with pytest.raises(H5ValueError, match="a value for each row of the sparse matrix"):
         module.setup("fit")
 
@@ -162,6 +162,19 @@ def test_files_with_other_genes_are_an_error_in_all_splits(tmp_path: Path, dense
         H5LazyDataset([a, c], "X")
     with pytest.raises(H5ValueError, match="column 4 is 'g4' and 'other'"):
         LazyH5DataModule(a, b, x_key="X").setup("fit")
+
+
+def test_columns_of_a_group_are_stacked_beside_a_matrix(tmp_path: Path, dense: Any) -> None:
+    write_matrix(tmp_path / "a.h5", dense)
+    ages = np.arange(len(dense), dtype=np.float32)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["obs/age"], file["obs/dose"] = ages, ages + 1
+    keys = {"x": "X", "obs": ["obs/age", "obs/dose"]}
+    datamodule = LazyH5DataModule(tmp_path / "a.h5", x_key=keys, batch_size=len(dense), shuffle=False)
+    datamodule.setup("fit")
+    (batch,) = datamodule.train_dataloader()
+    assert np.array_equal(batch["x"], dense)
+    assert np.array_equal(batch["obs"], np.stack([ages, ages + 1], axis=1))
 
 
 def test_each_chunk_is_decoded_once_an_epoch(tmp_path: Path) -> None:

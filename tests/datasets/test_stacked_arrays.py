@@ -229,6 +229,6 @@ def test_data_modules_and_statistics_take_stacked_arrays(tmp_path: Path) -> None
     train = {"x": ["train/F4", "train/C3"]}
     (stats,) = compute_stats(path, train, channel_axis=-1).arrays
     np.testing.assert_allclose(stats.mean, x["train"][:, ::-1].mean(axis=0), rtol=1e-5)
-    combined = CombinedHDF5DataModule(path, load_fields=["x"], field_map=train, **common)
+    combined = CombinedHDF5DataModule(path, fields=train, **common)
     combined.setup("fit")
     assert (next(iter(combined.train_dataloader()))["x"].numpy() == x["train"][:, ::-1].reshape(2, 20, 2)).all()

@@ -89,7 +89,7 @@ def test_training_and_evaluation_pair_by_rate_with_splits_in_time(tmp_path, modu
     labels = [np.arange(11), 20 + np.arange(9)]
     (path,), segments = write_nights(tmp_path, labels, 4, rest=2)
     names = {"x_key": {"eeg": "eeg", "stage": "stage"}} if module is not CombinedHDF5DataModule else {}
-    names = names or {"load_fields": ["eeg", "stage"]}
+    names = names or {"fields": ["eeg", "stage"]}
     datamodule = module(
         path,
         **names,

@@ -190,3 +190,15 @@ def test_segments_and_steps_of_samples_are_no_targets(make, samples):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         RankMemCachedH5Dataset(path, "flat", "mixed", rank=0, world_size=2, with_index=True, **samples)
+
+
+def test_the_target_of_a_sparse_matrix_is_looked_at(make):
+    """Its stored values and their columns are two arrays, and one field of a sample."""
+    path = make(y=SORTED)
+    with h5py.File(path, "a") as file:
+        matrix = file.create_group("X")
+        matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [ROWS, 3]})
+        matrix["data"], matrix["indices"] = np.ones(ROWS, "f4"), np.arange(ROWS, dtype="i4") % 3
+        matrix["indptr"] = np.arange(ROWS + 1)
+    with pytest.warns(UserWarning, match="sorted by the target 'y'"):
+        RankMemCachedH5Dataset(path, "X", "y", rank=1, world_size=2)

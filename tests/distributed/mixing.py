@@ -20,7 +20,7 @@ def pair(batch):
 class Mixed(CombinedHDF5DataModule):
     def __init__(self, file, val_file, *, batch_size, with_index, **options):
         sources = {name: {"paths": file, "where": {"row": rows}} for name, rows in SOURCES.items()}
-        options |= {"sources": sources, "val_paths": val_file, "batch_size": batch_size, "cache_size": 0}
+        options |= {"sources": sources, "val_path": val_file, "batch_size": batch_size, "cache_size": 0}
         super().__init__(batch_transform=pair, **nested(**options))
 
 

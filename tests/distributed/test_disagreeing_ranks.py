@@ -98,6 +98,7 @@ def test_a_rank_that_fails_stops_all_ranks_with_its_words(file, tmp_path, failin
     assert "'missing.h5' does not exist" in error
 
 
+@pytest.mark.wide
 def test_all_ranks_that_fail_are_named(file, tmp_path):
     error = same_error(run_ranks(fit, 2, tmp_path, file, {}, {0: {"x_key": "xx"}, 1: {"train_path": "missing.h5"}}))
     assert "failed on 2 of 2 ranks" in error

@@ -42,7 +42,7 @@ def datamodule(kind, file, options):
     if kind != "combined":
         module = LazyH5DataModule if kind == "lazy" else RankCachedH5DataModule
         return module(file, **nested(x_key={"x": "x", "row": "row"}, **options))
-    return CombinedHDF5DataModule(file, **nested(load_fields=["x", "row"], **options))
+    return CombinedHDF5DataModule(file, **nested(fields=["x", "row"], **options))
 
 
 def fit(rank, kind, file, options, stop=None, folder=None, ckpt_path=None, devices=2):

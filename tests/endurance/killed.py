@@ -27,12 +27,12 @@ KINDS = {
         file, file, **nested(x_key="x", num_workers=1, multiprocessing_context="spawn", **options)
     ),
     "combined": lambda file, **options: CombinedHDF5DataModule(
-        file, **nested(load_fields=["x", "index"], val_fraction=0.1, num_workers=2, **options)
+        file, **nested(fields=["x", "index"], val_fraction=0.1, num_workers=2, **options)
     ),
     "combined, filtered, split kept": lambda file, **options: CombinedHDF5DataModule(
         file,
         **nested(
-            load_fields=["x", "index"],
+            fields=["x", "index"],
             val_fraction=0.1,
             num_workers=2,
             split_file=str(Path(file).parent / "split.json"),

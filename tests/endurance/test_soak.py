@@ -56,7 +56,7 @@ def write_files(folder, n_rows):
 MODULES = {
     "lazy": lambda folder, **options: LazyH5DataModule(folder, **nested(x_key="x", y_key="row", **options)),
     "combined": lambda folder, **options: CombinedHDF5DataModule(
-        folder, **nested(load_fields=["x", "row"], cache_size=500, **options)
+        folder, **nested(fields=["x", "row"], cache_size=500, **options)
     ),
 }
 

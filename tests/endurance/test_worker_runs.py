@@ -159,7 +159,7 @@ def loader_of(run, files, told):
         module = LazyH5DataModule(files, **nested(x_key=f"x{run.width}", **options))
     else:
         fields = [f"x{run.width}", *([f"x{WIDTHS[1]}"] if run.width > WIDTHS[1] else []), "row"]
-        module = CombinedHDF5DataModule(files, **nested(load_fields=fields, **options))
+        module = CombinedHDF5DataModule(files, **nested(fields=fields, **options))
     module.setup("fit")
     return module, module.train_dataloader()
 
@@ -269,7 +269,7 @@ def warm(methods, files, folder):
 @pytest.mark.parametrize(
     ("numbers", "methods"),
     [
-        (range(5), ("fork",)),
+        pytest.param(range(5), ("fork",), marks=pytest.mark.wide),
         pytest.param(
             range(20, 220),
             ("fork",) * 97 + ("forkserver",) * 2 + ("spawn",),

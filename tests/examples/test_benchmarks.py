@@ -257,6 +257,20 @@ def test_very_many_segments(run, tmp_path):
 
 
 @pytest.mark.wide
+@pytest.mark.skipif(sys.platform != "linux", reason="it asks for the processor time of other processes")
+def test_the_transport_of_batches(run_alone, tmp_path):
+    few = ["--seconds", 0.01, "--rounds", 1, "--sizes", "600 KiB", "--milliseconds", 0, "--deaths", 1]
+    out = run_alone(BENCHMARKS / "transport.py", *few, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    (result,) = written["results"]
+    assert all(result[f"{way} / own, {time}"] > 0 for way in ("packed", "queue") for time in ("clock", "processor"))
+    ((seconds, is_requested),) = written["deaths"]["own"]
+    assert seconds < 5
+    assert is_requested
+    assert "own: 1 of 1 killed workers were noticed" in out
+
+
+@pytest.mark.wide
 def test_slow_file_systems(run_alone, tmp_path):
     """As a user starts it: its file system is served by a process that is spawned."""
     wanted = ["--rows", 640, "--epochs", 3, "--delay", 1, "--json", tmp_path / "out.json", "--layouts", "gzip"]

@@ -210,7 +210,7 @@ def _module(kind, case, n_workers, options):
     if kind == "combined":
         return CombinedHDF5DataModule(
             case.paths,
-            **nested(load_fields=list(names), field_map=names, dtype=None, cache_size=8, **common, **options),
+            **nested(fields=names, x_dtype=None, cache_size=8, **common, **options),
         )
     options = {name: value for name, value in options.items() if name != "on_bad_file"}
     module = {"lazy": LazyH5DataModule, "cached": RankCachedH5DataModule}[kind]

@@ -54,7 +54,7 @@ def test_each_object_is_one_sample_whatever_links_lead_to_it(tmp_path_factory, l
     whole = {"batch_size": 99, "sample": "segment", "shuffle": False}
     assert values_of(LazyH5DataModule(str(path), x_key="x", segments="groups/*", **whole)) == expected
     assert values_of(LazyH5DataModule(str(path), x_key="arrays/*", **whole)) == expected
-    assert values_of(CombinedHDF5DataModule(str(path), load_fields=["x"], segments="groups/*", **whole)) == expected
+    assert values_of(CombinedHDF5DataModule(str(path), fields=["x"], segments="groups/*", **whole)) == expected
     with h5py.File(path) as file:  # the oracle: objects that names lead to, as h5py compares them
         assert len({file["groups"][name].id for name in file["groups"]}) == N_GROUPS
     halves = {"split": {"val_fraction": 0.5, "seed": len(links)}}
@@ -246,7 +246,7 @@ def test_an_at_sign_is_of_an_attribute_only_in_the_last_component(tmp_path):
         file[f"{name}/pos"].attrs["unit"], file[name].attrs["energy"] = 2.5, 1.5
     assert values_of(LazyH5DataModule(path, x_key=f"{name}/pos", shuffle=False)) == [0, 1, 2, 3]
     assert values_of(LazyH5DataModule(path, x_key="a@b/", shuffle=False)) == [10, 11, 12, 13]
-    combined = CombinedHDF5DataModule(path, load_fields=["x"], field_map={"x": "a@b/"}, sample="row", shuffle=False)
+    combined = CombinedHDF5DataModule(path, fields={"x": "a@b/"}, sample="row", shuffle=False)
     assert values_of(combined) == [10, 11, 12, 13]
     keys = {"x": f"{name}/pos", "u": f"{name}/pos@unit", "e": f"{name}@energy"}
     datamodule = LazyH5DataModule(path, x_key=keys, sample="row")

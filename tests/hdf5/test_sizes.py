@@ -21,7 +21,7 @@ def write(tmp_path, **how):
 MODULES = {
     "lazy": lambda path, **more: LazyH5DataModule(path, **nested(x_key="x", **more)),
     "cached": lambda path, **more: RankCachedH5DataModule(path, **nested(x_key="x", **more)),
-    "combined": lambda path, **more: CombinedHDF5DataModule(path, **nested(load_fields=["x"], **more)),
+    "combined": lambda path, **more: CombinedHDF5DataModule(path, **nested(fields=["x"], **more)),
 }
 
 

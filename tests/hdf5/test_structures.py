@@ -117,8 +117,8 @@ def test_an_empty_array_of_matlab_has_no_rows(tmp_path: Path) -> None:
         lambda: H5LazyDataset(path, "data/x", "labels"),
         lambda: LazyH5DataModule(path, x_key="data/x", y_key="labels").setup("fit"),
         lambda: RankCachedH5DataModule(path, x_key="labels").setup("fit"),
-        lambda: CombinedHDF5DataModule(path, load_fields=["data/x", "labels"]).setup("fit"),
-        lambda: CombinedHDF5DataModule(path, load_fields=["data/x"], where={"labels": 0}).setup("fit"),
+        lambda: CombinedHDF5DataModule(path, fields=["data/x", "labels"]).setup("fit"),
+        lambda: CombinedHDF5DataModule(path, fields=["data/x"], where={"labels": 0}).setup("fit"),
         lambda: compute_stats(path, "labels"),
     ):
         with pytest.raises(H5ValueError, match=r"'labels' in .* is an empty array of MATLAB"):

@@ -18,8 +18,7 @@ from lightning_h5.hdf5 import expand_paths
 def combined(path, *, x_key, **options):
     """A data module of many files with the fields of ``x_key``, as they are stored."""
     keys = x_key if isinstance(x_key, dict) else {name: name for name in [x_key]}
-    dtype = options.pop("x_dtype", None)
-    return CombinedHDF5DataModule(path, load_fields=list(keys), field_map=keys, dtype=dtype, **options)
+    return CombinedHDF5DataModule(path, fields=keys, **options)
 
 
 MODULES = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule, "combined": combined}
@@ -35,7 +34,7 @@ def layout(request, tmp_path):
 
 
 def data_module(kind, layout, **options):
-    given = dict(layout.arguments)
+    given = {"x_dtype": None} | layout.arguments
     return MODULES[kind](given.pop("path"), batch_size=4, with_index=True, **given, **options)
 
 

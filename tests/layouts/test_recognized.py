@@ -18,7 +18,7 @@ from lightning_h5.cli import main
 from lightning_h5.hdf5 import keys_in
 from lightning_h5.tools.bench import bench_file
 from lightning_h5.tools.inspect import inspect_file, inspect_folder
-from lightning_h5.tools.recognize_parts import PERSON
+from lightning_h5.tools.inspect.recognize_parts import PERSON
 
 # What a sample is in the printed call: a number of steps around one, by field for episodes, or what ``sample`` says.
 KINDS = {
@@ -116,7 +116,8 @@ def test_the_call_that_is_printed_for_a_layout_yields_its_samples(tmp_path, name
     assert set(keys.values()) <= set(keys_in(settings["x_key"], settings["y_key"]))
     options = {key: settings[key] for key in ("segments", "sample", "collate_fn") if settings[key]}
     options |= {key: given[key] for key in ("window", "select") if key in given}
-    same = LazyH5DataModule(given["path"], x_key=keys, batch_size=4, with_index=True, shuffle=False, **options)
+    options |= {"x_dtype": None, "batch_size": 4, "with_index": True, "shuffle": False}
+    same = LazyH5DataModule(given["path"], x_key=keys, **options)
     with warning_of(name):
         same.setup("fit")
     assert_epoch(same.train_dataloader(), layout.samples)
@@ -436,6 +437,7 @@ def test_each_segment_of_cut_rows_has_its_own_value_of_a_constant(tmp_path, cut)
         module = LazyH5DataModule(
             tmp_path / "a.h5",
             x_key={"x": "x", "y": "y"},
+            x_dtype=None,
             segments=cut | {"constants": ["y"]},
             window=window,
             collate_fn="list",

@@ -83,12 +83,12 @@ MODULES = {
         paths, **nested(x_key="x", y_key="y", balance_key="y", **options)
     ),
     "cached": lambda paths, **options: RankCachedH5DataModule(paths, **nested(x_key="x", y_key="y", **options)),
-    "combined": lambda paths, **options: CombinedHDF5DataModule(paths, **nested(load_fields=["x", "y"], **options)),
+    "combined": lambda paths, **options: CombinedHDF5DataModule(paths, **nested(fields=["x", "y"], **options)),
     "mixture": lambda paths, **options: CombinedHDF5DataModule(
-        **nested(sources={"one": paths[0], "two": paths[1]}, load_fields=["x", "y"], **options)
+        **nested(sources={"one": paths[0], "two": paths[1]}, fields=["x", "y"], **options)
     ),
     "sequences": lambda paths, **options: CombinedHDF5DataModule(
-        paths, **nested(load_fields=["x", "y", "group"], sequence_key="group", **{"collate_fn": "pad"} | options)
+        paths, **nested(fields=["x", "y", "group"], sequence_key="group", **{"collate_fn": "pad"} | options)
     ),
 }
 FUNCTIONS = {

@@ -432,7 +432,7 @@ def any_loader(rng, files, num_workers):
                 "mix": ["batches", "rows"][rng.integers(2)],
             },
             batch_size=batch_size,
-            load_fields=["x", "y"],
+            fields=["x", "y"],
             seed=int(rng.integers(9)),
             row_cache=int(rng.integers(2)) * 40,
         )

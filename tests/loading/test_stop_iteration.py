@@ -92,7 +92,7 @@ def module_of(kind, path, place, function, **options):
     if place == "target_transform":
         return None
     paths = given.pop("train_path")
-    given |= {"load_fields": ["x", "group"]}
+    given |= {"fields": ["x", "group"]}
     if kind == "combined":
         return CombinedHDF5DataModule(paths, **nested(**given))
     if kind == "weighted":

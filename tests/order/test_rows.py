@@ -1,10 +1,12 @@
 """Sets of rows: what shards hold together, and where a row stands among those."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.order import BlockTable, RankShard, places_in, union
+from lightning_h5.order import BlockTable, RankShard, condensed, find_places, places_in, rows_at, union
 
 
 @st.composite
@@ -35,6 +37,8 @@ def test_places_are_where_rows_stand_among_those_held(each, data):
     held, rows = union(each), data.draw(st.sampled_from(each))
     places = np.asarray(places_in(held, rows), dtype=np.int64)
     assert np.asarray(held, dtype=np.int64)[places].tolist() == list(rows)
+    assert rows_at(held, places).tolist() == list(rows)
+    assert find_places(held, np.array(rows, dtype=np.int64)).tolist() == places.tolist()
     if isinstance(held, range) and isinstance(rows, range):
         assert isinstance(places_in(held, rows), range)
 
@@ -44,3 +48,14 @@ def test_places_of_picked_rows_may_come_in_any_order_and_again(held, data):
     rows = np.array(data.draw(st.lists(st.sampled_from(held), max_size=30)), dtype=np.int64)
     places = places_in(np.array(held), rows)
     assert np.array(held)[places].tolist() == rows.tolist()
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=6)
+    | st.builds(lambda first, n: [*range(first, first + n)], *[st.integers(0, 9)] * 2)
+)
+def test_rows_that_follow_each_other_are_condensed_to_a_range(rows):
+    made = condensed(np.array(rows, dtype=np.int64))
+    assert list(made) == rows
+    assert isinstance(made, range) == all(after == row + 1 for row, after in pairwise(rows))
+    assert condensed(range(2, 9, 3)) == range(2, 9, 3)

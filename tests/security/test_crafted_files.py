@@ -83,7 +83,7 @@ MODULES = {
         RankCachedH5DataModule(path, **nested(x_key={"x": key}, **QUIET, **more))
     ),
     "combined": lambda path, key, **more: rows_of(
-        CombinedHDF5DataModule(path, **nested(load_fields=["x"], field_map={"x": key}, dtype=None, **QUIET, **more))
+        CombinedHDF5DataModule(path, **nested(fields={"x": key}, x_dtype=None, **QUIET, **more))
     ),
 }
 OTHERS = {

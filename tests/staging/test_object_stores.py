@@ -181,7 +181,7 @@ def test_only_chunks_that_a_split_uses_are_fetched(server, folder, x, staging, s
     with h5py.File(folder / "run.h5", "a") as file:
         file["half"] = half
     datamodule = CombinedHDF5DataModule(
-        server.url("run.h5"), load_fields=["x", "y"], where={"half": 1}, batch_size=32, staging=staging
+        server.url("run.h5"), fields=["x", "y"], where={"half": 1}, batch_size=32, staging=staging
     )
     datamodule.setup("fit")
     server.clear()
@@ -196,7 +196,7 @@ def test_all_data_modules_read_objects(server, folder, x, staging, kind):
     if kind is RankCachedH5DataModule:
         datamodule = module(server.url("run.h5"), staging, kind)
     else:
-        datamodule = kind(server.url("run.h5"), load_fields=["x", "y"], batch_size=32, staging=staging)
+        datamodule = kind(server.url("run.h5"), fields=["x", "y"], batch_size=32, staging=staging)
     model = Seen()
     quiet_trainer(max_epochs=2).fit(model, datamodule=datamodule)
     assert [sorted(rows) for rows in model.epochs.values()] == [list(range(ROWS))] * 2

@@ -179,7 +179,7 @@ def test_ranks_share_the_mirror(path, folder, tmp_path):
 def test_broken_files_are_skipped_and_a_broken_folder_is_not(path, tmp_path):
     (tmp_path / "file").write_text("")
     staging = str(tmp_path / "file" / "folder")
-    datamodule = CombinedHDF5DataModule([path], load_fields=["y"], on_bad_file="skip", staging=staging)
+    datamodule = CombinedHDF5DataModule([path], fields=["y"], on_bad_file="skip", staging=staging)
     with pytest.raises(H5ValueError, match="cannot be used: Not a directory"):
         datamodule.setup("fit")
 
@@ -198,7 +198,7 @@ def test_a_fit_is_the_same_with_a_mirror(path, folder):
 
 def test_combined_files_are_staged(make_h5, folder, requests):
     paths = [make_h5(x=Stored(part, "chunked", (10, 60, 50), {"compression": "lzf"})) for part in np.split(IMAGES, 4)]
-    datamodule = CombinedHDF5DataModule(paths, load_fields=["x"], dtype=None, staging={"dir": folder}, with_index=True)
+    datamodule = CombinedHDF5DataModule(paths, fields=["x"], x_dtype=None, staging={"dir": folder}, with_index=True)
     for epoch, batches in enumerate(epochs_of(datamodule)):
         assert all(np.array_equal(each["x"].numpy(), IMAGES[each["index"].numpy()]) for each in batches)
         assert bool(requests) == (epoch == 0)

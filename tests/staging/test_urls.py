@@ -9,7 +9,7 @@ from lightning_h5.staging import check_url, shown_url, stores
 
 SECRET = "sesame"
 USERS = (SECRET, f"user:{SECRET}", f"user:p@{SECRET}", f"AKIA:ab/{SECRET}", f"AKIA:7/{SECRET}", f"AKIA:a#{SECRET}")
-ENDS = (f"?X-Amz-Signature={SECRET}", f"#{SECRET}", f";sig={SECRET}", f"?a&{SECRET}", f"?{SECRET}")
+ENDS = (f"?X-Amz-Signature={SECRET}", f"#{SECRET}", f";sig={SECRET}", f"?a&{SECRET}", f"?{SECRET}", f"?{SECRET}.a.b")
 names = st.text("abz09-._", min_size=1, max_size=6)
 
 
@@ -31,7 +31,7 @@ def test_a_url_with_credentials_is_refused_before_it_is_recorded_and_never_shown
         lambda: LazyH5DataModule(url, x_key="x"),
         lambda: LazyH5DataModule("run.h5", val_path=[url], x_key="x"),
         lambda: LazyH5DataModule("run.h5", x_key={"x": {"path": url, "key": "x"}}),
-        lambda: CombinedHDF5DataModule([url], load_fields=["x"]),
+        lambda: CombinedHDF5DataModule([url], fields=["x"]),
         lambda: H5LazyDataset(url, "x"),
         lambda: inspect_file(url),
     ):

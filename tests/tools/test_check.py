@@ -16,9 +16,8 @@ from tiers import examples
 from lightning_h5 import H5LazyDataset
 from lightning_h5.errors import H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import process_pool
-from lightning_h5.tools import check_rows
-from lightning_h5.tools.check import check_files
-from lightning_h5.tools.check_rows import ArrayDecoder
+from lightning_h5.tools.check import check_files, check_rows
+from lightning_h5.tools.check.check_rows import ArrayDecoder
 
 ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))
@@ -435,9 +434,9 @@ def test_a_key_that_some_file_has_is_missing_in_the_others(make_h5):
 
 
 def test_layouts_that_make_training_slow_are_a_warning_for_all_files_at_once(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.tools.check_file.SLOW_BYTES", 100)
-    monkeypatch.setattr("lightning_h5.tools.check_file.LARGE_BLOCK", 1000)
-    monkeypatch.setattr("lightning_h5.tools.check_file.MANY_CHUNKS", 5)
+    monkeypatch.setattr("lightning_h5.tools.check.check_file.SLOW_BYTES", 100)
+    monkeypatch.setattr("lightning_h5.tools.check.check_file.LARGE_BLOCK", 1000)
+    monkeypatch.setattr("lightning_h5.tools.check.check_file.MANY_CHUNKS", 5)
 
     def make(seed):
         values = VALUES + seed

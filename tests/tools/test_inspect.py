@@ -16,8 +16,7 @@ import lightning_h5
 from lightning_h5 import H5FileError
 from lightning_h5.counters import Counters
 from lightning_h5.loading import FEW_BLOCKS
-from lightning_h5.tools import advice
-from lightning_h5.tools.inspect import inspect_file, inspect_folder
+from lightning_h5.tools.inspect import advice, inspect_file, inspect_folder
 
 
 @pytest.fixture
@@ -276,8 +275,8 @@ def test_an_array_whose_name_is_no_utf_8_is_listed_with_why_it_cannot_be_read(ma
 )
 def test_the_shuffle_bytes_that_are_advised_mix_enough_blocks(make_h5, monkeypatch, nothing_held, more):
     """Of a file whose rows fit neither the default nor the memory, as these are made to be."""
-    monkeypatch.setattr("lightning_h5.tools.advice.SHUFFLE_BYTES", 1 << 20)
-    monkeypatch.setattr("lightning_h5.tools.advice.available_memory", lambda: None)
+    monkeypatch.setattr("lightning_h5.tools.inspect.advice.SHUFFLE_BYTES", 1 << 20)
+    monkeypatch.setattr("lightning_h5.tools.inspect.advice.available_memory", lambda: None)
     stored = Stored(np.zeros((120, 1 << 18), "f4"), "chunked", (2, 1 << 18), {"compression": "gzip"})
     settings = inspect_file(make_h5({"x": stored, **more})).advice.settings
     module = lightning_h5.LazyH5DataModule(**nested(**settings))
@@ -287,13 +286,13 @@ def test_the_shuffle_bytes_that_are_advised_mix_enough_blocks(make_h5, monkeypat
 
 
 def test_rows_are_cached_only_if_they_fit_in_the_dtypes_they_are_trained_in(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.tools.advice.SHUFFLE_BYTES", 1 << 16)
+    monkeypatch.setattr("lightning_h5.tools.inspect.advice.SHUFFLE_BYTES", 1 << 16)
     stored = Stored(np.zeros((1000, 1000), "u1"), "chunked", (50, 1000), {"compression": "gzip"})
     path = make_h5({"x": stored})
     found = []
     for free in (2_000_000, 7_999_999, 8_000_000):  # twice the stored bytes; one less than twice those in float32
         monkeypatch.setattr(
-            "lightning_h5.tools.advice.available_memory", lambda free=free: SimpleNamespace(n_bytes=free)
+            "lightning_h5.tools.inspect.advice.available_memory", lambda free=free: SimpleNamespace(n_bytes=free)
         )
         advice = inspect_file(path).advice
         assert (advice.settings["x_dtype"], advice.cached_bytes) == ("float32", 4_000_000)

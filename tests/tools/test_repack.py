@@ -18,15 +18,14 @@ from factories import Stored, edit, known_filters, random_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lightning_h5.tools.repack as repack_module
+import lightning_h5.tools.repack.repack as repack_module
 from lightning_h5.cli.terminal import ends_at_signals
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import create_h5, open_h5
 from lightning_h5.order.permutation import permutation
-from lightning_h5.tools import compression, file_copy, repack_plan, row_io
-from lightning_h5.tools.compression import COMPRESSIONS
 from lightning_h5.tools.inspect import inspect_file
-from lightning_h5.tools.repack import repack_file
+from lightning_h5.tools.repack import COMPRESSIONS, compression, repack_file, row_io
+from lightning_h5.tools.repack.copy import FileCopy
 
 ROOT = Path(__file__).parents[2]
 
@@ -590,7 +589,7 @@ def test_many_small_chunks_are_written_a_few_at_a_time(make_h5, monkeypatch, see
 
 
 def test_values_of_large_rows_are_copied_and_compared_in_parts(make_h5, monkeypatch):
-    monkeypatch.setattr(file_copy, "MAX_OBJECTS", 2 * 21)
+    monkeypatch.setattr("lightning_h5.tools.repack.copy.MAX_OBJECTS", 2 * 21)
     path = make_h5({"other": np.arange(3)})
     with h5py.File(path, "a") as file:
         values = np.array([file["other"].ref, file.ref, None] * 28, dtype=h5py.ref_dtype).reshape(4, 3, 7)
@@ -783,7 +782,7 @@ def test_what_is_not_copied_names_another_tool(zoo, make_h5, tmp_path):
 
 
 def test_rows_that_are_too_large_for_a_chunk_stay_as_they_are(make_h5, monkeypatch):
-    monkeypatch.setattr(repack_plan, "MAX_CHUNK_BYTES", 100)
+    monkeypatch.setattr("lightning_h5.tools.repack.plan.MAX_CHUNK_BYTES", 100)
     x = random_values("i4", (6, 5, 7))
     path = make_h5({"x": Stored(x, "chunked", (2, 3, 5), {"compression": "gzip"})})
     (array,) = repack_file(path, path + ".copy", compression="none", verify=True).arrays
@@ -841,7 +840,7 @@ def test_types_that_h5py_cannot_read_are_named(make_h5):
 
 
 def test_a_compression_that_is_not_installed_names_what_there_is(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.tools.compression._is_installed", lambda known: known.id in (1, 32000))
+    monkeypatch.setattr("lightning_h5.tools.repack.compression._is_installed", lambda known: known.id in (1, 32000))
     path = make_h5({"x": np.arange(10)})
     with pytest.raises(H5ValueError, match=r"'zstd' is not installed; there are none, gzip, lzf. Run `pip install"):
         repack_file(path, path + ".copy", compression="zstd")
@@ -886,13 +885,13 @@ def test_file_systems_without_hard_links_do(make_h5, tmp_path, monkeypatch):
 
 def test_a_source_that_changes_meanwhile_is_an_error(make_h5, tmp_path, monkeypatch):
     path = make_h5({"x": np.arange(10)})
-    copy_rows = file_copy.FileCopy.copy_rows
+    copy_rows = FileCopy.copy_rows
 
     def copy_and_touch(*arguments):
         os.utime(path, ns=(0, 0))
         copy_rows(*arguments)
 
-    monkeypatch.setattr(file_copy.FileCopy, "copy_rows", copy_and_touch)
+    monkeypatch.setattr(FileCopy, "copy_rows", copy_and_touch)
     with pytest.raises(H5DataChangedError, match=r"was written to, replaced or deleted while it was copied"):
         repack_file(path, tmp_path / "copy.h5")
     assert os.listdir(tmp_path) == ["data1.h5"]
@@ -925,13 +924,13 @@ def test_verification_finds_what_was_written_wrongly(make_h5, tmp_path, monkeypa
 
 
 def test_verification_finds_an_attribute_that_differs(zoo, tmp_path, monkeypatch):
-    copy_attributes = file_copy.FileCopy.copy_attributes
+    copy_attributes = FileCopy.copy_attributes
 
     def spoil(self):
         copy_attributes(self)
         self.copy["x"].attrs["number"] = np.int64(4)
 
-    monkeypatch.setattr(file_copy.FileCopy, "copy_attributes", spoil)
+    monkeypatch.setattr(FileCopy, "copy_attributes", spoil)
     with pytest.raises(H5CorruptError, match=r"differs from it in its attribute"):
         repack_file(zoo, tmp_path / "copy.h5", verify=True)
 
@@ -952,7 +951,7 @@ def test_a_new_file_is_never_opened_over_another(make_h5, tmp_path):
 
 SLOW_ENCODER = """
     import os, sys, time
-    from lightning_h5.tools import compression, row_io
+    from lightning_h5.tools.repack import compression, row_io
     row_io.MAX_CHUNKS = 1  # a task is not broken off
     deflated = compression._deflated
     def slowly(data, level):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_h5.errors import H5CorruptError, H5FileError, H5ValueError
-from lightning_h5.tools.file_copy import FileCopy
 from lightning_h5.tools.repack import repack_file
+from lightning_h5.tools.repack.copy import FileCopy
 
 ROWS = np.arange(10)
 

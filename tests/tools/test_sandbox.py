@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from lightning_h5.errors import H5KeyError, H5ValueError, H5WorkerError
-from lightning_h5.tools import check, sandbox
-from lightning_h5.tools.check import check_files
-from lightning_h5.tools.check_file import Findings, Wanted, check_file
+from lightning_h5.tools.check import check, check_files, sandbox
+from lightning_h5.tools.check.check_file import CheckOptions, Findings, check_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
 
@@ -58,7 +57,7 @@ def child_does(monkeypatch):
 
 def in_child(monkeypatch, code):
     """The child itself, all its limits set, does something else than checking."""
-    start = sandbox.START.replace("import main", "import main; from lightning_h5.tools import sandbox")
+    start = sandbox.START.replace("import main", "import main; from lightning_h5.tools.check import sandbox")
     patched = f"import os, sys, time\n{start.replace('; main(', chr(10) + code + chr(10) + 'main(')}"
     monkeypatch.setattr(sandbox, "START", patched)
 
@@ -229,10 +228,10 @@ def test_a_child_cannot_take_more_than_its_limits(tmp_path):
     """What it is left with, asked in the child itself after it gave up the rest."""
     code = f"""
 import json, os, resource, sys
-from lightning_h5.tools import sandbox
+from lightning_h5.tools.check import sandbox
 assert not {{"numpy", "h5py"}} & set(sys.modules), "its limits come first"
 sandbox._limit_process({{"memory": 1 << 30, "cpu": 7, "parent": os.getppid()}})
-from lightning_h5.tools import check
+from lightning_h5.tools.check import check
 import ctypes, numpy
 found = {{n: resource.getrlimit(getattr(resource, n)) for n in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_CORE")}}
 found["torch"] = "torch" in sys.modules
@@ -550,7 +549,7 @@ def reported(tmp_path_factory):
         file["g/y"] = np.arange(100.0)
         file["out"] = h5py.ExternalLink("gone.h5", "/x")
         file.create_dataset("never", (99,), "f4")
-    found = check_file(path, Wanted(), 1, lambda n: None)
+    found = check_file(path, CheckOptions(), 1, lambda n: None)
     assert found.problems
     return path, json.loads(json.dumps(asdict(found)))
 
@@ -578,7 +577,7 @@ def test_whatever_is_reported_becomes_plain_values_or_a_problem(reported, data):
         value = with_changed(value, data.draw(st.sampled_from(list(places_in(value)))), data.draw(ANYTHING))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "run_in_sandbox", lambda *arguments: value)
-        found = check._check_in_sandbox(path, Wanted(), sandbox.SandboxLimits.of("4 GiB", 60))
+        found = check._check_in_sandbox(path, CheckOptions(), sandbox.SandboxLimits.of("4 GiB", 60))
     assert all(problem.file == path for problem in found.problems)
     assert_plain(found)
 

@@ -159,6 +159,7 @@ def test_samples_of_several_shapes_are_normalized(make_h5, tmp_path, module):
     data = module(
         tmp_path / "set",
         x_key="x",
+        x_dtype=None,
         sample="segment",
         collate_fn="list",
         batch_size=3,

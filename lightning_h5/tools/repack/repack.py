@@ -6,42 +6,41 @@ import errno
 import math
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import h5py
 
-from ..errors import H5DataChangedError, H5Error, H5FileError
-from ..hdf5 import ChangeGuard, create_h5, expand_user, filters_of, open_h5, process_pool, shape_of
-from ..options import FileOptions
-from ..order.permutation import permutation
-from ..progress_bar import progress_bar
-from ..readers import usable_cores
-from ..types import PathLike
-from .file_copy import FileCopy
-from .repack_plan import RepackOptions, plan_arrays
-from .repack_verify import CopyVerifier
+from ...errors import H5DataChangedError, H5Error, H5FileError
+from ...hdf5 import ChangeGuard, create_h5, expand_user, filters_of, open_h5, process_pool, shape_of
+from ...options import FileOptions
+from ...order.permutation import permutation
+from ...progress_bar import progress_bar
+from ...readers import usable_cores
+from ...types import PathLike
+from ..output_files import check_output, new_file
+from .copy import FileCopy
+from .plan import RepackOptions, plan_arrays
 from .row_io import chunks_of
+from .verify import CopyVerifier
 
 REPACK = 15  # purpose of the random stream
 CACHE_BYTES = 64 << 20  # cache of the HDF5 library for the array being read
-NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredAs:
-    """How an array lies in a file.
+    """How an array is stored in a file.
 
     Attributes:
         chunks: shape of a chunk; None if it is not chunked.
         filters: names of its filters, in the order of writing.
-        n_bytes: that it takes in the file.
-        row_cost: bytes that are decoded for one row alone: all of the chunks that it takes part in.
+        n_bytes: bytes in the file.
+        row_cost: bytes that are decoded to read a single row.
     """
 
     chunks: tuple[int, ...] | None
@@ -52,16 +51,16 @@ class StoredAs:
 
 @dataclass(frozen=True, kw_only=True)
 class RepackedArray:
-    """What became of an array.
+    """How an array was copied.
 
     Attributes:
         name: one of its names in the file.
         n_bytes: of all rows, decoded.
         is_rewritten: whether its rows were written again; otherwise it is stored as before.
         is_shuffled: whether its rows were permuted.
-        before: how it lay in the source.
-        after: how it lies in the copy.
-        note: why it is not as asked, if so.
+        before: how the source stores it.
+        after: how the copy stores it.
+        note: the reason if an option was not applied to it.
     """
 
     name: str
@@ -75,7 +74,7 @@ class RepackedArray:
 
 @dataclass(frozen=True, kw_only=True)
 class RepackReport:
-    """What ``repack_file`` did.
+    """The result of ``repack_file``.
 
     Attributes:
         source: the file that was copied.
@@ -83,8 +82,8 @@ class RepackReport:
         arrays: all arrays, in the order of the file.
         n_bytes_before: size of the source.
         n_bytes_after: size of the copy.
-        seconds: that the copy took, without the verification.
-        verify_seconds: that the verification took; None if there was none.
+        seconds: duration of the copy, without the verification.
+        verify_seconds: duration of the verification; None without one.
     """
 
     source: str
@@ -117,10 +116,10 @@ def repack_file(
 
     Everything else stays as it is: attributes, groups, links of all kinds, dimension scales, references to objects,
     fill values, limits of growth, the user block. Arrays that were made with a named type have an equal one of their
-    own. What lies in other files (external links and storage, virtual arrays) stays a link; no other file is opened.
+    own. Data in other files (external links and storage, virtual arrays) stays a link; no other file is opened.
     References to regions of arrays are refused; HDF5's own ``h5repack`` copies them.
 
-    The copy has another name until it is complete and, if asked, verified. It never replaces a file. After an error,
+    The copy has another name until it is complete and, on request, verified. It never replaces a file. After an error,
     Ctrl-C or a full disk nothing is left of it.
 
     Chunks are decoded in threads, and encoded in threads for gzip and zstd. Holds less than 512 MiB, of any file,
@@ -133,9 +132,9 @@ def repack_file(
         rows_per_chunk: rows of a chunk, which holds them whole; "auto" takes a power of two that makes 256 to 512 KiB
             of them, decoded, or a single row. Arrays with rows above 32 MiB stay as they are. A number is for arrays
             with rows. Columns (one-dimensional arrays, but for tables) stay contiguous, or in their chunks, if the file
-            has other arrays. Their ``note`` in the report mentions it. If filters are asked for, those that were
-            contiguous get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks;
-            others stay without, if nothing that is asked needs chunks.
+            has other arrays. Their ``note`` in the report mentions it. If filters are requested, contiguous columns
+            get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks; others stay
+            without, if no option needs chunks.
         compression: ``gzip``, ``lzf``, ``none``, or with the extra ``filters`` ``zstd``, ``lz4``, ``blosc``,
             ``blosc-zstd``, ``blosc2``, ``bitshuffle``. None, or ``keep``, leaves each array the filters that it has.
         level: how hard to compress: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
@@ -154,7 +153,7 @@ def repack_file(
             makes chunks of 2 to 4 MiB, and the file's own tables lie together in pages of 1 MiB. From a local disk, a
             random row costs more then.
         trusted: accept chunks over 1 GiB, decoded, which are held whole, and arrays that declare over 4 GiB and over
-            1,000 times what is stored.
+            1,000 times their stored bytes.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
@@ -165,7 +164,7 @@ def repack_file(
             folder is missing or not writable.
         H5KeyError: an array that was named does not exist.
         H5ValueError: an argument makes no sense for this file, a compression is not installed, or an array declares far
-            more than is stored.
+            more than it stores.
         H5CorruptError: the source is damaged, or the copy differs from it.
         H5DataChangedError: the source was written to meanwhile.
     """
@@ -208,19 +207,19 @@ def _repack_file(file: Any, source: str, target: str, options: RepackOptions, sh
         progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5) as bar,
     ):
         with create_h5(partial, like=file, checked=options.checksum, paged=options.for_object_store) as copy:
-            made = FileCopy(file, copy, plans, order, pool, folder)
-            made.copy_structure()
-            made.copy_rows(bar.update)
-            made.copy_attributes()
+            file_copy = FileCopy(file, copy, plans, order, pool, folder)
+            file_copy.copy_structure()
+            file_copy.copy_rows(bar.update)
+            file_copy.copy_attributes()
         if file.userblock_size:
-            with open(source, "rb") as one, open(partial, "r+b") as other:
-                other.write(one.read(file.userblock_size))
+            with open(source, "rb") as source_file, open(partial, "r+b") as copy_file:
+                copy_file.write(source_file.read(file.userblock_size))
         written = time.monotonic()
         with open_h5(partial, rdcc_nbytes=CACHE_BYTES) as copy:
             if options.verify:
-                CopyVerifier(made, copy, bar.update).verify()
+                CopyVerifier(file_copy, copy, bar.update).verify()
                 verify_seconds = time.monotonic() - written
-            arrays = tuple(_report_arrays(made, copy))
+            arrays = tuple(_report_arrays(file_copy, copy))
         if not _is_unchanged(guard):
             raise H5DataChangedError(
                 f"{source!r} was written to, replaced or deleted while it was copied; the copy is discarded. Leave "
@@ -240,7 +239,7 @@ def _repack_file(file: Any, source: str, target: str, options: RepackOptions, sh
 
 @contextmanager
 def _translate_errors(source: str, target: str) -> Iterator[None]:
-    """Translate errors of the HDF5 library or the system into errors that say what to do."""
+    """Translate errors of the HDF5 library or the system into errors with a remedy."""
     try:
         yield
     except H5Error:
@@ -270,9 +269,10 @@ def _is_unchanged(guard: ChangeGuard) -> bool:
         return False
 
 
-def _report_arrays(made: FileCopy, copy: Any) -> Iterator[RepackedArray]:
-    for address, plan in made.plans.items():
-        before, after = (_stored_as(h5py.h5o.open(file.id, made.places[address])) for file in (made.source, copy))
+def _report_arrays(file_copy: FileCopy, copy: Any) -> Iterator[RepackedArray]:
+    for address, plan in file_copy.plans.items():
+        place = file_copy.places[address]
+        before, after = (_stored_as(h5py.h5o.open(file.id, place)) for file in (file_copy.source, copy))
         yield RepackedArray(
             name=plan.name,
             n_bytes=plan.n_bytes,
@@ -289,89 +289,7 @@ def _stored_as(array: Any) -> StoredAs:
     filters = filters_of(h5py.Dataset(array))
     row_cost = math.prod(shape[1:]) * itemsize if shape else 0
     if chunks is not None and (filters or chunks[1:] != shape[1:]):
-        across = (-(-size // step) for size, step in zip(shape[1:], chunks[1:], strict=True))
-        row_cost = math.prod(across) * math.prod(chunks) * itemsize
-    names = tuple("gzip" if found.id == 1 else found.label.split(";")[0] for found in filters)
+        chunk_counts = (-(-size // step) for size, step in zip(shape[1:], chunks[1:], strict=True))
+        row_cost = math.prod(chunk_counts) * math.prod(chunks) * itemsize
+    names = tuple("gzip" if step.id == 1 else step.label.split(";")[0] for step in filters)
     return StoredAs(chunks=chunks, filters=names, n_bytes=array.get_storage_size(), row_cost=row_cost)
-
-
-def check_output(path: str, inputs: Sequence[str] = (), *, overwrite: bool | None = None) -> None:
-    """Refuse an output before anything is computed for it.
-
-    Args:
-        path: the file to be written.
-        inputs: files that are read.
-        overwrite: whether an existing file may be replaced; None if it never is.
-
-    Raises:
-        H5FileError: it exists, is one of the inputs, or its folder is missing or not writable.
-    """
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        why = f"there is no directory {folder!r}. Make it"
-    elif os.path.realpath(path) in map(os.path.realpath, inputs):
-        why = "it would overwrite the data that it is made from. Name another file"
-    elif os.path.isdir(path):
-        why = "that is a directory. Name a file in it"
-    elif os.path.lexists(path) and not overwrite:
-        why = "it exists. Name another file" + (
-            "" if overwrite is None else ", or replace it (overwrite=True, --force)"
-        )
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        why = f"you have no permission to write to {folder!r}. Name another folder"
-    else:
-        return
-    raise H5FileError(f"{path!r} cannot be written: {why}.")
-
-
-@contextmanager
-def new_file(target: str) -> Iterator[str]:
-    """Yield the name to write a file under until it is complete. Then it gets its own, or is removed after an error.
-
-    The name lies in the same folder and begins with a dot. Only a process that is killed without a chance to clean up
-    leaves it behind.
-
-    Args:
-        target: the name that it gets.
-
-    Raises:
-        H5FileError: another program has made a file of that name by then.
-    """
-    folder, name = os.path.split(os.path.abspath(target))
-    partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.partial")
-    try:
-        yield partial
-        _sync(partial)
-        try:
-            _rename(partial, target)
-        except FileExistsError as error:
-            raise H5FileError(
-                f"{target!r} was made by another program in the meantime and is never overwritten; the copy is "
-                "discarded. Name another file."
-            ) from error
-    finally:
-        with suppress(OSError):
-            if not os.path.exists(target) or not os.path.samefile(partial, target):
-                os.truncate(partial, 0)  # frees the space even if the library failed to close the file
-            os.unlink(partial)
-    with suppress(OSError):  # some file systems cannot sync a folder
-        _sync(folder)
-
-
-def _rename(partial: str, target: str) -> None:
-    """Rename without ever replacing: a hard link fails if the name is taken, `os.rename` would not."""
-    try:
-        os.link(partial, target)
-    except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # reserves the name
-        os.replace(partial, target)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

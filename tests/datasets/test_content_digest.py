@@ -15,7 +15,7 @@ from lightning_models import Recorder, quiet_trainer
 from tiers import examples
 
 from lightning_h5 import H5LazyDataset, H5ResumeError, LazyH5DataModule, RankCachedH5DataModule, RankMemCachedH5Dataset
-from lightning_h5.catalog import whole_digest
+from lightning_h5.catalog import content_digest
 from lightning_h5.datasets import held_rows
 
 LAYOUTS = {
@@ -32,7 +32,7 @@ PAD = np.zeros(1 << 17, np.uint8)  # of which samples of the file are taken
 @pytest.fixture
 def large(monkeypatch):
     """Files are too large to be read whole, and only small arrays are."""
-    monkeypatch.setattr(whole_digest, "MAX_WHOLE_BYTES", 20_000)
+    monkeypatch.setattr(content_digest, "MAX_WHOLE_BYTES", 20_000)
 
 
 def whole(path, x_key="x", y_key="y", **options):
@@ -109,7 +109,7 @@ def test_copies_are_equal_and_each_file_counts(make_h5, tmp_path):
 
 
 def test_a_file_larger_than_what_is_read_at_a_time_is_read_to_its_end(make_h5, monkeypatch):
-    monkeypatch.setattr(whole_digest, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(content_digest, "PIECE_BYTES", 1_000)
     path = make_h5(x=np.arange(1_000), y=np.arange(1_000))
     found = {whole(path)}
     for row in (0, 130, 999):
@@ -131,7 +131,7 @@ def test_bytes_that_cannot_be_read_leave_the_samples(make_h5, monkeypatch):
     def fail(*arguments):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(whole_digest, "_checksum", fail)
+    monkeypatch.setattr(content_digest, "_checksum", fail)
     assert [*H5LazyDataset(path, "x").identity()] == ["sampled"]
 
 

@@ -10,36 +10,29 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ..errors import H5CorruptError
-from ..hdf5.checks import may_run_code
-from .file_copy import (
-    FileCopy,
-    address_of,
-    attributes_of,
-    has_class,
-    is_variable,
-    links_in,
-    read_attribute,
-    was_written,
-)
-from .repack_plan import ArrayPlan
+from ...errors import H5CorruptError
+from ...hdf5.checks import may_run_code
+from .copy import FileCopy
+from .objects import address_of, attributes_of, has_class, is_variable, links_in, read_attribute, was_written
+from .plan import ArrayPlan
 from .row_io import PIECE_BYTES, make_buffer, read_box, rows_box
 
 
 class CopyVerifier:
     """Compares a copy with its source.
 
-    Neither our encoders nor what we make of a chunk index judge themselves: the HDF5 library reads both files, except
-    for Blosc2 in the source: the library finds its chunks and this package decodes them (see ``hdf5.checks``).
+    The HDF5 library reads both files, so that the encoders and chunk indexes of this package do not verify themselves.
+    The exception is Blosc2 in the source: the library finds its chunks, and this package decodes them (see
+    ``hdf5.checks``).
 
     Args:
-        made: what made the copy.
+        file_copy: wrote the copy.
         copy: the copy, open for reading.
-        done: called with the decoded bytes of rows that were compared.
+        report: called with the decoded bytes of rows that were compared.
     """
 
-    def __init__(self, made: FileCopy, copy: Any, done: Callable[[int], object]) -> None:
-        self._made, self._source, self._copy, self._done = made, made.source, copy, done
+    def __init__(self, file_copy: FileCopy, copy: Any, report: Callable[[int], object]) -> None:
+        self._file_copy, self._source, self._copy, self._report = file_copy, file_copy.source, copy, report
 
     def verify(self) -> None:
         """Compare everything.
@@ -49,37 +42,40 @@ class CopyVerifier:
         """
         self._check_attributes(self._source["/"].id, self._copy["/"].id, "/")
         addresses = {address_of(self._source["/"].id): address_of(self._copy["/"].id)}
-        for link, other in zip_longest(links_in(self._source), links_in(self._copy)):
-            self._ensure(link and other and link.path == other.path, (link or other).shown, "links")
-            self._ensure(link.info.type == other.info.type and link.value == other.value, link.shown, "links")
+        for link, copied_link in zip_longest(links_in(self._source), links_in(self._copy)):
+            self._ensure(link and copied_link and link.path == copied_link.path, (link or copied_link).shown, "links")
+            is_same = link.info.type == copied_link.info.type and link.value == copied_link.value
+            self._ensure(is_same, link.shown, "links")
             if link.item is None:
                 continue
-            self._ensure(addresses.setdefault(link.address, other.address) == other.address, link.shown, "links")
+            copied_address = addresses.setdefault(link.address, copied_link.address)
+            self._ensure(copied_address == copied_link.address, link.shown, "links")
             if not link.is_first:
                 continue
-            self._ensure(other.is_first and type(link.item) is type(other.item), link.shown, "kinds")
-            self._check_attributes(link.item, other.item, link.shown)
+            self._ensure(copied_link.is_first and type(link.item) is type(copied_link.item), link.shown, "kinds")
+            self._check_attributes(link.item, copied_link.item, link.shown)
             if isinstance(link.item, h5py.h5d.DatasetID):
-                self._check_array(self._made.plans[link.address], link.item, other.item)
+                self._check_array(self._file_copy.plans[link.address], link.item, copied_link.item)
             elif isinstance(link.item, h5py.h5t.TypeID):
-                self._ensure(link.item == other.item, link.shown, "types")
+                self._ensure(link.item == copied_link.item, link.shown, "types")
 
-    def _ensure(self, is_same: Any, name: str, what: str) -> None:
+    def _ensure(self, is_same: Any, name: str, difference: str) -> None:
         if not is_same:
             raise H5CorruptError(
-                f"the copy of {name!r} in {self._source.filename!r} differs from it in its {what}. The copy is "
+                f"the copy of {name!r} in {self._source.filename!r} differs from it in its {difference}. The copy is "
                 "discarded: check the disk and the memory of this machine, or try another compression."
             )
 
-    def _check_attributes(self, original: Any, copied: Any, name: str) -> None:
-        for one, two in zip_longest(attributes_of(original), attributes_of(copied)):
-            self._ensure(one and two and one.name == two.name, name, "attributes")
-            what = f"attribute {one.name.decode(errors='replace')!r}"
-            self._ensure(one.get_type() == two.get_type() and one.shape == two.shape, name, what)
-            if one.get_space().get_simple_extent_type() != h5py.h5s.NULL:
-                is_objects = _is_objects(one.get_type())
-                values = (read_attribute(each, as_objects=is_objects)[0] for each in (one, two))
-                self._ensure(self._equal(*values), name, what)
+    def _check_attributes(self, source_object: Any, copied_object: Any, name: str) -> None:
+        for original, copied in zip_longest(attributes_of(source_object), attributes_of(copied_object)):
+            self._ensure(original and copied and original.name == copied.name, name, "attributes")
+            difference = f"attribute {original.name.decode(errors='replace')!r}"
+            is_same_kind = original.get_type() == copied.get_type() and original.shape == copied.shape
+            self._ensure(is_same_kind, name, difference)
+            if original.get_space().get_simple_extent_type() != h5py.h5s.NULL:
+                as_objects = _is_objects(original.get_type())
+                values = (read_attribute(attribute, as_objects=as_objects)[0] for attribute in (original, copied))
+                self._ensure(self._equal(*values), name, difference)
 
     def _check_array(self, plan: ArrayPlan, original: Any, copied: Any) -> None:
         self._ensure(original.get_type() == copied.get_type(), plan.name, "dtype")
@@ -91,21 +87,21 @@ class CopyVerifier:
         if not original.get_space().get_simple_extent_npoints() or not (was_written(original) or was_written(copied)):
             return
         if not original.shape or _is_objects(original.get_type()):
-            found = h5py.Dataset(copied)
-            for place, values in self._made.objects_of(original, plan):
-                self._ensure(self._equal(np.asarray(values), np.asarray(found[place])), plan.name, "values")
-            self._done(plan.n_bytes)
+            copied_array = h5py.Dataset(copied)
+            for place, values in self._file_copy.objects_of(original, plan):
+                self._ensure(self._equal(np.asarray(values), np.asarray(copied_array[place])), plan.name, "values")
+            self._report(plan.n_bytes)
             return
-        for first, rows in self._made.rows_of(original, plan, by_library=not may_run_code(original)):
-            expected, read = rows.reshape(-1), make_buffer(rows.nbytes, self._made.folder)
+        for first, rows in self._file_copy.rows_of(original, plan, by_library=not may_run_code(original)):
+            expected, read = rows.reshape(-1), make_buffer(rows.nbytes, self._file_copy.folder)
             read_box(copied, plan.name, rows_box(original.shape, first, len(rows)), read)
             parts = (slice(at, at + PIECE_BYTES) for at in range(0, len(read), PIECE_BYTES))
             is_same = all(np.array_equal(read[part], expected[part]) for part in parts)
             self._ensure(is_same, plan.name, f"rows {first} to {first + len(rows) - 1}")
-            self._done(rows.nbytes)
+            self._report(rows.nbytes)
 
     def _equal(self, original: Any, copied: Any) -> bool:
-        """Return whether values are the same, to the bit; references, if they point at copies of the same."""
+        """Return whether values are equal to the bit, and references point at copies of the same objects."""
         if isinstance(original, np.ndarray) and isinstance(copied, np.ndarray):
             if original.shape != copied.shape or original.dtype != copied.dtype:
                 return False
@@ -113,10 +109,10 @@ class CopyVerifier:
                 return original.tobytes() == copied.tobytes()
             if original.dtype.names is not None:
                 return all(self._equal(original[name], copied[name]) for name in original.dtype.names)
-            return all(self._equal(*each) for each in zip(original.reshape(-1), copied.reshape(-1), strict=True))
+            return all(self._equal(*pair) for pair in zip(original.reshape(-1), copied.reshape(-1), strict=True))
         if not isinstance(original, h5py.h5r.Reference):
             return bool(original == copied)
-        place = self._made.place_of(original)
+        place = self._file_copy.place_of(original)
         if place is None or not copied:
             return place is None and not copied
         expected = address_of(h5py.h5o.open(self._copy.id, place))
@@ -144,7 +140,7 @@ def _fill_of(array: Any) -> Any:
 
 
 def _sources_of(array: Any) -> Any:
-    """Return what an array declares of the places of its values: parts of other arrays or files, and the fill value."""
+    """Return the declared sources of an array: external files, the fill value, and virtual mappings."""
     plist = array.get_create_plist()
     external = [plist.get_external(at) for at in range(plist.get_external_count())]
     mappings = h5py.Dataset(array).virtual_sources() if plist.get_layout() == h5py.h5d.VIRTUAL else []

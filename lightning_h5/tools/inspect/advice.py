@@ -1,4 +1,4 @@
-"""What to train a file with: which arrays, which data module, which settings, and why; settings as YAML to paste."""
+"""Suggested arrays, data module and settings for a file, with reasons, as a call and as YAML."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import yaml
 
-from ..errors import H5Error, H5ValueError, listing
-from ..hdf5 import (
+from ...errors import H5Error, H5ValueError, listing
+from ...hdf5 import (
     DIMENSION_SCALE,
     FAULTS,
     GROUP_WORDS,
@@ -29,23 +29,20 @@ from ..hdf5 import (
     open_h5,
     words_in,
 )
-from ..memory import FREE_SHARE, available_memory, page_cache_memory
-from ..natural_order import natural_order
-from ..readers import open_reader
-from ..sizes import bytes_text, parse_bytes
-
-if TYPE_CHECKING:
-    from .inspect import Contents
-    from .sample_advice import SampleCost
+from ...memory import FREE_SHARE, available_memory, page_cache_memory
+from ...natural_order import natural_order
+from ...readers import open_reader
+from ...sizes import bytes_text, parse_bytes
+from .contents import Contents
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
-"""What the data modules mix at a time by default."""
+"""Bytes that the data modules mix at a time by default."""
 
 MEMORY_SHARE = 2
-"""One in so many of the bytes that are free may hold cached rows: the model wants some, and so do its batches."""
+"""The divisor of free memory that leaves the bytes for cached rows; the rest is for the model and its batches."""
 
 MAX_SHUFFLE = 4 << 30
-"""Up to so many bytes to mix rows in are better asked for than a copy of the file."""
+"""The largest buffer to suggest for mixing rows, before a copy of the file is suggested instead."""
 
 MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
 MIN_ROWS = 10  # minimum to validate on a tenth of them
@@ -58,12 +55,33 @@ TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "
 """Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
 
 MAX_COLUMN_ROWS = 1_000_000
-"""Longer columns are not read for a suggestion."""
+"""The longest column that is read for a suggestion."""
 
 OPTION_NAMES = ("split", "shuffle", "files", "segments", "window")
-"""Arguments that have fields."""
+"""Arguments that take option objects."""
 
 Column = npt.NDArray[Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCost:
+    """The average cost of a sample that is a window or a segment.
+
+    Attributes:
+        n_samples: number of samples.
+        n_segments: number of segments; 0 if rows are samples.
+        n_bytes: bytes of a sample as stored.
+        n_chunks: chunks that have a part of it.
+        bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
+        bytes_decoded_in_chunk_order: bytes for each sample of an epoch that decodes each chunk once.
+    """
+
+    n_samples: int
+    n_segments: int
+    n_bytes: int
+    n_chunks: float
+    bytes_decoded: int
+    bytes_decoded_in_chunk_order: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +91,14 @@ class Advice:
     Attributes:
         datamodule: its name; None if nothing in the file can be trained from.
         settings: its arguments.
-        x_keys: the arrays that are taken as input.
-        y_keys: the array that is taken as target, if one is.
-        cached_bytes: memory that all rows of these arrays take in the dtypes of ``settings``; ranks share it.
+        x_keys: the arrays used as input.
+        y_keys: the array used as target, if there is one.
+        cached_bytes: memory for all rows of the input and target in the dtypes of ``settings``, divided over ranks.
         reasons: a sentence for each choice.
-        comments: those that belong in the configuration.
-        integrity: the least of these arrays, 0 to 3; None if there are none.
-        cost: what a sample costs; None if rows are samples.
-        other: what to use if the first reason is wrong; None if it is likely right.
+        comments: sentences for the configuration.
+        integrity: the lowest integrity level of input and target, 0 to 3; None without arrays.
+        cost: the cost of a sample; None if rows are samples.
+        other: the advice if the first reason is wrong; None if it is likely right.
     """
 
     datamodule: str | None
@@ -110,8 +128,8 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
 
     Args:
         path: the file, or the files as their user names them.
-        contents: what is in one of them.
-        files: of which columns are read.
+        contents: the contents of one of them.
+        files: paths of files to read columns from.
         n_rows: rows of all files; None if there is one.
     """
     layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
@@ -123,21 +141,21 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
         return Advice(datamodule=None, settings={}, reasons=(reason,))
-    x, y, others = _choose_arrays(layouts)
+    x, y, other_arrays = _choose_arrays(layouts)
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
     if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
-        others, y = [*others, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
+        other_arrays, y = [*other_arrays, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
     rows = x[0].n_rows if n_rows is None else n_rows
-    x_keys, y_keys = [each.key for each in x], [each.key for each in y]
+    x_keys, y_keys = [layout.key for layout in x], [layout.key for layout in y]
     group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
     choices, why = suggest(x, y, rows, group_key, files)
     row_bytes = trained_row_bytes(x, y, choices)
-    name, more, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
+    name, module_settings, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
     columns = {name for name, length in contents.columns.items() if length == x[0].n_rows}
     texts = [array.name for array in contents.arrays if array.name in columns and array.dtype[:4] == "text"]
     comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
     reasons = [
-        _why_these(x, y, others),
+        _why_these(x, y, other_arrays),
         *why,
         *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
         *comments,
@@ -146,13 +164,13 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys} | ({"y_key": y_keys[0]} if y_keys else {})
     return Advice(
         datamodule=name,
-        settings={"train_path": path, **keys, **choices, **more},
+        settings={"train_path": path, **keys, **choices, **module_settings},
         x_keys=tuple(x_keys),
         y_keys=tuple(y_keys),
         cached_bytes=rows * row_bytes,
         reasons=tuple(reasons),
         comments=tuple(comments),
-        integrity=min(each.integrity for each in (*x, *y)),
+        integrity=min(layout.integrity for layout in (*x, *y)),
     )
 
 
@@ -166,7 +184,7 @@ def suggest(
         y: the target's arrays.
         n_rows: rows of all files.
         group_key: an array that seems to name groups, if any.
-        files: of which columns are read.
+        files: paths of files to read columns from.
     """
     y_key = y[0].key if len(y) == 1 and not y[0].row_shape else None
     labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
@@ -176,12 +194,17 @@ def suggest(
         settings["split"] = split if len(split) > 1 else split["val_fraction"]
     n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
     row_bytes = trained_row_bytes(x, y, settings)
-    most = max(1, min(MAX_BATCH, n_train // MIN_STEPS, MAX_BATCH_BYTES // max(1, row_bytes)))
-    return settings | {"batch_size": 1 << (most.bit_length() - 1)}, [*why_dtypes, *why_split]  # a power of two
+    return settings | {"batch_size": batch_size_for(n_train, row_bytes)}, [*why_dtypes, *why_split]
+
+
+def batch_size_for(n_samples: int, sample_bytes: int) -> int:
+    """Return the suggested batch size: a power of two that leaves an epoch some steps, and a batch small."""
+    limit = max(1, min(MAX_BATCH, n_samples // MIN_STEPS, MAX_BATCH_BYTES // max(1, sample_bytes)))
+    return 1 << (limit.bit_length() - 1)
 
 
 def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
-    """Return the values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
+    """Return the values of a column of all files; None if it cannot be read, or is too long for a suggestion.
 
     Args:
         files: the files.
@@ -221,20 +244,22 @@ def suggest_dtypes(
         if (targets := _to_cast(y, kinds, dtype)) and (dtype == "float32" or fits_int64):
             dtypes["y_dtype"] = dtype
             reasons.append(f"y_dtype: {dtype}, since the target is stored as {targets[0].dtype} and {use} in {dtype}.")
-    packed = [array for array in (*x, *y) if array.packing is not None and array.packing.policy != "keep"]
-    if refused := [array.key for array in packed if array.packing is not None and array.packing.policy == "refuse"]:
-        dtypes["decode"] = dict.fromkeys(refused, "cf")
+    packed_arrays = [array for array in (*x, *y) if array.packing is not None and array.packing.policy != "keep"]
+    if refused_keys := [
+        array.key for array in packed_arrays if array.packing is not None and array.packing.policy == "refuse"
+    ]:
+        dtypes["decode"] = dict.fromkeys(refused_keys, "cf")
     reasons += [
         f"{array.key!r} holds packed {'floats' if array.dtype.kind == 'f' else 'integers'}, which are decoded "
         f"({array.packing.formula})."
-        for array in packed
+        for array in packed_arrays
         if array.packing is not None
     ]
     return dtypes, reasons
 
 
 def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[ArrayLayout]:
-    """Return arrays that are stored otherwise; none if some are not of these kinds, since a dtype is of all of them."""
+    """Return the arrays to cast; none if an array has a dtype of another kind, since one dtype applies to all."""
     if not all(kind_of(a.dtype) == "number" and a.dtype.kind in kinds for a in arrays):
         return []
     if any(a.packing is not None and a.packing.policy != "keep" for a in arrays):
@@ -247,8 +272,8 @@ def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settin
     n_bytes = 0
     for arrays, dtype in ((x, settings.get("x_dtype")), (y, settings.get("y_dtype"))):
         for array in arrays:
-            wanted = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
-            itemsize = 0 if wanted is None else np.dtype(wanted).itemsize
+            target_dtype = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
+            itemsize = 0 if target_dtype is None else np.dtype(target_dtype).itemsize
             n_bytes += max(array.row_bytes, math.prod(array.row_shape) * itemsize)
     return n_bytes
 
@@ -277,14 +302,14 @@ def _suggest_split(
         )
     if classes is not None:
         split["stratify_key"] = y_key
-        some = "" if has_all else " as far as possible"
-        reasons.append(f"stratify_key: {y_key}, so that training and validation have rows of all classes{some}.")
+        limit = "" if has_all else " as far as possible"
+        reasons.append(f"stratify_key: {y_key}, so that training and validation have rows of all classes{limit}.")
     return split, reasons
 
 
 def _are_groups(groups: npt.NDArray[Any]) -> bool:
     """Return whether values can be compared, and some but not all rows have the same."""
-    from ..order import group_split  # imports torch, which takes longer than inspecting most files
+    from ...order import group_split  # imports torch, which takes longer than inspecting most files
 
     with suppress(H5ValueError):
         group_split(groups, [0.5, 0.5])
@@ -297,49 +322,49 @@ def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool
     """Return the share to validate on, and whether both sides have all classes with it."""
     if groups is None and classes is None:
         return FRACTIONS[0], True
-    from ..order import group_split
+    from ...order import group_split
 
     codes, n_classes = np.zeros(n_rows, dtype=np.int64), 1
     if classes is not None:
         names, codes = np.unique(classes, return_inverse=True)
         n_classes = len(names)
-    able = []
+    usable_fractions = []
     for fraction in FRACTIONS:
         parts = group_split(n_rows if groups is None else groups, [1 - fraction, fraction], labels=codes)
         if all(map(len, parts)):
-            able.append(fraction)
+            usable_fractions.append(fraction)
             if all(np.bincount(codes[rows], minlength=n_classes).all() for rows in parts):
                 return fraction, True
             if np.bincount(codes).min() == 1:
                 break  # a class with one row is on one side, whatever the fraction
-    return min(able, default=FRACTIONS[0]), False
+    return min(usable_fractions, default=FRACTIONS[0]), False
 
 
-def group_key_in(columns: Mapping[str, int], n_rows: int, taken: Sequence[str]) -> str | None:
+def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[str]) -> str | None:
     """Return the first of some columns with ``n_rows`` rows that seems to name patients, recordings and the like."""
-    named = (name for name, length in columns.items() if length == n_rows and name not in taken)
-    return next((name for name in named if words_in(name) & GROUP_WORDS), None)
+    names = (name for name, length in columns.items() if length == n_rows and name not in used_keys)
+    return next((name for name in names if words_in(name) & GROUP_WORDS), None)
 
 
 def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
-    """Return input, target (if one stands out) and what else has as many rows."""
+    """Return input, target (if one stands out), and other arrays with the same number of rows."""
 
     def size_as_input(array: ArrayLayout) -> tuple[bool, int]:
         return bool(array.row_shape), array.n_bytes
 
-    able = [array for array in layouts if not (array.members and names_rows(array.key))]
-    x = max(able, key=size_as_input)  # if no row has many values, take the largest array
+    candidates = [array for array in layouts if not (array.members and names_rows(array.key))]
+    x = max(candidates, key=size_as_input)  # if no row has many values, take the largest array
     if _is_called_target(x.key):
-        instead = [a for a in able if a.n_rows == x.n_rows and not _is_called_target(a.key)]
-        x = max((a for a in instead if not names_rows(a.key)), key=size_as_input, default=x)
-    others = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
-    single = [a for a in others if not a.row_shape and not names_rows(a.key)]
-    named = [array for array in single if _names_target(array.key)]
-    y = named[:1] or [a for a in single if a.key.casefold() == "y"] or (single if len(single) == 1 else [])
+        alternatives = [a for a in candidates if a.n_rows == x.n_rows and not _is_called_target(a.key)]
+        x = max((a for a in alternatives if not names_rows(a.key)), key=size_as_input, default=x)
+    other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
+    columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
+    named_targets = [array for array in columns if _names_target(array.key)]
+    y = named_targets[:1] or [a for a in columns if a.key.casefold() == "y"] or (columns if len(columns) == 1 else [])
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
-    return xs, y, [array for array in others if array not in (*xs, *y)]
+    return xs, y, [array for array in other_arrays if array not in (*xs, *y)]
 
 
 def _is_called_target(key: str) -> bool:
@@ -357,29 +382,29 @@ def _why_no_target(key: str) -> str:
     )
 
 
-def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], others: Sequence[ArrayLayout]) -> str:
+def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> str:
     target = f", and {y[0].key!r} has one value for each" if y else ""
-    more = ""
-    if others:
-        more = f" Arrays with as many rows, to take as you need them: {listing((o.key for o in others), 4)}."
-    if channels := _channels(x, others):
+    hints = ""
+    if other_arrays:
+        hints = f" Other arrays with the same number of rows: {listing((array.key for array in other_arrays), 4)}."
+    if channels := _channels(x, other_arrays):
         group, *_ = channels[0].rpartition("/")
         names = ", ".join(map(repr, channels[:3])) + (", ..." if len(channels) > 3 else "")
-        more += f" x_key={{{group.rpartition('/')[2]!r}: [{names}]}} stacks the arrays of {group!r} into one field."
+        hints += f" x_key={{{group.rpartition('/')[2]!r}: [{names}]}} stacks the arrays of {group!r} into one field."
     if x[0].members:
-        name, inputs = x[0].name.strip("/"), listing(each.key for each in x)
-        several = " (a tuple)" if len(x) > 1 else ""
-        return f"{name!r} is a table: the input is {inputs}{several}{target}.{more}"
-    return f"{x[0].key!r} is the largest array{target}.{more}"
+        name, inputs = x[0].name.strip("/"), listing(layout.key for layout in x)
+        form = " (a tuple)" if len(x) > 1 else ""
+        return f"{name!r} is a table: the input is {inputs}{form}{target}.{hints}"
+    return f"{x[0].key!r} is the largest array{target}.{hints}"
 
 
-def _channels(x: Sequence[ArrayLayout], others: Sequence[ArrayLayout]) -> list[str]:
-    """Return the names of the input and of all columns in its group, if these look like one channel each."""
+def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:
+    """Return the names of the input and of all columns in its group, if each looks like one channel."""
     group = x[0].key.rpartition("/")[0]
-    inside = [x[0], *(array for array in others if array.key.rpartition("/")[0] == group)]
-    are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in inside)
-    is_signal = group and len(x) == 1 and len(inside) > 1 and x[0].dtype.kind in "iuf"
-    return sorted((array.key for array in inside), key=natural_order) if is_signal and are_alike else []
+    group_arrays = [x[0], *(array for array in other_arrays if array.key.rpartition("/")[0] == group)]
+    are_alike = all(not array.row_shape and not array.members and array.dtype == x[0].dtype for array in group_arrays)
+    is_signal = group and len(x) == 1 and len(group_arrays) > 1 and x[0].dtype.kind in "iuf"
+    return sorted((array.key for array in group_arrays), key=natural_order) if is_signal and are_alike else []
 
 
 def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: int) -> tuple[str, dict[str, Any], str]:
@@ -388,8 +413,8 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
     There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
     """
     lazy = "LazyH5DataModule"
-    costly = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
-    if not costly:
+    costly_fields = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
+    if not costly_fields:
         why = "all decoded rows fit shuffle.buffer"
         if all(array.is_contiguous for array in fields):
             n_bytes, memory = round(n_files * sum(array.n_bytes for array in fields)), page_cache_memory()
@@ -407,22 +432,22 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
         )
         return lazy, {}, why
     # These import torch, which takes longer than inspecting most files.
-    from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
+    from ...loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 
-    free = available_memory()
-    if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:
+    memory_left = available_memory()
+    if memory_left is not None and held_bytes <= memory_left.n_bytes // MEMORY_SHARE:
         why = f"All rows take {_size_text(held_bytes)} decoded and fit the memory of this machine: decode them once."
         return "RankCachedH5DataModule", {}, why
-    block = max(array.rows_per_chunk for array in costly) * sum(array.row_bytes for array in fields)
+    block = max(array.rows_per_chunk for array in costly_fields) * sum(array.row_bytes for array in fields)
     if blocks_mixed(SHUFFLE_BYTES, block, 1) >= FEW_BLOCKS:
         costs = f"A row costs a block of {_size_text(block)}"
         why = f"{costs}; several blocks are mixed at a time, each decoded once an epoch."
         return lazy, {}, why
-    wanted = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
-    if wanted << 20 <= MAX_SHUFFLE:
-        why = f"A row costs a block of {_size_text(block)}: {wanted} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
-        return lazy, {"shuffle": {"buffer": f"{wanted} MiB"}}, why
-    rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
+    n_mib = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
+    if n_mib << 20 <= MAX_SHUFFLE:
+        why = f"A row costs a block of {_size_text(block)}: {n_mib} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
+        return lazy, {"shuffle": {"buffer": f"{n_mib} MiB"}}, why
+    rows = max(1, (1 << 20) // max(1, costly_fields[0].row_bytes))
     why = f"A row costs a block of {_size_text(block)}, of which {_size_text(SHUFFLE_BYTES)} mix few."
     return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"
 
@@ -486,7 +511,7 @@ def _stays_text(text: str) -> bool:
 
 
 def _quoted(dumper: Any, text: str) -> Any:
-    """Write a string, in quotes if YAML 1.2 reads it as a number, such as 1e3, which PyYAML leaves plain."""
+    """Write a string, with quotes if YAML 1.2 would read a number: PyYAML leaves 1e3 plain."""
     style = None
     for read in (float, lambda digits: int(digits, base=0)):
         with suppress(ValueError):

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5ValueError, near
-from ..readers.filters.decoders import fletcher32
+from ...errors import H5ValueError, near
+from ...readers.filters.decoders import fletcher32
 
 GZIP, SHUFFLE, FLETCHER32, SZIP, NBIT, LZF = 1, 2, 3, 4, 5, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
@@ -30,11 +30,11 @@ class _Compression(NamedTuple):
     """A supported compression.
 
     Attributes:
-        id: number of its filter.
+        id: the number of its filter.
         levels: its levels, if it has any.
         level: the default.
         plugin: class of hdf5plugin; empty if HDF5 or h5py include the filter.
-        codec: the compressor that this class is made with.
+        codec: the compressor that the class gets.
     """
 
     id: int
@@ -78,33 +78,33 @@ def check_compression(name: str, level: int | None, shuffle_filter: bool) -> Non
             f"compression={name!r} is not known; there are {', '.join(COMPRESSIONS)}.{near(name, COMPRESSIONS)} "
             "Pass one of these."
         )
-    known = _KNOWN.get(name)
-    levels = known.levels if known else range(0)
+    compression = _KNOWN.get(name)
+    levels = compression.levels if compression else range(0)
     if level is not None and level not in levels:
         has = f"{levels[0]} to {levels[-1]}" if levels else "no levels"
         raise H5ValueError(f"level={level} was given with compression={name!r}, which has {has}. Leave it out.")
-    if shuffle_filter and (name == "none" or (known is not None and known.id in SHUFFLING)):
+    if shuffle_filter and (name == "none" or (compression is not None and compression.id in SHUFFLING)):
         why = "stores bytes as they are" if name == "none" else "shuffles by itself"
         raise H5ValueError(f"shuffle_filter was given with compression={name!r}, which {why}. Leave it out.")
-    if known is not None and not _is_installed(known):
-        installed = ", ".join(["none", *(other for other, each in _KNOWN.items() if _is_installed(each))])
+    if compression is not None and not _is_installed(compression):
+        installed = ", ".join(["none", *(known_name for known_name, known in _KNOWN.items() if _is_installed(known))])
         raise H5ValueError(
             f"compression={name!r} is not installed; there are {installed}. Run `pip install 'lightning-h5[filters]'`, "
             "or pass one of these."
         )
 
 
-def _is_installed(known: _Compression) -> bool:
-    if known.plugin:
+def _is_installed(compression: _Compression) -> bool:
+    if compression.plugin:
         with suppress(ImportError):
             importlib.import_module("hdf5plugin")  # registers its filters when imported
     with suppress(RuntimeError, ValueError, OSError):
-        return bool(h5py.h5z.get_filter_info(known.id) & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED)
+        return bool(h5py.h5z.get_filter_info(compression.id) & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED)
     return False
 
 
 def filter_steps(
-    name: str, level: int | None, shuffle_filter: bool, checksum: bool, itemsize: int, kept: tuple[FilterStep, ...]
+    name: str, level: int | None, shuffle_filter: bool, checksum: bool, itemsize: int, stored: tuple[FilterStep, ...]
 ) -> tuple[FilterStep, ...]:
     """Return the filters of an array that gets other chunks.
 
@@ -114,18 +114,18 @@ def filter_steps(
         shuffle_filter: shuffle bytes before compressing, if an element has several.
         checksum: store a checksum with each chunk (HDF5's fletcher32).
         itemsize: bytes of an element.
-        kept: the filters of the array, for ``keep``.
+        stored: the filters of the array, for ``keep``.
     """
-    steps = list(kept) if name == "keep" else []
-    if known := _KNOWN.get(name):
-        level = known.level if level is None else level
-        options: tuple[int, ...] = (level,) if known.levels else ()
-        if known.plugin:
-            arguments: dict[str, Any] = {"cname": known.codec} if known.codec else {}
-            arguments |= {"clevel": level} if known.levels else {}
-            made = getattr(importlib.import_module("hdf5plugin"), known.plugin)(**arguments)
-            options = tuple(dict(made)["compression_opts"])
-        steps = [FilterStep(known.id, h5py.h5z.FLAG_OPTIONAL, options)]
+    steps = list(stored) if name == "keep" else []
+    if compression := _KNOWN.get(name):
+        level = compression.level if level is None else level
+        options: tuple[int, ...] = (level,) if compression.levels else ()
+        if compression.plugin:
+            arguments: dict[str, Any] = {"cname": compression.codec} if compression.codec else {}
+            arguments |= {"clevel": level} if compression.levels else {}
+            filter_options = getattr(importlib.import_module("hdf5plugin"), compression.plugin)(**arguments)
+            options = tuple(dict(filter_options)["compression_opts"])
+        steps = [FilterStep(compression.id, h5py.h5z.FLAG_OPTIONAL, options)]
     numbers = {step.id for step in steps}
     if shuffle_filter and itemsize > 1 and numbers - {FLETCHER32} and not numbers & SHUFFLING:
         steps.insert(0, FilterStep(SHUFFLE, h5py.h5z.FLAG_OPTIONAL, ()))
@@ -134,18 +134,20 @@ def filter_steps(
     return tuple(steps)
 
 
-def kept_steps(plist: Any) -> tuple[FilterStep, ...]:
+def stored_steps(plist: Any) -> tuple[FilterStep, ...]:
     """Return an array's filters in the form that asks for the same filters again.
 
-    Some filters write what they learn of the array before or over their options, and would do so twice.
+    Some filters prepend properties of the array to their options, or overwrite them, and would do so twice.
 
     Args:
         plist: the array's creation property list.
     """
     cuts = {SHUFFLE: slice(0), FLETCHER32: slice(0), NBIT: slice(0), LZF: slice(0), SZIP: slice(2)}
     cuts[BITSHUFFLE] = slice(3, None)
-    found = [plist.get_filter(at)[:3] for at in range(plist.get_nfilters())]
-    return tuple(FilterStep(number, flags, tuple(more[cuts.get(number, slice(None))])) for number, flags, more in found)
+    filters = [plist.get_filter(at)[:3] for at in range(plist.get_nfilters())]
+    return tuple(
+        FilterStep(number, flags, tuple(options[cuts.get(number, slice(None))])) for number, flags, options in filters
+    )
 
 
 def fitting_steps(steps: tuple[FilterStep, ...], chunks: tuple[int, ...]) -> tuple[FilterStep, ...]:

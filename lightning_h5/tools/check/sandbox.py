@@ -1,4 +1,4 @@
-"""A subprocess with limits on time and memory that checks one file, and returns what it found as plain data.
+"""A subprocess with limits on time and memory that checks one file, and returns the findings as plain data.
 
 It is a fresh interpreter, not a fork: a file that takes it over finds nothing of this process's memory or open files in
 it, and its limits hold before the HDF5 library is loaded. That costs 0.2 s a file. Nothing but the standard library is
@@ -17,11 +17,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from ..errors import H5ValueError, H5WorkerError
-from ..sizes import parse_bytes
-from ..threads import task_limits
+from ...errors import H5ValueError, H5WorkerError
+from ...sizes import parse_bytes
+from ...threads import task_limits
 
 MIN_MEMORY = 256 << 20
 """Python, NumPy, HDF5 and the decoders take 130 MB of address space before a file is opened."""
@@ -38,7 +39,7 @@ KEPT = ("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LC_", "HDF5_", "TZ")
 # Unused threads and memory arenas would count as address space.
 FEW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
-START = "import sys; sys.path[:] = sys.argv[2:]; from lightning_h5.tools.sandbox import main; main(sys.argv[1])"
+START = "import sys; sys.path[:] = sys.argv[2:]; from lightning_h5.tools.check.sandbox import main; main(sys.argv[1])"
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # from linux/prctl.h
 
@@ -57,7 +58,7 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """What the check of a file may take.
+    """Limits for the check of a file.
 
     Attributes:
         memory: bytes of address space.
@@ -69,7 +70,7 @@ class SandboxLimits:
 
     @classmethod
     def of(cls, memory: int | str, seconds: float) -> SandboxLimits:
-        """Return limits as a user names them.
+        """Parse the limits that a user passed.
 
         Raises:
             H5ValueError: they make no sense.
@@ -87,20 +88,20 @@ class SandboxLimits:
     def seconds_of(self, path: str) -> float:
         """Return the seconds that the check of a file may take."""
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             return self.seconds
         # By its size on disk: a file may declare any size.
-        return self.seconds + min(found.st_size, found.st_blocks * 512) / BYTES_PER_SECOND
+        return self.seconds + min(status.st_size, status.st_blocks * 512) / BYTES_PER_SECOND
 
 
-def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int) -> Any:
+def run_in_sandbox(path: str, options: Any, limits: SandboxLimits, n_threads: int) -> Any:
     """Check a file in a subprocess.
 
     Args:
         path: the file.
-        wanted: what to check (``Wanted`` of ``check_file``).
-        limits: what the check may take.
+        options: ``CheckOptions`` of ``check_file``.
+        limits: limits on memory and time.
         n_threads: threads that decode.
 
     Returns:
@@ -113,7 +114,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
     seconds = limits.seconds_of(path)
     task = {
         "path": os.path.abspath(path),
-        "wanted": asdict(wanted),
+        "options": asdict(options),
         "memory": limits.memory,
         "cpu": math.ceil(seconds * n_threads) + 1,
         "threads": n_threads,
@@ -152,7 +153,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
             f"slow, pass more than sandbox_seconds={limits.seconds:g}; if not, do not open it.",
         )
     if code < 0:
-        name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
+        name = {number.value: number.name for number in signal.Signals}.get(-code, f"signal {-code}")
         raise SandboxError(
             "crashed",
             f"its check was ended by {name}. Any program that opens it may crash in the same way: do not open it, and "
@@ -163,36 +164,36 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
 
 def _parsed(text: bytes, code: int, limits: SandboxLimits) -> Any:
     try:
-        found = json.loads(text)
+        findings = json.loads(text)
     except (ValueError, RecursionError):
-        found = {"failed": f"exit code {code}, without a report"}
-    failed = found.get("failed") if isinstance(found, Mapping) else "another report"
+        findings = {"failed": f"exit code {code}, without a report"}
+    failed = findings.get("failed") if isinstance(findings, Mapping) else "another report"
     if failed == "memory":
-        more = f"If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
-        raise SandboxError("memory", f"its check exceeded its memory limit. {more}")
+        cure = f"If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
+        raise SandboxError("memory", f"its check exceeded its memory limit. {cure}")
     if failed is not None or code:
-        how = f"its check ended with {str(failed or code)[:500]!r}."
-        raise SandboxError("died", f"{how} Copy the file again; if that does not help, do not open it.")
-    return found
+        ending = f"its check ended with {str(failed or code)[:500]!r}."
+        raise SandboxError("died", f"{ending} Copy the file again; if that does not help, do not open it.")
+    return findings
 
 
 def _command(task: str) -> list[str]:
     """The command that starts the subprocess."""
     # The same import path, without the working directory, unless this package is there.
-    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    package_root = str(Path(__file__).absolute().parents[3])
     places = [os.path.abspath(place or os.curdir) for place in sys.path]
-    kept = [place for place in places if place == ours or place != os.path.abspath(os.curdir)]
+    import_path = [place for place in places if place == package_root or place != os.path.abspath(os.curdir)]
     # -I: imports depend neither on the environment nor on the working directory. -B: no bytecode is written.
-    return [sys.executable, "-I", "-B", "-c", START, task, *kept]
+    return [sys.executable, "-I", "-B", "-c", START, task, *import_path]
 
 
-def main(asked: str) -> None:
+def main(request: str) -> None:
     """Check a file in this process, within limits, and write the findings to the standard output. Does not return.
 
     Args:
-        asked: the task of ``run_in_sandbox`` as JSON.
+        request: the task of ``run_in_sandbox`` as JSON.
     """
-    task = json.loads(asked)
+    task = json.loads(request)
     report = os.dup(1)  # libraries may write to stdout, which is discarded from here on
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -209,17 +210,17 @@ def main(asked: str) -> None:
 
 
 def _limit_process(task: Mapping[str, Any]) -> None:
-    """Limit what this process may take, for good, and bind its life to that of the one that started it."""
+    """Limit the resources of this process permanently, and end it with its parent."""
     limits = {
         resource.RLIMIT_AS: (task["memory"], task["memory"]),
         resource.RLIMIT_CPU: (task["cpu"], task["cpu"] + 5),  # the soft limit sends SIGXCPU, the hard limit kills
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (MAX_REPORT, MAX_REPORT),
     }
-    for which, wanted in limits.items():
-        most = resource.getrlimit(which)[1]
-        soft, hard = (size if most == resource.RLIM_INFINITY else min(size, most) for size in wanted)
-        resource.setrlimit(which, (soft, hard))
+    for limit, sizes in limits.items():
+        maximum = resource.getrlimit(limit)[1]
+        soft, hard = (size if maximum == resource.RLIM_INFINITY else min(size, maximum) for size in sizes)
+        resource.setrlimit(limit, (soft, hard))
     if sys.platform == "linux":
         import ctypes
 
@@ -232,6 +233,6 @@ def _limit_process(task: Mapping[str, Any]) -> None:
 
 
 def _check_in_child(task: Mapping[str, Any]) -> dict[str, Any]:
-    from .check_file import Wanted, check_file
+    from .check_file import CheckOptions, check_file
 
-    return asdict(check_file(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))
+    return asdict(check_file(task["path"], CheckOptions(**task["options"]), task["threads"], lambda n_bytes: None))

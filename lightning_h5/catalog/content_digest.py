@@ -1,7 +1,7 @@
-"""A digest of the files and arrays of a dataset that are compared byte by byte; of the others only samples are.
+"""A digest of all bytes of small files, or of small arrays. Of other arrays only samples are compared.
 
-All bytes of the files are read if these are small together, and otherwise those of the smallest arrays. Which arrays
-these are follows from their shapes alone, so that all ranks, and a resumed run, choose the same.
+All bytes of the files are read if their sum is small, and otherwise the bytes of the smallest arrays. The shapes alone
+determine these arrays, so that all ranks, and a resumed run, choose the same.
 """
 
 from __future__ import annotations
@@ -118,36 +118,36 @@ def _digest_of_arrays(arrays: Iterable[ArrayLayout], options: OpenOptions) -> st
         return None
     do_tasks(tasks, usable_cores(), lambda _: None)
     digest = hashlib.sha256()
-    for one in digests:
-        digest.update(one.pieces.tobytes())
+    for array_digests in digests:
+        digest.update(array_digests.pieces.tobytes())
     return digest.hexdigest()[:32]
 
 
 def _smallest(layouts: PartLayouts) -> list[ArrayLayout]:
-    """Return the smallest arrays of files, as they are stored, up to a number of bytes and of arrays."""
+    """Return the smallest stored arrays of files, up to ``MAX_WHOLE_BYTES`` and ``MAX_ARRAYS``."""
     sizes = np.stack([_sizes(layouts, field) for field in range(layouts.n_fields)], axis=1).reshape(-1)
     order = np.argsort(sizes, kind="stable")[:MAX_ARRAYS]
     chosen = np.sort(order[np.cumsum(sizes[order]) <= MAX_WHOLE_BYTES])
-    found: dict[tuple[str, str], ArrayLayout] = {}  # members of a table are one array
-    for part, field in zip(*(each.tolist() for each in np.divmod(chosen, layouts.n_fields)), strict=True):
-        array = _stored_array(layouts.one(part, field))
-        for one in (array, array.categories):
-            if one is not None:
-                found[one.path, one.name] = one
-    return list(found.values())
+    smallest: dict[tuple[str, str], ArrayLayout] = {}  # members of a table are one array
+    for part, field in (divmod(number, layouts.n_fields) for number in chosen.tolist()):
+        stored = _stored_array(layouts.one(part, field))
+        for array in (stored, stored.categories):
+            if array is not None:
+                smallest[array.path, array.name] = array
+    return list(smallest.values())
 
 
 def _sizes(layouts: PartLayouts, field: int) -> npt.NDArray[np.float64]:
-    """Return the bytes of a field's array in each part, before any filter; infinite for values that are no array's."""
+    """Return the bytes of a field's array in each part, before any filter; infinite for values without an array."""
 
     def of_rows(arrays: tuple[ArrayLayout, ...]) -> tuple[float, float]:
-        seen, stored = arrays[field], _stored_array(arrays[field])
-        if seen.value is not None:
+        array, stored = arrays[field], _stored_array(arrays[field])
+        if array.value is not None:
             return np.inf, 0
         n_bytes = stored.stored_row_bytes
         if stored.stored.hasobject:
             n_bytes = n_bytes // stored.stored.itemsize * TEXT_BYTES
-        is_view = (seen if seen.decoding is None else seen.decoding.array).view is not None
+        is_view = (array if array.decoding is None else array.decoding.array).view is not None
         return stored.n_rows * n_bytes if is_view else 0, 0 if is_view else n_bytes
 
     of_part, of_row = layouts.of_kinds(of_rows, np.float64).T
@@ -157,6 +157,6 @@ def _sizes(layouts: PartLayouts, field: int) -> npt.NDArray[np.float64]:
 
 
 def _stored_array(array: ArrayLayout) -> ArrayLayout:
-    """Return the array that is seen in another way, or decoded."""
+    """Return the array as it is stored, below its codec and its view."""
     array = array if array.decoding is None else array.decoding.array
     return array if array.view is None else array.view.array

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
-from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, OpenOptions, kind_of
-from ..readers import BlockSource, BulkTask, bulk_tasks, open_reader, open_source
+from ...counters import Counters
+from ...errors import H5CorruptError
+from ...hdf5 import ArrayLayout, OpenOptions, kind_of
+from ...readers import BlockSource, BulkTask, bulk_tasks, open_reader, open_source
 
 __all__ = ["ArrayDecoder", "Problem", "error", "is_of_memory", "warning"]
 
@@ -30,7 +30,7 @@ class Problem:
     Attributes:
         file: the file.
         array: the array, or another name in the file; None if it is the file as a whole.
-        kind: its kind in a word or two, the same for all such problems.
+        kind: one or two words, the same for all problems of this kind.
         text: a description in a sentence or two.
         severity: an error keeps rows from being read as they were written; a warning is worth knowing.
     """
@@ -62,7 +62,7 @@ def is_of_memory(why: BaseException | None) -> bool:
 
 
 class ArrayDecoder:
-    """Reads all rows of one array, in tasks for any number of threads, and notes what is wrong with them.
+    """Reads all rows of one array, in tasks for any number of threads, and collects problems.
 
     Chunks that were never written are skipped. Virtual arrays are read as others are: even if the arrays that they are
     made of can be read, they may lie elsewhere, or be something else, than the virtual one declares.
@@ -82,7 +82,7 @@ class ArrayDecoder:
         self._unreadable: Exception | None = None
 
     def tasks(self) -> Iterator[BulkTask]:
-        """Yield what has to be read."""
+        """Yield tasks that read all rows."""
         layout = self._layout
         is_stored = layout.n_stored_bytes or layout.storage == "virtual"
         if not is_stored or not layout.row_bytes or not layout.n_rows:
@@ -123,11 +123,11 @@ class ArrayDecoder:
                 yield error(path, key, "virtual", text)
             else:
                 yield error(path, key, "decode", why)
-        if (more := len(self._broken) - MAX_PROBLEMS) > 0:
-            yield error(path, key, "decode", f"{more:,} more pieces of it cannot be read")
+        if (n_more := len(self._broken) - MAX_PROBLEMS) > 0:
+            yield error(path, key, "decode", f"{n_more:,} more pieces of it cannot be read")
 
     def _read(self, source: BlockSource | None, rows: range, size: int) -> None:
-        """Read rows; if that fails, those of each chunk by themselves, so that each damaged one is named."""
+        """Read rows; after an error, read chunk by chunk, so that each damaged chunk is named."""
         if self._unreadable is not None:
             return
         try:

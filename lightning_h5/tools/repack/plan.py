@@ -10,29 +10,29 @@ from typing import Any, Literal, NamedTuple
 
 import h5py
 
-from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayHandle, filters_of, layout_of, numpy_dtype, shape_of
-from ..hdf5.checks import check_library, check_sizes, ensure_filters, may_run_code
-from ..hdf5.chunk_index import moves_axis
-from ..hdf5.contents import resolve_path
-from ..options import FileOptions
-from ..readers import check_readable_text
-from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, fitting_steps, kept_steps
-from .file_copy import address_of, has_class, is_variable, links_in
+from ...errors import H5ValueError, listing
+from ...hdf5 import ArrayHandle, filters_of, layout_of, numpy_dtype, shape_of
+from ...hdf5.checks import check_library, check_sizes, ensure_filters, may_run_code
+from ...hdf5.chunk_index import moves_axis
+from ...hdf5.contents import resolve_path
+from ...options import FileOptions
+from ...readers import check_readable_text
+from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, fitting_steps, stored_steps
+from .objects import address_of, has_class, is_variable, links_in
 from .row_io import chunks_of, raw_layout
 
 CHUNK_BYTES = 512 << 10
-"""A chunk's decoded bytes are this, or down to half of it.
+"""The decoded bytes of a chunk, or down to half of it.
 
-A random row costs a chunk, so chunks should be small; but each costs some time to look up, and compressors find less in
-fewer bytes. The rows are a power of two, so that chunks of one field begin where those of another do.
+A random row costs a chunk, so chunks should be small; but each costs some time to look up, and compressors do
+worse on few bytes. The rows are a power of two, so that chunks of different fields begin at the same rows.
 """
 
 STORE_CHUNK_BYTES = 4 << 20
 """The same for files in object stores, where a request takes as long as a MiB."""
 
 MAX_CHUNK_BYTES = 32 << 20
-"""What a chunk may have decoded: each thread holds one, and each random row costs one."""
+"""The largest decoded chunk: each thread holds one, and each random row costs one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class RepackOptions:
     """The options; see ``repack_file``.
 
     Raises:
-        H5ValueError: it makes no sense, or a compression is not installed.
+        H5ValueError: options contradict each other, or a compression is not installed.
     """
 
     rows_per_chunk: int | Literal["auto"] | None = None
@@ -68,7 +68,7 @@ class RepackOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayPlan:
-    """What becomes of an array.
+    """How an array is copied.
 
     Attributes:
         name: one of its names in the file.
@@ -79,7 +79,7 @@ class ArrayPlan:
         steps: filters of the copy. For ``rows`` alone.
         is_shuffled: whether its rows are permuted.
         n_bytes: of all rows, decoded.
-        note: why it is not as asked, if so.
+        note: the reason if an option is not applied to it.
     """
 
     name: str
@@ -106,7 +106,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
 
     Raises:
         H5KeyError: an array that was named does not exist.
-        H5ValueError: what is asked cannot be done with these arrays, or one that would be read declares far more than
+        H5ValueError: an option cannot be applied to the arrays, or an array that would be read declares far more than
             is stored.
     """
     arrays = {}
@@ -117,14 +117,14 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
             is_column = len(shape) == 1 and stored.get_class() not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
             row_bytes = math.prod(shape[1:]) * stored.get_size() if shape else 0
             arrays[link.address] = _Array(link.shown, link.item, shape, row_bytes, is_column)
-    named = arrays.keys() if options.keys is None else _named_addresses(file, options.keys, "keys")
-    shuffled = _permuted_arrays(file, arrays, options)
-    has_rows = any(not each.is_column and each.row_bytes and all(each.shape) for each in arrays.values())
+    key_addresses = arrays.keys() if options.keys is None else _named_addresses(file, options.keys, "keys")
+    shuffled_addresses = _permuted_arrays(file, arrays, options)
+    has_rows = any(not array.is_column and array.row_bytes and all(array.shape) for array in arrays.values())
     plans = {}
     for address, array in arrays.items():
-        asked = options if address in named else None
-        plan = plans[address] = _plan(array, asked, options, address in shuffled, has_rows)
-        if plan.note and options.keys is not None and asked:
+        layout_options = options if address in key_addresses else None
+        plan = plans[address] = _plan(array, layout_options, options, address in shuffled_addresses, has_rows)
+        if plan.note and options.keys is not None and layout_options:
             cure = "Repack the other files by themselves, and leave" if "other files" in plan.note else "Leave"
             raise H5ValueError(f"{array.name!r} was named in keys and {plan.note}. {cure} it out of keys.")
         if plan.way != "elsewhere":
@@ -133,7 +133,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
 
 
 def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> None:
-    """Refuse an array that cannot be read as planned."""
+    """Raise an error if an array cannot be read as planned."""
     dataset = h5py.Dataset(array)
     if (plan.way != "as it is" or options.verify) and array.shape:
         check_sizes(file, dataset, plan.name, options.files)
@@ -148,7 +148,7 @@ def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) 
 
 def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:
     """Return the addresses of arrays that were named. Opens no other file."""
-    found = set()
+    addresses = set()
     for key in keys:
         try:
             array, members = resolve_path(file, key, allow_external=False)
@@ -161,12 +161,12 @@ def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:
             raise H5ValueError(
                 f"{argument} names {key!r}, which is not an array by itself. Name an array or a whole table."
             )
-        found.add(address_of(array.id))
-    return found
+        addresses.add(address_of(array.id))
+    return addresses
 
 
 def _permuted_arrays(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -> set[int]:
-    """Return arrays with rows to permute: never only some of those that belong together, unless they are named."""
+    """Return the addresses of arrays to permute: all with rows, or the named ones; their row counts must agree."""
     if options.shuffle_rows is None:
         return set()
     if options.shuffle_keys is None:
@@ -175,8 +175,8 @@ def _permuted_arrays(file: Any, arrays: Mapping[int, _Array], options: RepackOpt
         chosen = _named_addresses(file, options.shuffle_keys, "shuffle_keys")
     counts = {arrays[address].name: (arrays[address].shape or (0,))[0] for address in chosen}
     if len(set(counts.values())) > 1:
-        most = Counter(counts.values()).most_common(1)[0][0]
-        example = [name for name, n in counts.items() if n == most][:4]
+        usual_count = Counter(counts.values()).most_common(1)[0][0]
+        example = [name for name, n in counts.items() if n == usual_count][:4]
         raise H5ValueError(
             f"shuffle_rows was given for arrays of {file.filename!r} with different numbers of rows: {listing(counts)} "
             f"with {', '.join(f'{n:,}' for n in list(counts.values())[:12])} rows. Name those that belong together, "
@@ -186,13 +186,13 @@ def _permuted_arrays(file: Any, arrays: Mapping[int, _Array], options: RepackOpt
 
 
 def _plan(
-    array: _Array, asked: RepackOptions | None, options: RepackOptions, is_shuffled: bool, has_rows: bool
+    array: _Array, layout_options: RepackOptions | None, options: RepackOptions, is_shuffled: bool, has_rows: bool
 ) -> ArrayPlan:
     """Return the plan for an array.
 
     Args:
-        array: which.
-        asked: what is asked of its layout; None if ``keys`` leaves it out.
+        array: the array.
+        layout_options: the options for its layout; None if ``keys`` leaves it out.
         options: the options of the copy.
         is_shuffled: whether its rows are permuted.
         has_rows: whether the file has other arrays than columns.
@@ -207,7 +207,7 @@ def _plan(
     is_moved = layout == h5py.h5d.CHUNKED and moves_axis(array.id)
     # HDF5's own copy loses references, and can crash if it reports wrong coordinates of chunks.
     as_stored = replace(plan, way="values" if has_references or is_moved else "as it is")
-    loses = any(step.id not in LOSSLESS for step in kept_steps(plist))
+    loses = any(step.id not in LOSSLESS for step in stored_steps(plist))
     why = ""
     if has_references:
         why = "holds references"
@@ -217,7 +217,7 @@ def _plan(
         why = "has text or lists of any length, which no filter reaches,"
     elif array.row_bytes > MAX_CHUNK_BYTES:
         why = f"has rows of more than {MAX_CHUNK_BYTES >> 20} MiB"
-    elif loses and (asked is None or asked.compression == "keep"):
+    elif loses and (layout_options is None or layout_options.compression == "keep"):
         why = "has a filter that may lose digits if it is applied again"
     if why and is_shuffled:
         cure = "Name a compression" if loses else "Leave it out"
@@ -226,8 +226,8 @@ def _plan(
         raise H5ValueError(f"{plan.name!r} {why}, and grows along another axis. Name a compression, or use `h5repack`.")
     if why:
         return replace(as_stored, note=f"{why} and stays as it is")
-    if n_bytes and (is_shuffled or (asked and layout != h5py.h5d.COMPACT)):
-        return _plan_rows(array, asked, plan, as_stored, has_rows)
+    if n_bytes and (is_shuffled or (layout_options and layout != h5py.h5d.COMPACT)):
+        return _plan_rows(array, layout_options, plan, as_stored, has_rows)
     return as_stored
 
 
@@ -250,29 +250,47 @@ def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> Arra
 
 
 def _plan_rows(
-    array: _Array, asked: RepackOptions | None, plan: ArrayPlan, as_stored: ArrayPlan, has_rows: bool
+    array: _Array, layout_options: RepackOptions | None, plan: ArrayPlan, as_stored: ArrayPlan, has_rows: bool
 ) -> ArrayPlan:
     """Plan for rewritten rows, in chunks unless no option needs them."""
     shape, row_bytes, old_chunks = array.shape, array.row_bytes, chunks_of(array.id)
-    kept = steps = kept_steps(array.id.get_create_plist())
-    wanted = None if asked is None else asked.rows_per_chunk
-    if asked is not None:
+    stored = steps = stored_steps(array.id.get_create_plist())
+    rows_per_chunk = None if layout_options is None else layout_options.rows_per_chunk
+    if layout_options is not None:
         itemsize = array.id.get_type().get_size()
-        steps = filter_steps(asked.compression, asked.level, asked.shuffle_filter, asked.checksum, itemsize, kept)
-    is_left = isinstance(wanted, int) and asked is not None and asked.keys is None and array.is_column and has_rows
+        steps = filter_steps(
+            layout_options.compression,
+            layout_options.level,
+            layout_options.shuffle_filter,
+            layout_options.checksum,
+            itemsize,
+            stored,
+        )
+    is_left = (
+        isinstance(rows_per_chunk, int)
+        and layout_options is not None
+        and layout_options.keys is None
+        and array.is_column
+        and has_rows
+    )
     rows_before = old_chunks[0] if old_chunks and old_chunks[0] * row_bytes <= MAX_CHUNK_BYTES else None
     if is_left:
-        note = f"does not get chunks of {wanted} rows, which are meant for arrays with larger rows; name it in keys"
-        plan, as_stored = replace(plan, note=f"{note} to get them"), replace(as_stored, note=f"{note} to get them")
-        if steps == kept and not plan.is_shuffled:
+        note = (
+            f"does not get chunks of {rows_per_chunk} rows, which are meant for arrays with larger rows; name it in "
+            "keys to get them"
+        )
+        plan, as_stored = replace(plan, note=note), replace(as_stored, note=note)
+        if steps == stored and not plan.is_shuffled:
             return as_stored
-        wanted = rows_before
+        rows_per_chunk = rows_before
     maxshape = array.id.get_space().get_simple_extent_dims(True)
-    stays_chunked = old_chunks is not None and (asked is None or asked.compression == "keep")
-    if not (steps or wanted or stays_chunked or maxshape != shape):
+    stays_chunked = old_chunks is not None and (layout_options is None or layout_options.compression == "keep")
+    if not (steps or rows_per_chunk or stays_chunked or maxshape != shape):
         return replace(plan, way="rows")
-    chunk_bytes = STORE_CHUNK_BYTES if asked is not None and asked.for_object_store else CHUNK_BYTES
-    rows = wanted if isinstance(wanted, int) else 1 << (max(1, chunk_bytes // row_bytes).bit_length() - 1)
+    chunk_bytes = STORE_CHUNK_BYTES if layout_options is not None and layout_options.for_object_store else CHUNK_BYTES
+    rows = (
+        rows_per_chunk if isinstance(rows_per_chunk, int) else 1 << (max(1, chunk_bytes // row_bytes).bit_length() - 1)
+    )
     if rows * row_bytes > MAX_CHUNK_BYTES:
         raise H5ValueError(
             f"rows_per_chunk={rows} makes chunks of {rows * row_bytes / 2**20:,.0f} MiB of {plan.name!r}, and a "
@@ -280,7 +298,7 @@ def _plan_rows(
             f"({MAX_CHUNK_BYTES >> 20} MiB at most), or name the arrays that are meant with keys."
         )
     can_grow = maxshape[0] == h5py.h5s.UNLIMITED or maxshape[0] > shape[0]
-    if not (isinstance(wanted, int) and can_grow):
+    if not (isinstance(rows_per_chunk, int) and can_grow):
         rows = min(rows, shape[0])
     if maxshape[0] != h5py.h5s.UNLIMITED:
         rows = min(rows, maxshape[0])

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ..errors import H5Error, H5KeyError, H5ValueError
-from ..hdf5 import (
+from ...errors import H5Error, H5KeyError, H5ValueError
+from ...hdf5 import (
     SPARSE_PARTS,
     ArrayDigests,
     ArrayLayout,
@@ -23,16 +23,16 @@ from ..hdf5 import (
     read_digests,
     with_digests,
 )
-from ..hdf5 import write_digests as write_digest_file
-from ..progress_bar import progress_bar
-from ..readers import BulkTask, digest_tasks, empty_digests, usable_cores, verify_tasks
-from ..types import Paths
-from .check_file import Findings, Wanted, check_file, do_reading, findings_from_json, look_at
+from ...hdf5 import write_digests as write_digest_file
+from ...progress_bar import progress_bar
+from ...readers import BulkTask, digest_tasks, empty_digests, usable_cores, verify_tasks
+from ...types import Paths
+from .check_file import CheckOptions, Findings, check_file, do_reading, findings_from_json, look_at
 from .check_rows import Problem, error, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
 
 NEARLY = 0.011
-"""Two arrays of one file whose numbers of rows differ by less than this share were probably meant to have the same."""
+"""Two arrays of a file were probably meant to have equally many rows if the numbers differ by less than this share."""
 
 FEW = 90
 """Up to so many rows such a small difference may be chance."""
@@ -43,14 +43,14 @@ ONCE = ("slow", "no field", "rows")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What ``check_files`` found.
+    """The result of ``check_files``.
 
     Attributes:
         files: the checked files, in order.
         n_arrays: arrays with rows in all files.
         n_bytes: bytes that were decoded.
         errors: problems that keep rows from being read as they were written, in the order of the files.
-        warnings: possible problems, and what makes training slow.
+        warnings: possible problems, and layouts that make training slow.
         unchecked: arrays with values that have no checksum in any filter: most damage to them would not show.
         integrity: how reliably damage is detected, 0 to 3, in the array where it is least; None if no array stores
             anything.
@@ -82,10 +82,10 @@ def check_files(
 ) -> CheckReport:
     """Check that files can be trained from, and belong together.
 
-    Checks that every file opens; that arrays, dtypes, shapes and numbers of rows agree with those of most files; that
-    chunk tables are consistent; and that every chunk decodes, on all cores, and matches its checksum if it has one.
-    Links out of a file are listed, not followed. Virtual arrays are read like others, through the HDF5 library, as
-    training would; those over other files are not read, and the report names them. Without decoding, only metadata are
+    Checks that every file opens; that arrays, dtypes, shapes and numbers of rows agree with most files; that chunk
+    tables are consistent; and that every chunk decodes, on all cores, and matches its checksum if it has one. Links
+    out of a file are listed, not followed. Virtual arrays are read through the HDF5 library, as training would read
+    them; virtual arrays over other files are not read, and the report names them. Without decoding, only metadata are
     read: about a millisecond an array.
 
     Takes the memory of a few chunks per core. Values without a checksum can be wrong without any error: ``unchecked``
@@ -94,13 +94,13 @@ def check_files(
     A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and the process with
     it. ``sandbox`` runs the same checks of each file in a subprocess with limits, one file after the other, and costs
     0.2 s a file. A file that exceeds its limits is a problem of the kind "crashed" (the text names the signal), "hung",
-    "memory" or "died", and the others are checked all the same. The documentation's page on security lists what
-    this does not do.
+    "memory" or "died", and the others are checked all the same. The documentation's page on security lists its
+    limits.
 
     Args:
-        paths: a file, a glob, a directory, or a list of these.
+        paths: a file, a glob, a directory, or a list of them.
         decode: read all rows.
-        keys: arrays to check, all of which each file must have; None checks all arrays.
+        keys: arrays to check, which each file must have; None checks all arrays.
         sandbox: never open a file in this process. Made for Linux.
         sandbox_memory: address space of the subprocess, in bytes or as a text; more than 256 MiB, which Python and the
             libraries take themselves.
@@ -111,7 +111,7 @@ def check_files(
 
     Raises:
         H5FileError: a path does not exist, or matches nothing; or digests cannot be written.
-        H5KeyError: no file has an array of such a name.
+        H5KeyError: no file has an array with a name in ``keys``.
         H5ValueError: an argument is not valid, or a file is given twice.
         H5WorkerError: the sandbox cannot be started.
     """
@@ -125,39 +125,39 @@ def check_files(
     folder = ""
     with suppress(OSError):  # it was removed
         folder = os.getcwd()
-    wanted = Wanted(names=names, decode=decode, folder=folder)
+    options = CheckOptions(names=names, decode=decode, folder=folder)
     files = expand_paths(paths, "paths")
     guards = {path: ChangeGuard.of(path) for path in files if os.path.isfile(path)}
     n_bytes = sum(guard.n_bytes for guard in guards.values())
-    found = []
+    all_findings = []
     with progress_bar(n_bytes, "checking", shows_progress=shows_progress) as bar:
         for path in files:
             if sandbox:
-                found.append(_check_in_sandbox(path, wanted, limits))
+                all_findings.append(_check_in_sandbox(path, options, limits))
                 bar.update(guards[path].n_bytes if path in guards else 0)
             else:
-                found.append(check_file(path, wanted, usable_cores(), bar.update))
-    opened = [each for each in found if each.is_open]
-    problems = [problem for each in found for problem in each.problems]
+                all_findings.append(check_file(path, options, usable_cores(), bar.update))
+    open_files = [findings for findings in all_findings if findings.is_open]
+    problems = [problem for findings in all_findings for problem in findings.problems]
     for check in SET_CHECKS:
         if names is None or check is not same_arrays:  # missing named arrays were already reported
-            problems += check(opened)
+            problems += check(open_files)
     if names is not None:
-        _ensure_known(names, found, problems)
-    broken = {problem.file for problem in problems if problem.severity == "error"}
-    digested = [path for path in guards if write_digests and path not in broken]
+        _ensure_known(names, all_findings, problems)
+    files_with_errors = {problem.file for problem in problems if problem.severity == "error"}
+    digested = [path for path in guards if write_digests and path not in files_with_errors]
     for path in digested:
-        problems += _write_digests(path, wanted, guards[path])
+        problems += _write_digests(path, options, guards[path])
     for path in guards if not sandbox and not write_digests else ():
         if os.path.lexists(digests_path(path)):
-            problems += _compare_digests(path, wanted)
-    levels = [(name, level) for each in found for name, level in each.integrity.items()]
+            problems += _compare_digests(path, options)
+    levels = [(name, level) for findings in all_findings for name, level in findings.integrity.items()]
     place = {path: at for at, path in enumerate(files)}
     ordered = sorted(_reported_once(problems), key=lambda problem: place[problem.file])
     return CheckReport(
         files=files,
-        n_arrays=sum(len(each.arrays) for each in opened),
-        n_bytes=sum(each.n_decoded for each in found),
+        n_arrays=sum(len(findings.arrays) for findings in open_files),
+        n_bytes=sum(findings.n_decoded for findings in all_findings),
         errors=tuple(problem for problem in ordered if problem.severity == "error"),
         warnings=tuple(problem for problem in ordered if problem.severity == "warning"),
         unchecked=tuple(sorted({name for name, level in levels if not level})),
@@ -167,12 +167,12 @@ def check_files(
     )
 
 
-def _ensure_known(names: Sequence[str], found: Sequence[Findings], problems: Iterable[Problem]) -> None:
-    """Refuse names that no file has: they were misspelled."""
-    known = {name for each in found for name in each.arrays}
-    known |= {problem.array for problem in problems if problem.array is not None and problem.kind != "missing"}
+def _ensure_known(names: Sequence[str], all_findings: Sequence[Findings], problems: Iterable[Problem]) -> None:
+    """Raise an error if no file has an array of a given name, which was probably misspelled."""
+    available = {name for findings in all_findings for name in findings.arrays}
+    available |= {problem.array for problem in problems if problem.array is not None and problem.kind != "missing"}
     unknown = next((problem.text for problem in problems if problem.kind == "missing"), None)
-    if unknown is not None and not known.issuperset(names):
+    if unknown is not None and not available.issuperset(names):
         raise H5KeyError(unknown)
 
 
@@ -184,97 +184,101 @@ def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
         if problem.severity == "warning" and problem.kind in ONCE:
             n = times.pop((problem.kind, problem.array), 0)
         if n:
-            more = f" (the same in {n - 1} more files)" if n > 1 else ""
-            yield replace(problem, text=f"{problem.text}{more}")
+            suffix = f" (the same in {n - 1} more files)" if n > 1 else ""
+            yield replace(problem, text=f"{problem.text}{suffix}")
 
 
 def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find files that lack arrays of most files, or have others. Used if no arrays were asked for."""
     total = len(files)
-    holders = Counter(name for found in files for name in found.arrays)
-    usual = [name for name, n in holders.items() if 2 * n >= total]
-    for found in files:
-        for name in usual:
-            if name not in found.arrays:
+    holders = Counter(name for findings in files for name in findings.arrays)
+    usual_names = [name for name, n in holders.items() if 2 * n >= total]
+    for findings in files:
+        for name in usual_names:
+            if name not in findings.arrays:
                 yield error(
-                    found.path, name, "missing", f"{holders[name]} of {total} files have it, but this one does not"
+                    findings.path, name, "missing", f"{holders[name]} of {total} files have it, but this one does not"
                 )
-        for name in found.arrays:
+        for name in findings.arrays:
             if 2 * holders[name] < total:
                 text = f"{holders[name]} of {total} files have it, but the others do not"
-                yield warning(found.path, name, "extra", text)
+                yield warning(findings.path, name, "extra", text)
 
 
 def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find arrays with another dtype or shape of a row than in most files."""
     of_name: dict[str, Counter[str]] = defaultdict(Counter)
-    for found in files:
-        for name, (look, _) in found.arrays.items():
+    for findings in files:
+        for name, (look, _) in findings.arrays.items():
             of_name[name][look] += 1
-    usual = {name: (*looks.most_common(1)[0], looks.total()) for name, looks in of_name.items()}
-    for found in files:
-        for name, (look, _) in found.arrays.items():
-            most, n, total = usual[name]
-            if look != most:
-                yield error(found.path, name, "schema", f"{n} of {total} files have it as {most}; here it is {look}")
+    usual_looks = {name: (*looks.most_common(1)[0], looks.total()) for name, looks in of_name.items()}
+    for findings in files:
+        for name, (look, _) in findings.arrays.items():
+            usual_look, n, total = usual_looks[name]
+            if look != usual_look:
+                yield error(
+                    findings.path, name, "schema", f"{n} of {total} files have it as {usual_look}; here it is {look}"
+                )
 
 
 def _same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find files in which arrays differ in length that have equal lengths in most files."""
-    usual, n = _usual_groups(files)
-    for found in files:
-        for group in usual:
-            rows = {name: found.arrays[name][1] for name in group if name in found.arrays}
+    usual_groups, n = _usual_groups(files)
+    for findings in files:
+        for group in usual_groups:
+            rows = {name: findings.arrays[name][1] for name in group if name in findings.arrays}
             if len(set(rows.values())) > 1:
-                each = ", ".join(f"{name!r} {count:,}" for name, count in rows.items())
-                text = f"rows are missing: it has {each} rows; in {n} of {len(files)} files these are equal"
-                yield error(found.path, None, "rows", text)
+                counts = ", ".join(f"{name!r} {count:,}" for name, count in rows.items())
+                text = f"rows are missing: it has {counts} rows; in {n} of {len(files)} files these are equal"
+                yield error(findings.path, None, "rows", text)
 
 
 def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find lengths that differ by a little, in a single file or if all files are so."""
-    usual, _ = _usual_groups(files)
-    group_of = {name: number for number, group in enumerate(usual) for name in group}
-    for found in files:
-        rows = {name: count for name, (_, count) in found.arrays.items() if not _is_of_a_layout(name)}
+    usual_groups, _ = _usual_groups(files)
+    group_of = {name: number for number, group in enumerate(usual_groups) for name in group}
+    for findings in files:
+        rows = {name: count for name, (_, count) in findings.arrays.items() if not _is_of_a_layout(name)}
         names = sorted(rows, key=lambda name: -rows[name])
-        falling = [-rows[name] for name in names]  # for binary search: a file may have a hundred thousand arrays
+        # Negative numbers ascend, for binary search: a file may have a hundred thousand arrays.
+        negative_counts = [-rows[name] for name in names]
         for name in names:
             count = rows[name]
-            near = names[bisect_left(falling, -(count * (1 + NEARLY)))]  # the longest array that is not much longer
-            is_usual = name in group_of and group_of[name] == group_of.get(near)
-            if FEW < count < rows[near] and not is_usual:
-                text = f"it has {count:,} rows, {near!r} {rows[near]:,}: if they belong together, some are missing"
-                yield warning(found.path, name, "rows", text)
+            longest = names[bisect_left(negative_counts, -(count * (1 + NEARLY)))]  # of the arrays of similar length
+            is_usual = name in group_of and group_of[name] == group_of.get(longest)
+            if FEW < count < rows[longest] and not is_usual:
+                n_longest = rows[longest]
+                text = f"it has {count:,} rows, {longest!r} {n_longest:,}: if they belong together, some are missing"
+                yield warning(findings.path, name, "rows", text)
 
 
 def _is_of_a_layout(name: str) -> bool:
-    """Return whether an array is part of a sparse matrix: these arrays have lengths of their own."""
+    """Return whether an array is part of a sparse matrix: its parts have different lengths."""
     return any(name.rpartition("/")[2] in parts[1:] for parts in SPARSE_PARTS)
 
 
 def _same_data(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find files that are copies, as far as samples of their bytes show."""
     first: dict[str, str] = {}
-    for found in files:
-        if found.identity is not None and first.setdefault(found.identity, found.path) != found.path:
+    for findings in files:
+        if findings.identity is not None and first.setdefault(findings.identity, findings.path) != findings.path:
             text = (
-                f"its size, its arrays and samples of its bytes are those of {first[found.identity]!r}: if it is a "
+                f"its size, its arrays and samples of its bytes are those of {first[findings.identity]!r}: if it is a "
                 "copy, its rows would be trained on twice"
             )
-            yield warning(found.path, None, "duplicate", text)
+            yield warning(findings.path, None, "duplicate", text)
 
 
 def _usual_groups(files: Sequence[Findings]) -> tuple[tuple[tuple[str, ...], ...], int]:
     """Return the usual groups of arrays with equally many rows, and how many files have them."""
-    found = Counter(_groups(each) for each in files)
-    return max(found.items(), key=lambda item: (item[1], -len(item[0])), default=((), 0))
+    group_counts = Counter(_groups(findings) for findings in files)
+    return max(group_counts.items(), key=lambda item: (item[1], -len(item[0])), default=((), 0))
 
 
-def _groups(found: Findings) -> tuple[tuple[str, ...], ...]:
-    """Return the arrays of a file, those with equally many rows together."""
+def _groups(findings: Findings) -> tuple[tuple[str, ...], ...]:
+    """Return the arrays of a file, grouped by number of rows."""
     by_rows: dict[int, list[str]] = defaultdict(list)
-    for name, (_, count) in found.arrays.items():
+    for name, (_, count) in findings.arrays.items():
         by_rows[count].append(name)
     return tuple(sorted(tuple(sorted(names)) for names in by_rows.values()))
 
@@ -289,62 +293,62 @@ SET_CHECKS: tuple[Callable[[Sequence[Findings]], Iterator[Problem]], ...] = (
 """The checks over all files, in this order."""
 
 
-def _check_in_sandbox(path: str, wanted: Wanted, limits: SandboxLimits) -> Findings:
+def _check_in_sandbox(path: str, options: CheckOptions, limits: SandboxLimits) -> Findings:
     """Check a file in a subprocess. It is not opened in this process."""
     try:
-        found = findings_from_json(path, run_in_sandbox(path, wanted, limits, usable_cores()))
+        findings = findings_from_json(path, run_in_sandbox(path, options, limits, usable_cores()))
     except SandboxError as why:
         return Findings(path=path, problems=[error(path, None, why.kind, why)])
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as why:
         text = f"its check returned an invalid report ({type(why).__name__}). Do not open it."
         return Findings(path=path, problems=[error(path, None, "died", text)])
-    more = f". If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
-    found.problems = [replace(p, text=p.text + more) if p.kind == "memory" else p for p in found.problems]
-    return found
+    advice = f". If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
+    findings.problems = [replace(p, text=p.text + advice) if p.kind == "memory" else p for p in findings.problems]
+    return findings
 
 
-def _layouts_of(path: str, wanted: Wanted) -> dict[str, ArrayLayout]:
+def _layouts_of(path: str, options: CheckOptions) -> dict[str, ArrayLayout]:
     """Return the arrays of a file that can be read, each under its own name."""
     with open_h5(path) as file:
-        return {layout.name: layout for layout in look_at(file, path, wanted).layouts.values()}
+        return {layout.name: layout for layout in look_at(file, path, options).layouts.values()}
 
 
-def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Problem]:
+def _write_digests(path: str, options: CheckOptions, guard: ChangeGuard) -> Iterator[Problem]:
     """Write the digests of a file; reads its arrays again, as stored.
 
     Args:
         path: the file.
-        wanted: which arrays.
+        options: selects the arrays.
         guard: how the file looked when it was checked.
 
     Yields:
-        Arrays of which no digests can be made.
+        Warnings about arrays without digests.
     """
-    made: dict[str, ArrayDigests] = {}
+    digests: dict[str, ArrayDigests] = {}
     tasks: list[BulkTask] = []
-    for name, layout in _layouts_of(path, wanted).items():
+    for name, layout in _layouts_of(path, options).items():
         if (empty := empty_digests(layout)) is None:
             text = f"its dtype {layout.stored} is not supported by digests: verify='digest' refuses it"
             yield warning(path, layout.key, "no digest", text)
         else:
-            made[name] = empty
+            digests[name] = empty
             tasks += digest_tasks(layout, OpenOptions(), empty)
     do_reading(path, tasks, usable_cores())
     guard.check()
-    write_digest_file(path, made)
+    write_digest_file(path, digests)
 
 
-def _compare_digests(path: str, wanted: Wanted) -> Iterator[Problem]:
+def _compare_digests(path: str, options: CheckOptions) -> Iterator[Problem]:
     """Compare a file with its digests."""
     try:
-        known, layouts = read_digests(path), _layouts_of(path, wanted)
+        digests, layouts = read_digests(path), _layouts_of(path, options)
     except H5Error as why:
         yield error(path, None, "digest", why)
         return
-    for name in known.keys() - layouts.keys() if wanted.names is None else ():
+    for name in digests.keys() - layouts.keys() if options.names is None else ():
         yield error(path, name.strip("/"), "digest", "it has digests, but is missing or cannot be accessed")
-    for name in known.keys() & layouts.keys():
+    for name in digests.keys() & layouts.keys():
         try:
-            do_reading(path, verify_tasks(with_digests(layouts[name], known), OpenOptions()), usable_cores())
+            do_reading(path, verify_tasks(with_digests(layouts[name], digests), OpenOptions()), usable_cores())
         except H5Error as why:
             yield error(path, layouts[name].key, "digest", why)

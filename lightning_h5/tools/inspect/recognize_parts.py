@@ -1,18 +1,20 @@
-"""What a sample of groups or files may be that are a segment each, from names, shapes and dtypes."""
+"""Guesses of samples for groups or files that are a segment each, from names, shapes and dtypes."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..errors import listing
-from ..hdf5 import keys_in, words_in
-from ..types import cached_property
+from ...errors import listing
+from ...hdf5 import DIMENSION_SCALE, keys_in, words_in
+from ...types import cached_property
+from .contents import ArrayReport
 
 __all__ = [
     "ACTIONS",
@@ -28,6 +30,7 @@ __all__ = [
     "Look",
     "Reader",
     "Settings",
+    "looks_of",
 ]
 
 ACTIONS = {"action", "control", "command"}
@@ -56,7 +59,7 @@ OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value"}
 
 
 class Look(NamedTuple):
-    """How an array looks: its shape, and its dtype in words."""
+    """The shape of an array, and its dtype in words."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -69,7 +72,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileLooks:
-    """The arrays of a file, or of a group in it, by name; those of lists or opaque values; and those of references."""
+    """The arrays of a file or group by name: numbers and text, lists and opaque values, and references."""
 
     path: str
     group: str = ""
@@ -79,8 +82,35 @@ class FileLooks:
 
     @property
     def name(self) -> str:
-        """Name of the segment that it may be."""
+        """Name of the segment."""
         return self.group or re.split(r"[\\/]", self.path)[-1]
+
+
+def looks_of(path: str, arrays: Sequence[ArrayReport]) -> FileLooks:
+    """Return the arrays of a file that samples may be made of.
+
+    Args:
+        path: the file.
+        arrays: the reports of its arrays.
+    """
+    looks = {
+        array.name: Look(array.shape, array.dtype)
+        for array in arrays
+        if array.shape is not None and array.name and array.structure in (None, DIMENSION_SCALE)
+    }
+    numbers = {name: look for name, look in looks.items() if _holds_values(look.dtype)}
+    of_bytes = {
+        name: look for name, look in looks.items() if re.match(r"lists of (u?int|float|bool)|\|V\d", look.dtype)
+    }
+    references = [array.name for array in arrays if array.dtype == "references" and array.structure is None]
+    return FileLooks(path=path, arrays=numbers, of_bytes=of_bytes, references=references)
+
+
+def _holds_values(dtype: str) -> bool:
+    """Return whether a dtype in words is text or numbers."""
+    with suppress(TypeError, ValueError):
+        return dtype.startswith("text") or np.dtype(dtype).kind in "biufc"
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +129,10 @@ class Guess:
 
 
 class Reader(NamedTuple):
-    """What a rule may look up.
+    """Functions that read files for the rules.
 
     Attributes:
-        values: returns all values of a column of the first file; None if it cannot be read.
+        values: return all values of a column of the first file; None if it cannot be read.
         attributes: returns the attributes of some parts that have one number or text, by name, for each part.
         cells: returns how the arrays look that an array of the first file refers to; none if it does not make segments.
     """
@@ -121,9 +151,9 @@ class AlikeParts:
         names = [name for name in names if not name.startswith("next_")]
         shapes = {name: [part.arrays[name].shape for part in parts if name in part.arrays] for name in names}
         self.shapes = {
-            name: each
-            for name, each in shapes.items()
-            if len(each) == len(parts) and len(set(map(len, each))) == 1 and all(map(all, each))
+            name: part_shapes
+            for name, part_shapes in shapes.items()
+            if len(part_shapes) == len(parts) and len(set(map(len, part_shapes))) == 1 and all(map(all, part_shapes))
         }
         if not self.shapes:
             return
@@ -138,9 +168,9 @@ class AlikeParts:
         ]
         attributes = reader.attributes(parts, [self.main])
         self.attributes = {
-            name: each
-            for name, each in attributes.items()
-            if len(set(each)) > 1 and name.rpartition("@")[2] not in OF_PACKING
+            name: values
+            for name, values in attributes.items()
+            if len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING
         }
         self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
@@ -176,16 +206,20 @@ class AlikeParts:
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """The fields with steps, and the axis of these: of the same number, or one more or less than actions."""
-        found, most = {}, 1 if self.words & ACTIONS else 0
+        """The axis of the steps of each field that has them: as many as the main array has, or one more or less."""
+        axes_of_fields, max_difference = {}, 1 if self.words & ACTIONS else 0
         for name, shapes in self.shapes.items():
             axes = [self.step_axis, 0] if len(shapes[0]) == 2 else [0]
             for axis in axes:
-                apart = np.subtract(self._lengths(name, axis), self.lengths)
-                if abs(apart).max() <= most and len(set(apart.tolist())) == 1 and (self.parts[1:] or not apart.any()):
-                    found[name] = axis
+                differences = np.subtract(self._lengths(name, axis), self.lengths)
+                if (
+                    abs(differences).max() <= max_difference
+                    and len(set(differences.tolist())) == 1
+                    and (self.parts[1:] or not differences.any())
+                ):
+                    axes_of_fields[name] = axis
                     break
-        return found
+        return axes_of_fields
 
     @cached_property
     def is_ragged(self) -> bool:
@@ -217,17 +251,17 @@ class AlikeParts:
 
     @property
     def are_segments(self) -> bool:
-        """Whether files are segments, and not rows: these have one shape, and often one value a row."""
+        """Whether each file is a segment. Files of rows have one row shape, and often a column."""
         if len(self.parts) < 2 or not self.shapes:
             return False
         steps = self.steps
         columns = [name for name, axis in steps.items() if len(self.shapes[name][0]) == 1 and axis == 0]
         if len(self.shapes[self.main][0]) == 1:
             return self.has_rate or (len(set(self.lengths)) > 1 and not self._target)
-        usual = Counter(shape[1:] for shape in self.shapes[self.main]).most_common(1)[0][1]
+        n_usual = Counter(shape[1:] for shape in self.shapes[self.main]).most_common(1)[0][1]
         has_one_length = len(set(self.lengths)) == 1
         are_rows = columns or has_one_length or (len(self.shapes) == 1 and len(self.shapes[self.main][0]) == 2)
-        if self.is_ragged and are_rows and 2 * usual + has_one_length > len(self.parts):
+        if self.is_ragged and are_rows and 2 * n_usual + has_one_length > len(self.parts):
             return False  # rows, and files that differ from most
         is_square = self.is_image and len(self.shapes) > 1 and len(self.shapes[self.main][0]) in (2, 3)
         if self.words & ACTIONS or self.is_ragged or self.step_axis or (is_square and self._looks_square):
@@ -249,24 +283,30 @@ class AlikeParts:
         if self.has_rate or self.words & ACTIONS or any(len(self.shapes[name][0]) > 3 for name in self.shapes):
             return False
         sides = [tuple(size for size in shape if size > MAX_PIXEL) if len(shape) == 3 else shape for shape in shapes]
-        has_sides = all(len(two) == 2 and min(two) >= MIN_PICTURE and max(two) <= 4 * min(two) for two in sides)
+        has_sides = all(
+            len(lengths) == 2 and min(lengths) >= MIN_PICTURE and max(lengths) <= 4 * min(lengths) for lengths in sides
+        )
         has_channels = all(len(shape) == 3 for shape in shapes)
         return has_sides and (has_channels or bool(words_in(self.main) & PICTURES))
 
     @cached_property
     def _target(self) -> str | None:
-        named = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
-        return named[0] if len(named) == 1 else None
+        named_targets = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
+        return named_targets[0] if len(named_targets) == 1 else None
 
     def guesses(self) -> list[Guess]:
-        """Return what a sample may be."""
-        return [replace(one, why=f"{one.why}{self._unused(one)}") for one in self._guesses()] if self.shapes else []
+        """Return guesses of samples, the likeliest first."""
+        if not self.shapes:
+            return []
+        return [replace(guess, why=f"{guess.why}{self._unused(guess)}") for guess in self._guesses()]
 
     def _unused(self, guess: Guess) -> str:
         settings = guess.settings or {}
-        used = keys_in(settings.get("x_key"), settings.get("y_key"))
-        unused = [name for name, look in self.parts[0].arrays.items() if name not in used and look.dtype[:4] != "text"]
-        return f" Not used: {listing(unused, 4)}." if unused else ""
+        used_keys = keys_in(settings.get("x_key"), settings.get("y_key"))
+        unused_names = [
+            name for name, look in self.parts[0].arrays.items() if name not in used_keys and look.dtype[:4] != "text"
+        ]
+        return f" Not used: {listing(unused_names, 4)}." if unused_names else ""
 
     def _guesses(self) -> list[Guess]:
         row_settings = self._fields(sample="row")
@@ -275,50 +315,52 @@ class AlikeParts:
             n_axes = len(self.shapes[self.main][0])
             collate = "list" if n_axes > 3 else "pad"
             others = [name for name in self.steps if name != self.main]
-            shared = [name for name in others if len(self.shapes[name][0]) != n_axes or not self.is_image]
-            if shared and not self.is_image:
-                why = f"{self.main!r} has rows of several shapes, as many as {shared[0]!r}: each row is a sample."
+            columns = [name for name in others if len(self.shapes[name][0]) != n_axes or not self.is_image]
+            if columns and not self.is_image:
+                why = f"{self.main!r} has rows of several shapes, as many as {columns[0]!r}: each row is a sample."
                 return [Guess(settings=self._fields(sample="row", collate_fn=collate), why=why)]
             why = (
                 f"{self.main!r} has several shapes, along more than one axis: all of it is a sample; the argument patch"
                 " cuts pieces of one size out of it."
             )
-            whole = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
+            segment_guess = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
             if self.are_volumes:
-                return [self._patches(), whole]
+                return [self._patches(), segment_guess]
             if n_axes > 2 and not others:
                 by_row = replace(rows, settings=row_settings | {"collate_fn": collate})
-                return [replace(whole, is_sure=False), by_row]
-            return [whole]
+                return [replace(segment_guess, is_sure=False), by_row]
+            return [segment_guess]
         are_images = self.is_image and len(self.shapes) > 1 and self._looks_square
         if not self.segments and are_images and not (self.words & ACTIONS or self.has_rate):
             why = "All arrays of a file have one shape: each file may be one image or volume."
-            whole = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
-            return [self._patches(), whole] if self.are_volumes else [whole, rows]
+            segment_guess = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
+            return [self._patches(), segment_guess] if self.are_volumes else [segment_guess, rows]
         if self.segments and self._is_picture:
             why = f"{self.main!r} is a picture in each: all of it is a sample."
-            ragged = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
-            return [Guess(settings=self._fields(sample="segment", **ragged), why=why)]
-        whole = Guess(settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment.")
-        ragged = {"collate_fn": "pad"} if self.is_ragged else {}
-        windows = Guess(settings=self._fields(window=self._window(), **ragged), why=self._why_window())
+            ragged_settings = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
+            return [Guess(settings=self._fields(sample="segment", **ragged_settings), why=why)]
+        segment_guess = Guess(
+            settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment."
+        )
+        ragged_settings = {"collate_fn": "pad"} if self.is_ragged else {}
+        windows = Guess(settings=self._fields(window=self._window(), **ragged_settings), why=self._why_window())
         if self.words & ACTIONS and not self.step_axis:
             return [windows]
         label = self._target if self._target in self.steps and set(self.segments) <= {"groups"} else None
         has_values = label is not None and len(self.shapes[label][0]) == 1 < len(self.shapes[self.main][0])
         if has_values and self.step_axis == 0 and not self.words & BAGS:
-            labeled = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
+            labeled_rows = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
             is_sure = len(self.shapes[self.main][0]) > 2
-            return [replace(labeled, is_sure=is_sure), *([] if is_sure else [whole])]
+            return [replace(labeled_rows, is_sure=is_sure), *([] if is_sure else [segment_guess])]
         if self.words & BAGS and not self.step_axis:
             bag = next(name for name in (self.main, *self.shapes) if words_in(name) & BAGS)
             why = f"{bag!r} is a set of any number of rows: a sample is all of it."
-            return [replace(whole, why=why), *([] if self.segments else [rows])]
+            return [replace(segment_guess, why=why), *([] if self.segments else [rows])]
         is_series = self.has_rate or bool(words_in(self.main) & SERIES) or self.step_axis == 1
         is_simulation = len(self.shapes[self.main][0]) > 2 and any(min(s[1:3]) > 1 for s in self.shapes[self.main])
         if is_series or is_simulation:
-            return [replace(windows, is_sure=self.axis_is_sure), *([] if self.axis_is_sure else [whole])]
-        return [replace(whole, is_sure=False), windows if self.segments else rows]
+            return [replace(windows, is_sure=self.axis_is_sure), *([] if self.axis_is_sure else [segment_guess])]
+        return [replace(segment_guess, is_sure=False), windows if self.segments else rows]
 
     def _window(self) -> Any:
         if self.words & ACTIONS:
@@ -333,8 +375,8 @@ class AlikeParts:
         if self.step_axis:
             n = self.shapes[self.main][0][0]
             sizes = self._lengths(self.main, 1)
-            many = f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else f"{sizes[0]:,}"
-            parts.append(f"{self.main!r} has {n} along axis 0 in each and {many} along axis 1, the axis of time.")
+            sizes_text = f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else f"{sizes[0]:,}"
+            parts.append(f"{self.main!r} has {n} along axis 0 in each and {sizes_text} along axis 1, the axis of time.")
         elif len(self.parts) > 1 and self._are_dated:
             parts.append("Files are named by year: rows are steps in time.")
         elif len(set(self.lengths)) > 1:
@@ -352,13 +394,13 @@ class AlikeParts:
         return " ".join(parts)
 
     def _names(self, keys: Any) -> dict[str, str]:
-        """Return names in a sample, with their arrays: last parts of names, or whole names if these are not unique."""
-        short = {key: re.split(r"[/@]", key)[-1] for key in keys}
-        counts = Counter(short.values())
-        return {(name if counts[name] == 1 else key): key for key, name in short.items()}
+        """Return the array of each name in a sample: the last part of its key, or the whole key to be unique."""
+        short_names = {key: re.split(r"[/@]", key)[-1] for key in keys}
+        counts = Counter(short_names.values())
+        return {(name if counts[name] == 1 else key): key for key, name in short_names.items()}
 
-    def _fields(self, **more: Any) -> Settings:
-        is_whole_array = more.get("sample") == "segment" and self.is_ragged
+    def _fields(self, **sample_settings: Any) -> Settings:
+        is_whole_array = sample_settings.get("sample") == "segment" and self.is_ragged
         steps = dict.fromkeys(self.shapes, 0) if is_whole_array else self.steps
         times = [name for name in steps if words_in(name) & TIMES and len(self.shapes[name][0]) == 1]
         steps = {name: axis for name, axis in steps.items() if name not in times or name == self.main}
@@ -367,28 +409,31 @@ class AlikeParts:
             keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
         keys = [name for name in self.shapes if name in keys]
         constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
-        named = [*self.attributes][:MAX_ATTRIBUTES]
-        named = [
-            name for name in named if [str(one) for one in self.attributes[name]] != [str(n) for n in self.lengths]
+        column_names = [*self.attributes][:MAX_ATTRIBUTES]
+        column_names = [
+            name
+            for name in column_names
+            if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
         ]
-        named += self.scalars[:MAX_ATTRIBUTES]
-        target = self._target if self._target in keys and not constants and not named else None
-        names = self._names([*(key for key in keys if key != target), *constants, *named])
+        column_names += self.scalars[:MAX_ATTRIBUTES]
+        target = self._target if self._target in keys and not constants and not column_names else None
+        names = self._names([*(key for key in keys if key != target), *constants, *column_names])
         settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}
         if target is not None:
             settings["y_key"] = target
         segments = dict(self.segments)
         if self.step_axis:
             axes = {name: steps[key] for name, key in names.items() if key in steps}
-            segments["step_axis"] = 1 if set(axes.values()) == {1} and not named else axes
+            segments["step_axis"] = 1 if set(axes.values()) == {1} and not column_names else axes
         if constants:
             segments["constants"] = [name for name, key in names.items() if key in constants]
         if segments:
             settings["segments"] = segments["groups"] if set(segments) == {"groups"} else segments
-        if "steps" in str(more.get("window")):
-            here = {name: each for name, each in more["window"]["steps"].items() if name in names}
-            more = more | {"window": more["window"] | {"steps": here}}
-        return settings | more | self._split()
+        window: Any = sample_settings.get("window")
+        if "steps" in str(window):
+            steps_of_fields = {name: offsets for name, offsets in window["steps"].items() if name in names}
+            sample_settings = sample_settings | {"window": window | {"steps": steps_of_fields}}
+        return settings | sample_settings | self._split()
 
     def _is_constant(self, name: str) -> bool:
         """Return whether an array without steps is small enough to be given with each sample."""
@@ -398,8 +443,8 @@ class AlikeParts:
     def _split(self) -> Settings:
         if len(self.parts) < 10:
             return {}
-        found = [re.search(PERSON, part.name) for part in self.parts]
-        if all(found) and len({one.group(1) for one in found if one}) < len(found):
+        matches = [re.search(PERSON, part.name) for part in self.parts]
+        if all(matches) and len({match.group(1) for match in matches if match}) < len(matches):
             return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
         return {"split": 0.1}
 

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from ..counters import Counters
-from ..errors import H5CorruptError
-from ..hdf5 import ArrayHandle, ArrayLayout, OpenOptions, layout_of, numpy_dtype
-from ..hdf5.chunk_index import leaves_edges_plain
-from ..readers import ArrayTarget, bulk_tasks, do_tasks, fallback_reason, open_source, usable_cores
-from ..types import IntArray
+from ...counters import Counters
+from ...errors import H5CorruptError
+from ...hdf5 import ArrayHandle, ArrayLayout, OpenOptions, layout_of, numpy_dtype
+from ...hdf5.chunk_index import leaves_edges_plain
+from ...readers import ArrayTarget, bulk_tasks, do_tasks, fallback_reason, open_source, usable_cores
+from ...types import IntArray
 from .compression import Bytes, encoder_of
 
 PIECE_BYTES = 32 << 20  # bytes read, permuted or written at a time
@@ -61,7 +61,7 @@ def _selection(array_id: Any, box: Box) -> tuple[Any, Any]:
 
 
 def read_box(array_id: Any, name: str, box: Box, out: Bytes | None = None) -> Bytes:
-    """Read a part of an array through the HDF5 library, as bytes, whatever its type.
+    """Read a part of an array of any type through the HDF5 library, as bytes.
 
     Args:
         array_id: h5py's low-level dataset.
@@ -152,21 +152,21 @@ def shuffle_pieces(pieces: Pieces, order: Order, n_rows: int, row_bytes: int, fo
     rows_held = held.view(f"V{row_bytes}")
     for first, rows in pieces:
         for at in range(0, len(rows), MAX_ROWS):
-            some = rows[at : at + MAX_ROWS].view(rows_held.dtype).reshape(-1)
-            rows_held[order(first + at, first + at + len(some))] = some
+            values = rows[at : at + MAX_ROWS].view(rows_held.dtype).reshape(-1)
+            rows_held[order(first + at, first + at + len(values))] = values
     step = max(1, PIECE_BYTES // row_bytes)
     for first in range(0, n_rows, step):
         yield first, held[first * row_bytes : (first + step) * row_bytes].reshape(-1, row_bytes)
 
 
-def write_rows(copied: Any, pieces: Pieces, pool: Executor, done: Callable[[int], object]) -> None:
+def write_rows(copied: Any, pieces: Pieces, pool: Executor, report: Callable[[int], object]) -> None:
     """Write rows to a new array. Whole chunks are encoded in threads, if ``encoder_of`` can.
 
     Args:
         copied: h5py's low-level dataset with chunks of whole rows.
         pieces: all rows, in their order.
         pool: threads that encode.
-        done: called with the bytes of rows that were written.
+        report: called with the bytes of rows that were written.
     """
     chunks, shape, itemsize = chunks_of(copied), copied.shape, copied.get_type().get_size()
     size, row_bytes = (chunks or (1,))[0], row_bytes_of(copied)
@@ -187,11 +187,11 @@ def write_rows(copied: Any, pieces: Pieces, pool: Executor, done: Callable[[int]
                     copied.write_direct_chunk(rows_box(shape, first + start + number * size, size)[0], data)
         n_written = MAX_WRITTEN * size if chunks else len(rows)
         for at in range(n_whole, len(rows), n_written):  # the library pads the last chunk
-            some = rows[at : at + n_written]
-            box = rows_box(shape, first + at, len(some))
-            values = some.reshape(-1).view(f"V{itemsize}").reshape(box[1])
+            rows_to_write = rows[at : at + n_written]
+            box = rows_box(shape, first + at, len(rows_to_write))
+            values = rows_to_write.reshape(-1).view(f"V{itemsize}").reshape(box[1])
             copied.write(*_selection(copied, box), values, copied.get_type())
-        done(rows.nbytes)
+        report(rows.nbytes)
 
 
 def _in_whole_chunks(pieces: Pieces, size: int) -> Pieces:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
-from ..hdf5 import (
+from ...errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
+from ...hdf5 import (
     ArrayLayout,
     ChangeGuard,
     Entry,
@@ -26,7 +26,7 @@ from ..hdf5 import (
     resolve_path,
     unmapped_rows,
 )
-from ..readers import BulkTask, do_tasks, fallback_reason
+from ...readers import BulkTask, do_tasks, fallback_reason
 from .check_rows import ArrayDecoder, Problem, error, is_of_memory, warning
 
 MANY_CHUNKS = 16  # per row: a row takes as many reads and decodings
@@ -35,8 +35,8 @@ SLOW_BYTES = 16 << 20  # smaller arrays are read once and held
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What to check.
+class CheckOptions:
+    """The options of a check.
 
     Attributes:
         names: arrays that each file has to have; None takes all.
@@ -59,7 +59,7 @@ class Findings:
         arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
         problems: in the order of the checks.
         integrity: how reliably damage to each array is detected, 0 to 3 (see ``INTEGRITY``).
-        identity: of what the file holds; None if that is unknown.
+        identity: the identity of the data; None if it is unknown.
         n_decoded: bytes that were decoded.
     """
 
@@ -72,63 +72,63 @@ class Findings:
     n_decoded: int = 0
 
 
-def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], object]) -> Findings:
+def check_file(path: str, options: CheckOptions, n_cores: int, report: Callable[[int], object]) -> Findings:
     """Check a file in this process: first its metadata, then all its rows.
 
     Args:
         path: the file.
-        wanted: what to check.
+        options: the options of the check.
         n_cores: threads that decode.
         report: called from time to time, in this thread, with the bytes of the file that were checked since the last
             call.
     """
-    found = Findings(path=path)
+    findings = Findings(path=path)
     try:
         with open_h5(path) as file:
             guard, n_bytes = ChangeGuard.of_open(file, path), os.path.getsize(path)
-            contents = look_at(file, path, wanted)
+            contents = look_at(file, path, options)
             for check in FILE_CHECKS:
-                found.problems += check(contents)
+                findings.problems += check(contents)
     except Exception as why:  # any exception: the other files are still checked
         text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
-        found.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
-        return found
-    _note_contents(found, contents)
-    if wanted.decode:
-        misplaced = {problem.array for problem in found.problems if problem.kind == "place"}
+        findings.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
+        return findings
+    _note_contents(findings, contents)
+    if options.decode:
+        misplaced = {problem.array for problem in findings.problems if problem.kind == "place"}
         layouts = [layout for key, layout in contents.layouts.items() if key not in misplaced]
         decoders = [ArrayDecoder(layout) for layout in layouts]
         tasks = [task for decoder in decoders for task in decoder.tasks()]
         do_reading(path, tasks, n_cores, report)
         report(max(0, n_bytes - sum(task.n_bytes for task in tasks)))
         for decoder in decoders:
-            found.n_decoded += decoder.n_decoded
-            found.problems += decoder.problems()
+            findings.n_decoded += decoder.n_decoded
+            findings.problems += decoder.problems()
     try:
         guard.check()
     except H5Error as why:
-        found.problems.append(error(path, None, "changed", why))
-    return found
+        findings.problems.append(error(path, None, "changed", why))
+    return findings
 
 
-def _note_contents(found: Findings, contents: FileMetadata) -> None:
-    """Add what the metadata of a file contain."""
-    found.is_open = True
+def _note_contents(findings: Findings, contents: FileMetadata) -> None:
+    """Add arrays, integrity and identity from the metadata of a file."""
+    findings.is_open = True
     for entry in contents.entries:
         if entry.is_data and entry.shape and (entry.name in contents.layouts or entry.name in contents.refused):
-            found.arrays[entry.name] = look_of(entry.dtype, entry.shape), entry.shape[0]
+            findings.arrays[entry.name] = look_of(entry.dtype, entry.shape), entry.shape[0]
     for key, layout in contents.layouts.items():
         if layout.n_stored_bytes:
-            found.integrity[key] = layout.integrity
-        if key not in found.arrays:  # a member of a table, which is not a separate entry
+            findings.integrity[key] = layout.integrity
+        if key not in findings.arrays:  # a member of a table, which is not a separate entry
             dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
-            found.arrays[key] = look_of(dtype, (layout.n_rows, *layout.row_shape)), layout.n_rows
+            findings.arrays[key] = look_of(dtype, (layout.n_rows, *layout.row_shape)), layout.n_rows
     if contents.layouts:
-        found.identity = file_identity(found.path, contents.layouts.values())
+        findings.identity = file_identity(findings.path, contents.layouts.values())
 
 
 def look_of(dtype: str, shape: tuple[int, ...]) -> str:
-    """Return the dtype and the shape of a row of an array in words; text is alike, of whatever length."""
+    """Return the dtype and row shape of an array in words; text of any length has one name."""
     return f"{'text' if dtype.startswith('text') else dtype} {shape[1:]}"
 
 
@@ -143,10 +143,10 @@ def findings_from_json(path: str, reported: Any) -> Findings:
         is_open=bool(reported["is_open"]),
         arrays={str(name): (str(look), int(n_rows)) for name, (look, n_rows) in reported["arrays"].items()},
         problems=[
-            (error if one["severity"] == "error" else warning)(
-                path, text(one["array"]), str(one["kind"]), str(one["text"])
+            (error if problem["severity"] == "error" else warning)(
+                path, text(problem["array"]), str(problem["kind"]), str(problem["text"])
             )
-            for one in reported["problems"]
+            for problem in reported["problems"]
         ],
         integrity={str(name): min(max(0, int(level)), 3) for name, level in reported["integrity"].items()},
         identity=text(reported["identity"]),
@@ -169,13 +169,13 @@ def do_reading(
 
 @dataclass(eq=False, kw_only=True)
 class FileMetadata:
-    """What the metadata of an open file contain.
+    """The metadata of an open file.
 
     Attributes:
         file: the open file.
         path: its path.
         folders: where HDF5 searches for other files that it names: its own, and the working directory.
-        entries: all names in it; if keys are asked for, these alone.
+        entries: all names in it, or only the names in ``keys``.
         layouts: by key, the arrays that can be read.
         refused: by key, why an array cannot be; in the order of the file, like all others here.
         unmapped: by key of a virtual array, how many of its rows have no source, or None if that is unknown.
@@ -194,24 +194,24 @@ class FileMetadata:
         return any(os.path.exists(os.path.join(folder, name)) for folder in self.folders)
 
 
-def look_at(file: Any, path: str, wanted: Wanted) -> FileMetadata:
+def look_at(file: Any, path: str, options: CheckOptions) -> FileMetadata:
     """Describe the arrays of an open file. Reads no rows; faults inside the file are kept, and not raised."""
-    keys = wanted.names
-    found = FileMetadata(file=file, path=path, folders=(os.path.dirname(os.path.abspath(path)), wanted.folder))
+    keys = options.names
+    contents = FileMetadata(file=file, path=path, folders=(os.path.dirname(os.path.abspath(path)), options.folder))
     try:
-        found.entries = tuple(entry for entry in entries_of(file) if keys is None or entry.name in keys)
+        contents.entries = tuple(entry for entry in entries_of(file) if keys is None or entry.name in keys)
     except Exception as why:  # h5py can raise anything for a damaged file
-        found.entries = (Entry(name="/", kind="unreadable", target=f"{why}"),)
-    for key in keys if keys is not None else [e.name for e in found.entries if e.kind == "array" and e.shape]:
+        contents.entries = (Entry(name="/", kind="unreadable", target=f"{why}"),)
+    for key in keys if keys is not None else [e.name for e in contents.entries if e.kind == "array" and e.shape]:
         try:
             handle = find_array(file, key)
             layout = layout_of(handle, path, key)
             if layout.storage == "virtual" and layout.n_rows:
-                found.unmapped[key] = unmapped_rows(handle.array)
-            found.layouts[key] = layout
+                contents.unmapped[key] = unmapped_rows(handle.array)
+            contents.layouts[key] = layout
         except Exception as why:
-            found.refused[key] = why
-    return found
+            contents.refused[key] = why
+    return contents
 
 
 def _refused(contents: FileMetadata) -> Iterator[Problem]:
@@ -219,8 +219,8 @@ def _refused(contents: FileMetadata) -> Iterator[Problem]:
     kinds = {H5CorruptError: "chunk index", H5KeyError: "missing", H5FileError: "filter"}
     for key, why in contents.refused.items():
         kind = next((kind for of, kind in kinds.items() if isinstance(why, of)), "damaged")
-        if (elsewhere := _in_other_files(contents, key)) is not None:
-            yield elsewhere
+        if (problem := _in_other_files(contents, key)) is not None:
+            yield problem
         elif is_of_memory(why):
             text = f"no memory is left to read its metadata: {f'{why}' or type(why).__name__}"
             yield error(contents.path, key, "memory", text)
@@ -231,7 +231,7 @@ def _refused(contents: FileMetadata) -> Iterator[Problem]:
 
 
 def _in_other_files(contents: FileMetadata, key: str) -> Problem | None:
-    """Return a warning if an array has its rows in other files, none of which is opened."""
+    """Return a warning if the rows of an array are in other files, which are not opened."""
     path, file = contents.path, contents.file
     if not is_text(key):
         return None
@@ -239,18 +239,18 @@ def _in_other_files(contents: FileMetadata, key: str) -> Problem | None:
         array, _ = resolve_path(file, key, allow_external=False)
         names = [name for name, _, _ in array.external or ()]
         names += [source.file_name for source in array.virtual_sources()] if array.is_virtual else []
-        others = [name for name in dict.fromkeys(names) if name not in (".", file.filename)]
-        if not others:
+        other_files = [name for name in dict.fromkeys(names) if name not in (".", file.filename)]
+        if not other_files:
             return None
     except H5ValueError:  # a link leads out of the file
-        others = []
+        other_files = []
     except Exception:  # the reason is reported where the array is described
         return None
-    if missing := [name for name in others if "%b" not in name and not contents.exists(name)]:
+    if missing := [name for name in other_files if "%b" not in name and not contents.exists(name)]:
         text = f"its rows lie in {listing(missing)}, which is missing: HDF5 itself would read them as fill values"
         return warning(path, key, "link", text)
-    where = listing(others) if others else "the file that a link leads to"
-    text = f"its rows lie in {where}, and were not read. Check that by itself; to train from it through this file takes"
+    place = listing(other_files) if other_files else "the file that a link leads to"
+    text = f"its rows lie in {place}, and were not read. Check that by itself; to train from it through this file takes"
     return warning(path, key, "not read", f"{text} files=FileOptions(allow_external=True)")
 
 
@@ -269,9 +269,9 @@ def _find_broken_names(contents: FileMetadata) -> Iterator[Problem]:
             except Exception:  # the target is reported under its own name
                 pass
         elif entry.kind == "external link":
-            file, _, inside = target.rpartition(":")
+            file, _, name = target.rpartition(":")
             tail = "it was not followed; check that file itself" if contents.exists(file) else "which does not exist"
-            yield warning(path, entry.name, "link", f"this link leads to {inside!r} in the file {file!r}: {tail}")
+            yield warning(path, entry.name, "link", f"this link leads to {name!r} in the file {file!r}: {tail}")
 
 
 def _behind_the_end(contents: FileMetadata) -> Iterator[Problem]:
@@ -280,18 +280,18 @@ def _behind_the_end(contents: FileMetadata) -> Iterator[Problem]:
     for layout in contents.layouts.values():
         places = layout.pieces()
         # Not as a sum, which may overflow.
-        beyond = places[(places[:, 1] > end) | (places[:, 0] > end - places[:, 1])]
-        if not len(beyond):
+        invalid = places[(places[:, 1] > end) | (places[:, 0] > end - places[:, 1])]
+        if not len(invalid):
             continue
-        what = "the rows"
+        rows = "the rows"
         if layout.table is not None:
-            chunk = int(np.flatnonzero(layout.table.offsets == beyond[0, 0])[0])
+            chunk = int(np.flatnonzero(layout.table.offsets == invalid[0, 0])[0])
             first = chunk // layout.table.per_row * layout.rows_per_chunk
             last = min(first + layout.rows_per_chunk, layout.n_rows) - 1
-            more = f" and {len(beyond) - 1:,} more" if len(beyond) > 1 else ""
-            what = f"chunk {chunk} (rows {first} to {last}){more}"
+            suffix = f" and {len(invalid) - 1:,} more" if len(invalid) > 1 else ""
+            rows = f"chunk {chunk} (rows {first} to {last}){suffix}"
         text = (
-            f"{what} should begin at byte {int(beyond[0, 0]):,}, and end behind byte {end:,}, which is the end of the "
+            f"{rows} should begin at byte {int(invalid[0, 0]):,}, and end behind byte {end:,}, which is the end of the "
             "file. It was truncated or damaged; copy it again."
         )
         yield error(contents.path, layout.key, "place", text)
@@ -299,10 +299,10 @@ def _behind_the_end(contents: FileMetadata) -> Iterator[Problem]:
 
 def _overlaps(contents: FileMetadata) -> Iterator[Problem]:
     """Find bytes that two chunks, or two arrays, both have."""
-    seen = set()
+    reported = set()
     for layout, other, text in overlaps(list(contents.layouts.values())):
-        if (layout.name, other.name) not in seen:
-            seen.add((layout.name, other.name))
+        if (layout.name, other.name) not in reported:
+            reported.add((layout.name, other.name))
             yield error(contents.path, layout.key, "place", text)
 
 
@@ -328,8 +328,8 @@ def _unwritten(contents: FileMetadata) -> Iterator[Problem]:
         else:
             continue
         is_number = kind_of(layout.stored) == "number" and not layout.stored.shape
-        known = is_number and len(layout.fill) == layout.stored.itemsize
-        fill = f" {np.frombuffer(layout.fill, layout.stored)[0]}" if known else ""
+        has_fill = is_number and len(layout.fill) == layout.stored.itemsize
+        fill = f" {np.frombuffer(layout.fill, layout.stored)[0]}" if has_fill else ""
         yield warning(contents.path, key, "unwritten", f"{text} the fill value{fill}")
 
 
@@ -346,10 +346,10 @@ def _slow(contents: FileMetadata) -> Iterator[Problem]:
     for layout in contents.layouts.values():
         if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_contiguous:
             continue
-        across = layout.table.per_row if layout.table is not None else 1
+        n_chunks = layout.table.per_row if layout.table is not None else 1
         span = layout.chunk_span_bytes
-        if across > MANY_CHUNKS:
-            text = f"a row spans {across:,} chunks, {span / 2**20:,.1f} MiB decoded"
+        if n_chunks > MANY_CHUNKS:
+            text = f"a row spans {n_chunks:,} chunks, {span / 2**20:,.1f} MiB decoded"
         elif layout.rows_per_chunk > 1 and span > LARGE_BLOCK:
             text = f"{layout.rows_per_chunk:,} rows share chunks of {span / 2**20:,.1f} MiB decoded, in all"
         elif (why := fallback_reason(layout)) is not None:

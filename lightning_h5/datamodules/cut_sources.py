@@ -1,0 +1,153 @@
+"""The files of several sources together: cut into splits, and their columns as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..catalog import refuse_images
+from ..datasets import FileSamples
+from ..errors import H5ValueError, listing
+from ..hdf5 import file_number
+from ..options import SplitOptions
+from ..samples import RowTable, SegmentChoice, SegmentSubset, rows_without_line
+from ..types import IntArray, Paths
+from .arguments import SPLITS, Split
+from .cut_splits import check_split_of_rows, cut_rows, cut_segments
+from .source_files import SourceFiles
+
+__all__ = ["check_kinds", "columns_of_sources", "cut_sources", "refuse_images_of_sources"]
+
+
+def check_kinds(sources: Sequence[SourceFiles]) -> bool:
+    """Return whether samples are of segments, in all sources.
+
+    Raises:
+        H5ValueError: they are in some.
+    """
+    kinds = {source.has_segments for source in sources}
+    if len(kinds) > 1:
+        raise H5ValueError(
+            "some sources name attributes ('@'), patterns ('*'), sparse matrices or arrays of references, so that "
+            "samples are segments there, and rows in others. Name alike fields in all."
+        )
+    return True in kinds
+
+
+def refuse_images_of_sources(opened: Sequence[FileSamples]) -> None:
+    """Refuse sources of files that may each be one image or volume, with its lines as rows.
+
+    Args:
+        opened: their rows.
+
+    Raises:
+        H5ValueError: they may be.
+    """
+    tables = [samples.scanned for samples in opened if samples.scanned.indexer.numbers_are_rows]
+    sizes = {file_number(path): size for t in tables for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
+    if len({tuple(array.axes for array in table.layouts[0]) for table in tables}) == 1:
+        refuse_images(tables[0].layouts[0], sizes.values(), len(sizes))
+
+
+def columns_of_sources(
+    opened: Sequence[tuple[SourceFiles, RowTable, IntArray | None]], name: str, argument: str
+) -> npt.NDArray[Any]:
+    """Return one value of each sample of some sources, one source after the other.
+
+    Args:
+        opened: each source, the table of its samples, and those of them that are used; None for all.
+        name: the array.
+        argument: what it was given as, for errors.
+    """
+    parts = []
+    for source, table, indices in opened:
+        if (key := source.key(name)) in table.columns:
+            parts.append(table.values_of_samples(key))
+            continue
+        values = source.column(table, table.paths, name, table.n_rows, argument)
+        parts.append(values if indices is None else values[indices])
+    return _joined_columns(parts, argument)
+
+
+def cut_sources(
+    sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
+) -> Mapping[Split, Sequence[IntArray | SegmentSubset]]:
+    """Return the rows, or the segments, of each source by split, before any filter.
+
+    Args:
+        sources: of the training rows.
+        options: shares and folds.
+        paths: what the user gave for each split.
+    """
+    return (_cut_segments if check_kinds(sources) else _cut_rows)(sources, options, paths)
+
+
+def _cut_rows(
+    sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
+) -> dict[Split, list[IntArray | SegmentSubset]]:
+    """Cut the rows of all files, each once: a row that two sources have is on one side."""
+    check_split_of_rows(options)
+    tables = {source: source.unfiltered(SegmentChoice(), as_rows=True) for source in sources}
+    columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": [], "column": []}
+    lacks: list[npt.NDArray[np.bool_]] = []
+    sizes: list[dict[Any, int]] = []  # by device and inode, since sources may name one file by different links
+    starts: dict[Any, int] = {}
+    n_rows = 0
+    for source, table in tables.items():
+        numbers = [file_number(path) for path in table.paths]
+        sizes.append(dict(zip(numbers, np.diff(table.starts).tolist(), strict=True)))
+        new = {file: path for file, path in zip(numbers, table.paths, strict=True) if file not in starts}
+        begin, paths_of_new = n_rows, list(new.values())
+        for file in new:
+            starts[file] = n_rows
+            n_rows += sizes[-1][file]
+        for argument, parts in columns.items():
+            if new and (key := getattr(options, argument)) is not None:
+                shown = "split.key" if argument == "column" else argument
+                parts.append(source.column(table, paths_of_new, key, n_rows - begin, shown))
+        if new:
+            every = [*source.arrays, *map(source.key, options.columns), *map(source.key, source.reading.of_segments)]
+            reading = source.reading
+            lacking_here = rows_without_line(paths_of_new, every, reading.files, reading.catalog)
+            lacks.append(np.zeros(n_rows - begin, np.bool_) if lacking_here is None else lacking_here)
+    groups, labels, names = (_joined_columns(parts, argument) if parts else None for argument, parts in columns.items())
+    lacking = np.concatenate(lacks) if any(map(np.any, lacks)) else None
+    cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=lacking)
+    split_of = np.full(n_rows, -1)
+    for split, rows in cut.items():
+        split_of[rows] = SPLITS.index(split)
+    own = [
+        np.concatenate([split_of[starts[file] : starts[file] + size] for file, size in of_source.items()])
+        for of_source in sizes
+    ]
+    return {split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut}
+
+
+def _cut_segments(
+    sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
+) -> dict[Split, list[IntArray | SegmentSubset]]:
+    """Cut the segments of all files."""
+    tables, reading = [], sources[0].reading
+    for source in sources:
+        columns = {name: source.key(name) for name in options.columns}
+        filtered = [test.column for test in source.filters.criteria if test.column is not None]
+        others_ask = list(map(source.key, [*reading.of_segments, *filtered]))
+        choice = SegmentChoice(columns=list(columns.values()), others_ask=others_ask)
+        table = source.unfiltered(choice)
+        tables.append(replace(table, columns={name: table.columns[key] for name, key in columns.items()}))
+    cut = cut_segments(tables, options, reading.catalog, reading.options, paths)
+    return cast("dict[Split, list[IntArray | SegmentSubset]]", cut)
+
+
+def _joined_columns(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
+    """Return columns of several sources as one."""
+    if len({part.dtype.kind for part in parts}) > 1:
+        raise H5ValueError(
+            f"{argument} is of {listing(part.dtype for part in parts)} in the sources. Name an array with the same "
+            "dtype in all sources."
+        )
+    return np.concatenate(parts)

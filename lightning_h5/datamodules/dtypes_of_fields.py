@@ -1,0 +1,83 @@
+"""Dtypes of the input's fields that follow from what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ..catalog import has_lists
+from ..datasets import Fields
+from ..errors import H5ValueError, listing
+from ..hdf5 import ArrayLayout, dtype_of_numbers, torch_dtype
+from ..types import DTypeLike
+
+__all__ = ["AUTO", "check_x_dtype", "is_settled_late", "settled"]
+
+AUTO = "auto"
+"""The dtype that makes numbers of 64 bits those of 32 bits, in which models compute."""
+
+
+def is_settled_late(x_dtype: DTypeLike, *, is_of_fields: bool) -> bool:
+    """Return whether a dtype is for some of the fields, depending on what is stored."""
+    return x_dtype is not None and not isinstance(x_dtype, Mapping) and (is_of_fields or _is_auto(x_dtype))
+
+
+def check_x_dtype(x_dtype: DTypeLike, *, is_of_fields: bool) -> None:
+    """Raise an ``H5ValueError`` if ``x_dtype`` makes no sense."""
+    if _is_auto(x_dtype):
+        return
+    named = x_dtype if isinstance(x_dtype, Mapping) else {"": x_dtype}
+    for name, dtype in named.items():
+        parsed = torch_dtype(dtype, f"x_dtype[{name!r}]" if name else "x_dtype")
+        if is_of_fields and not name and parsed is not None and not parsed.is_floating_point:
+            raise H5ValueError(
+                f"x_dtype={x_dtype!r} was given with fields, and is for floating ones. Pass a floating dtype, a "
+                "mapping from fields to dtypes, or None to leave all as stored."
+            )
+
+
+def settled(
+    fields: Fields,
+    arrays: Sequence[ArrayLayout],
+    *,
+    names: Sequence[str],
+    x_dtype: DTypeLike,
+    target: str,
+    log: Callable[[str], None],
+) -> Fields:
+    """Return fields with the dtypes that ``x_dtype`` leaves open until the files are known.
+
+    Args:
+        fields: of a sample; those of the target follow those of the input.
+        arrays: of a file, one for each field.
+        names: of the input's fields.
+        x_dtype: see the data modules: "auto", or the dtype of fields with several floats in a row.
+        target: name of a field that keeps its dtype, unless all of 64 bits change.
+        log: logs which fields change.
+    """
+    arrays_asked, narrowed = list(fields.asked), []
+    for at, (name, array) in enumerate(zip(names, arrays, strict=False)):
+        if _is_auto(x_dtype) and _is_float64(array):
+            narrowed.append(name)
+            arrays_asked[at] = replace(arrays_asked[at], dtype=torch.float32)
+        elif not _is_auto(x_dtype) and array.dtype.kind == "f" and array.row_shape and name != target:
+            arrays_asked[at] = replace(arrays_asked[at], dtype=torch_dtype(x_dtype, "x_dtype"))
+    if narrowed:
+        log(
+            f"{listing(narrowed)} {'is' if len(narrowed) == 1 else 'are'} stored as float64, and loaded as float32 "
+            "(x_dtype='auto'; x_dtype=None keeps float64)"
+        )
+    return replace(fields, asked=tuple(arrays_asked))
+
+
+def _is_auto(x_dtype: DTypeLike) -> bool:
+    return isinstance(x_dtype, str) and x_dtype == AUTO
+
+
+def _is_float64(array: ArrayLayout) -> bool:
+    """Return whether rows are of 64-bit floats, or lists of them."""
+    lists = array.decoding if has_lists(array) else None
+    return dtype_of_numbers(array.dtype if lists is None else lists.array.dtype) == np.float64

@@ -1,0 +1,481 @@
+"""What data modules share that read files: one set of arguments, with the same batches wherever rows live."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from .._lightning import rank_zero_info, rank_zero_warn
+from ..catalog import bad_files
+from ..datasets import FileSamples, MixtureDataset, RowDataset, TableDataset, mixture_dataset, weighted_dataset
+from ..errors import H5ValueError, listing
+from ..hdf5 import (
+    OpenOptions,
+    arrays_in,
+    field_names,
+    fill_split,
+    keys_in,
+    kind_of,
+    resolve_path,
+    target_of,
+    torch_dtype,
+    with_constants,
+)
+from ..loading.choose_order import Order, choose_mixed_order
+from ..options import MixtureOptions
+from ..order import Mixture, RowWeights, check_mixture
+from ..samples import NoRowPassesError
+from ..types import Keys
+from .arguments import SPLITS, SampleArguments, Split, parsed_fields, picked
+from .base import BaseH5DataModule, arrays_of_fields
+from .cut_sources import check_kinds, columns_of_sources, cut_sources, refuse_images_of_sources
+from .dtypes_of_fields import check_x_dtype, is_settled_late
+from .source_files import Reading, SourceFiles, has_arrays
+from .training_rows import Source, SourceMixture, row_weights, segment_order, weights_of
+
+__all__ = ["FilesH5DataModule"]
+
+SPELLINGS = {
+    "val": ("valid", "validation", "validate", "dev", "eval", "evaluation"),
+    "test": ("testing", "tests", "holdout", "held_out"),
+}
+"""Other names of a split that files use."""
+
+
+class SplitData(NamedTuple):
+    """Where a split's rows come from: its own files, its group inside the training files, or a share of their rows.
+
+    Attributes:
+        sources: the files.
+        group: what ``{split}`` stands for in the keys.
+        is_cut: whether the split has a part of the files' rows (see ``cut_rows``).
+        is_mixed: whether the sources are those of the mixture.
+    """
+
+    sources: tuple[Source, ...]
+    group: Split
+    is_cut: bool = False
+    is_mixed: bool = False
+
+
+class FilesH5DataModule(BaseH5DataModule):
+    """Splits of files, with one set of arguments. A subclass decides where rows live: ``dataset_of``.
+
+    Args:
+        given: the constructor's arguments by name.
+    """
+
+    x_key: Keys | None
+    y_key: Keys | None
+    loads_all = False
+    """Whether all arrays are fields if none are named; otherwise an input and a target are inferred."""
+    cannot_mix: str | None = None
+    """Why sources cannot be mixed; None if they can."""
+
+    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+        super()._use_arguments(given)
+        self._samples = samples = picked(SampleArguments, given)
+        x_key, y_key = samples.x_key, samples.y_key
+        if x_key is not None:
+            x_key = with_constants(x_key, y_key, self._kind.segments.constants)
+        self._infer(x_key=x_key, y_key=y_key)
+        self._bad = bad_files(samples.on_bad_file)
+        mixture = given["mixture"]
+        if mixture is not None and self.cannot_mix is not None:
+            raise H5ValueError(f"mixture was given to {type(self).__name__}, {self.cannot_mix}")
+        self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
+        self._check_arguments()
+
+    def _forget_cuts(self) -> None:
+        super()._forget_cuts()
+        self._bad = bad_files(self._samples.on_bad_file)
+
+    def _check_arguments(self) -> None:
+        samples, groups = self._samples, self._kind.segments.groups
+        for source in self._training_sources or (Source("train", (), {}, ""),):
+            own = self._arguments_of(source)
+            SourceFiles(self._reading(), source, own, "train").filters  # noqa: B018  # raises for what makes no sense
+            self._check_keys(own)
+        check_x_dtype(
+            samples.x_dtype, is_of_fields=samples.fields is not None or (self.x_key is None and self.loads_all)
+        )
+        for dtype in samples.y_dtype.values() if isinstance(samples.y_dtype, dict) else [samples.y_dtype]:
+            torch_dtype(dtype, "y_dtype")
+        if self.has_no_keys and groups is not None and not self.loads_all:
+            raise H5ValueError(
+                f"segments.groups={groups!r} was given without x_key or fields, and arrays of groups are not guessed. "
+                "Pass them, with names relative to a group; `lightning-h5 inspect FILE` suggests some."
+            )
+        if self._mixture is not None:
+            self._check_mixture(self._mixture)
+
+    @property
+    def has_no_keys(self) -> bool:
+        """Whether no argument names arrays of samples."""
+        return self.x_key is None and self._samples.fields is None
+
+    def _check_keys(self, samples: SampleArguments) -> None:
+        for keys, name in ((samples.x_key, "x_key"), (samples.y_key, "y_key")):
+            if keys is not None:
+                field_names(keys, name)
+        if samples.x_key is None and samples.y_key is not None:
+            raise H5ValueError(f"y_key={samples.y_key!r} was given without x_key. Pass both.")
+        lacks_target = samples.y_key is None and (samples.x_key is not None or self.loads_all)
+        if samples.target_transform is not None and lacks_target:
+            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
+
+    def _check_mixture(self, mixture: SourceMixture) -> None:
+        if self._kind.segments.bucket:
+            raise H5ValueError("segments.bucket was given with a mixture of sources. Leave one of them out.")
+        if self._paths["train"] is not None:
+            raise H5ValueError("train_path and mixture were given; both name the training files. Pass one.")
+        options = mixture.options
+        if self._weights.is_given and (options.strategy, options.epoch_length) != ("concat", "sum"):
+            raise H5ValueError(
+                f"weights was given, and a mixture with strategy={options.strategy!r} and "
+                f"epoch_length={options.epoch_length!r}: both decide how often rows are drawn. Weight rows of "
+                "strategy='concat' with epoch_length='sum'."
+            )
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
+        text = str(exception)
+        is_of_dtypes = isinstance(exception, RuntimeError | ValueError) and (
+            "type" in text or "not implemented for" in text
+        )
+        if is_of_dtypes or _asks_for_integers(text):
+            for note in self._notes_on_dtypes(text):
+                exception.add_note(note)
+        super().on_exception(exception)
+
+    def _notes_on_dtypes(self, text: str) -> Iterator[str]:
+        """Yield what to pass for arrays that come in the file's dtype if the model computes in another one.
+
+        Args:
+            text: the error's. Some ask for integers, and some name a dtype with which torch computes hardly anything.
+        """
+        model, samples = getattr(self.trainer, "lightning_module", None), self._samples
+        dtypes = [] if model is None else [each.dtype for each in model.parameters() if each.is_floating_point()]
+        if not dtypes or not self._datasets or samples.normalize is not None:
+            return
+        asks_for_integers = _asks_for_integers(text)
+        computes_in = f"{dtypes[0]}".removeprefix("torch.")
+        x_key, _ = self._named_keys
+        for number, layout in enumerate(arrays_of_fields(next(iter(self._datasets.values())))):
+            argument, changes = "y_dtype", samples.target_transform
+            if x_key is None or number < len(keys_in(x_key)):
+                argument, changes = "x_dtype", samples.transform or samples.eval_transform
+            is_auto = argument == "x_dtype" and is_settled_late(samples.x_dtype, is_of_fields=False)
+            stored = "float32" if is_auto and layout.dtype == "f8" else layout.dtype.name
+            is_named = repr(stored) in text.lower()  # also a transform gets it so
+            if (changes is not None or samples.batch_transform is not None) and not is_named:
+                continue
+            is_class = argument == "y_dtype" and layout.dtype.kind in "iub"
+            wanted = ["int64", computes_in] if is_class else [computes_in]
+            # Most often classes are meant. An input is meant if there is no target, and an integer one is a class.
+            if asks_for_integers and stored != "int64" and not is_class and (argument == "y_dtype" or not self.y_key):
+                wanted = ["int64"]
+            is_as_stored = (is_auto or getattr(samples, argument) is None) and kind_of(layout.dtype) == "number"
+            if is_as_stored and stored not in wanted:
+                needs = (
+                    "torch asks for integers here" if wanted == ["int64"] else f"the model computes in {computes_in}"
+                )
+                as_in_file = ", as stored in the file" if stored == layout.dtype.name else ""
+                yield (
+                    f"lightning_h5: {layout.key!r} is loaded as {stored}{as_in_file}, but {needs}. "
+                    f"Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
+                )
+
+    # Sources -------------------------------------------------------------------------------------------------
+
+    @property
+    def _named_keys(self) -> tuple[Keys | None, Keys | None]:
+        """The input and the target as they are named, or were inferred."""
+        named, _ = parsed_fields(self._samples.fields)
+        return (self.x_key, self.y_key) if named is None else (named, None)
+
+    @property
+    def _training_sources(self) -> tuple[Source, ...]:
+        return self._own_files("train") if self._mixture is None else self._mixture.sources
+
+    def _own_files(self, split: Split) -> tuple[Source, ...]:
+        paths = self._paths[split]
+        return () if paths is None else (Source(split, paths, {}, f"{split}_path"),)
+
+    def _reading(self) -> Reading:
+        """How files are read."""
+        return Reading(
+            self._catalog,
+            self._options.files,
+            replace(self._kind, seed=self.seed or 0),
+            self._options.collate,
+            self._bad,
+            self.loads_all,
+            [*self._split.columns, *self._weights.keys],
+        )
+
+    def _arguments_of(self, source: Source) -> SampleArguments:
+        """Return the arguments, with keys that were inferred, and those that a source has of its own."""
+        inferred = {} if self._samples.fields is not None else {"x_key": self.x_key, "y_key": self.y_key}
+        return replace(self._samples, **inferred | dict(source.own))
+
+    def _files_of(self, data: SplitData, split: Split) -> list[SourceFiles]:
+        """Return the files of a split's sources."""
+        reading, lacks_target = self._reading(), split == "predict"
+        files = [
+            SourceFiles(reading, source, self._arguments_of(source), data.group, without_target=lacks_target)
+            for source in data.sources
+        ]
+        if self.has_no_keys and not self.loads_all and not data.is_mixed:
+            x, y = files[0].keys
+            self._infer(x_key=x, y_key=y)
+            rank_zero_info(f"Inferred x_key={x!r}, y_key={y!r} from {files[0].first!r}.")
+            return self._files_of(data, split)
+        return files
+
+    def _data_of(self, split: Split) -> SplitData | None:
+        """Return where a split's rows come from; None if the arguments name no data for it."""
+        training = self._training_sources
+        is_mixed = self._mixture is not None
+        if split == "train":
+            return SplitData(training, split, self._split.is_given, is_mixed) if training else None
+        if own := self._own_files(split):
+            return SplitData(own, split)
+        if not training:
+            return None
+        if self._split.may_fill(split):
+            return SplitData(training, "train", is_cut=True, is_mixed=is_mixed)
+        keys = arrays_in(*self._named_keys, of_others=False)
+        filled = [str(fill_split(key, split)) for key in keys]
+        if filled == keys or is_mixed:
+            return None
+        data = SplitData(training, split)
+        (files,) = self._files_of(data, split)
+        if has_arrays(files.reading, files.first, filled):
+            return data
+        self._warn_of_spellings(files.first, keys, split)
+        return None
+
+    @property
+    def _has_groups(self) -> bool:
+        """Whether each split has arrays of its own."""
+        return any("{split}" in key for key in keys_in(*self._named_keys))
+
+    def names_data(self, split: Split) -> bool:
+        """See ``BaseH5DataModule.names_data``."""
+        is_mixed = self._mixture is not None and (split == "train" or self._split.may_fill(split))
+        has_group = self._has_groups and split != "train" and self._paths["train"] is not None
+        return super().names_data(split) or is_mixed or has_group
+
+    def other_data(self, split: Split) -> list[str]:
+        """See ``BaseH5DataModule.other_data``."""
+        if split == "train":
+            return ["mixture"] if self.cannot_mix is None else []
+        return ["train_path and keys with {split} in them"]
+
+    def expected_arrays(self) -> tuple[list[str], list[str]]:
+        """See ``BaseH5DataModule.expected_arrays``."""
+        lists = [] if self._split.column else [self._split.list_of(split) for split in SPLITS]
+        columns = [*self._split.columns, *self._weights.keys, *self._kind.segments.cut_keys]
+        fields = [key for key in lists if key is not None]
+        of_filters: list[str] = []
+        for source in self._training_sources or (Source("train", (), {}, ""),):
+            files = SourceFiles(self._reading(), source, self._arguments_of(source), "{split}")
+            named, _ = parsed_fields(files.samples.fields)
+            both = (files.samples.x_key, files.samples.y_key) if named is None else (named, None)
+            by_name = {
+                name: key
+                for part in (field_names(keys, "key") for keys in both if keys is not None)
+                for name, key in zip(part.names, part.keys, strict=True)
+            }
+            fields += [
+                *keys_in(*both),
+                *arrays_in(*both),
+                *(by_name.get(name, name) for name in files.filters.of_label),
+            ]
+            of_filters += [by_name.get(name, name) for name in [*columns, *files.filters.columns]]
+        fields = [str(fill_split(key, split)) for key in dict.fromkeys(fields) for split in SPLITS]
+        return fields, [str(fill_split(key, "train")) for key in of_filters]
+
+    def _warn_of_spellings(self, path: str, keys: Sequence[str], split: Split) -> None:
+        """Warn if arrays of a split are missing, and the file has some under another name of the split."""
+        key = next(key for key in keys if "{split}" in key)
+        above, _, after = key.strip("/").partition("{split}")
+        group, _, before = above.rpartition("/")
+        after, options = after.partition("/")[0], OpenOptions(files=self._options.files)
+        allow_external = options.files.allow_external
+
+        def names_of_group(file: Any) -> tuple[list[str], list[str]]:
+            target = target_of(file, file, group, allow_external=allow_external) if group else None
+            if group and (target is None or target.kind != "group"):
+                return [], []
+            return list(resolve_path(file, group, allow_external=allow_external)[0] if group else file), []
+
+        found = [] if "*" in group else self._catalog.search(path, options, f"names in {group!r}", names_of_group)
+        own = f"{before}{split}{after}"
+        spellings = {f"{before}{name}{after}".casefold() for name in (split, *SPELLINGS.get(split, ()))}
+        other = next((name for name in found if name.casefold() in spellings), None)
+        if own in found:
+            self._log_once(
+                f"there is no {split!r} split: {path!r} has {f'{group}/{own}'.strip('/')!r}, but not all arrays that "
+                f"{listing(keys)} name there. Write them, or pass {split}_path.",
+                log=rank_zero_warn,
+            )
+        elif other is not None:
+            wanted, link = (f"{group}/{name}".strip("/") for name in (own, other))
+            self._log_once(
+                f"there is no {split!r} split: {key!r} names {wanted!r}, and {path!r} has {listing(found)}"
+                f"{f' in {group!r}' if group else ''}. If {link!r} is meant, write a link to it: "
+                f"file[{wanted!r}] = h5py.SoftLink('/{link}').",
+                log=rank_zero_warn,
+            )
+
+    # Datasets ------------------------------------------------------------------------------------------------
+
+    def dataset_of(self, samples: FileSamples, split: Split, *, n_sources: int = 1) -> TableDataset:
+        """Return a dataset of a split's samples, or of those of one of several sources.
+
+        Args:
+            samples: the samples.
+            split: the split.
+            n_sources: sources that share the memory for rows.
+        """
+        raise NotImplementedError
+
+    def weigh(self, dataset: RowDataset, weights: RowWeights) -> RowDataset:
+        """Return a dataset with rows that come as often as weights ask."""
+        return weighted_dataset(dataset, weights)
+
+    def build_dataset(self, split: Split) -> RowDataset | None:
+        """Return the dataset of a split, or None without data for it."""
+        if (data := self._data_of(split)) is None:
+            return None
+        joins = self._catalog.joins
+        joins.split, joins.group = data.group, data.group if self._has_groups else ""
+        joins.use(self._samples.table)
+        files = self._files_of(data, split)
+        chosen: Sequence[Any] = [None] * len(files)
+        if data.is_cut:
+            if self._cut is None:
+                self._cut = cut_sources(files, self._split, self._paths)
+            if split not in self._cut:
+                return None  # no list names this split
+            chosen = self._cut[split]
+            if not any(map(len, chosen)):
+                if split != "train" and not self._split.fills(split):
+                    return None  # a file that says nothing of this split
+                raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
+        columns = self._weights.keys if split == "train" else []
+        dataset: RowDataset
+        if data.is_mixed:
+            dataset, opened = self._mixed(split, files, chosen, columns)
+        else:
+            samples = self._opened(files[0], chosen[0], f"the data of {split!r}", columns, **self._of_samples(split))
+            single = self.dataset_of(samples, split)
+            dataset, opened = single, [(files[0], single)]
+        if not columns:
+            return dataset
+
+        def column(name: str, argument: str) -> Any:
+            parts = [(source, of_source.table, of_source.indices) for source, of_source in opened]
+            return columns_of_sources(parts, name, argument)
+
+        return self.weigh(dataset, row_weights(self._weights, column))
+
+    def _of_samples(self, split: Split) -> dict[str, Any]:
+        samples = self._samples
+        return {
+            "transform": self._transform_of(split),
+            "target_transform": samples.target_transform,
+            "batch_transform": samples.batch_transform,
+        }
+
+    def _opened(
+        self, files: SourceFiles, rows: Any, what: str, columns: Sequence[str], **of_samples: Any
+    ) -> FileSamples:
+        try:
+            return files.open(rows, columns=columns, **of_samples)
+        except NoRowPassesError as error:
+            raise NoRowPassesError(f"{what}: {error}") from error
+
+    def _mixed(
+        self, split: Split, files: Sequence[SourceFiles], chosen: Sequence[Any], columns: Sequence[str]
+    ) -> tuple[MixtureDataset, list[tuple[SourceFiles, TableDataset]]]:
+        """Return the sources that have rows in a split as one dataset."""
+        check_kinds(files)
+        nothing = dict.fromkeys(self._of_samples(split))
+        opened: list[tuple[SourceFiles, FileSamples]] = []
+        lacking: list[H5ValueError] = []
+        for source, rows in zip(files, chosen, strict=True):
+            what = f"the source {source.source.name!r} of {split!r}"
+            try:
+                opened.append((source, self._opened(source, rows, what, columns, **nothing)))
+            except NoRowPassesError as error:
+                # A named source must have rows to train on, but a small one may have none to evaluate on.
+                if split == "train":
+                    raise
+                lacking.append(error)
+            except H5ValueError as error:
+                raise H5ValueError(f"{what}: {error}") from error
+        if not opened:
+            raise lacking[0]
+        if self._kind.sample is None:
+            refuse_images_of_sources([samples for _, samples in opened])
+        datasets = [(source, self.dataset_of(samples, split, n_sources=len(files))) for source, samples in opened]
+        named = {source.source.name: of_source for source, of_source in datasets}
+        mixes = split != "train" or self._mixture is None or not self._mixture.in_batches
+        return mixture_dataset(
+            named, mixes=mixes, **self._of_samples(split), with_index=self._samples.with_index
+        ), datasets
+
+    # Order ---------------------------------------------------------------------------------------------------
+
+    def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
+        """See ``BaseH5DataModule.order_of``; of a mixture that of each source, of segments by length if asked for."""
+        if (mixture := self._mixture_of(dataset)) is None:
+            return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
+        return choose_mixed_order(
+            mixture,
+            [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,
+            self._shuffle(shuffles),
+            world_size=self.world_size or 1,
+            num_workers=self._options.num_workers,
+            memory=self._free_memory,
+            saved_modes=self.kept_modes(),
+        )
+
+    def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
+        """See ``BaseH5DataModule.read_with``; each source as its order needs."""
+        if len(order.sources) < 2:
+            super().read_with(dataset, order.sources[0] if order.sources else order, cache_bytes, training=training)
+            return
+        total = max(1, sum(each.cache_bytes for each in order.sources))
+        for source, each in zip(cast("MixtureDataset", dataset).sources, order.sources, strict=True):
+            super().read_with(source, each, cache_bytes * each.cache_bytes // total, training=training)
+
+    def _mixture_of(self, dataset: RowDataset) -> Mixture | None:
+        """How the training sources are mixed; None for other splits."""
+        if self._mixture is None or dataset is not self._datasets.get("train") or weights_of(dataset) is not None:
+            return None
+        return self._mixture.of_rows([len(source) for source in cast("MixtureDataset", dataset).sources])
+
+    def _check_rows(self, split: Split, n_rows: int) -> None:
+        dataset = self._datasets[split]
+        if (mixture := self._mixture_of(dataset)) is None:
+            super()._check_rows(split, n_rows)
+            return
+        check_mixture(mixture, self.batch_size, self._options.drop_last)
+        if not len(self.sampler_of(dataset, self._order(dataset, training=True), training=True)):
+            raise H5ValueError(
+                f"an epoch of {mixture.text} with epoch_length={mixture.epoch_length!r} has no step for "
+                f"{self.world_size} ranks of batch_size {self.batch_size}. Make batch_size smaller, or use fewer "
+                "devices."
+            )
+
+
+def _asks_for_integers(text: str) -> bool:
+    """Return whether an error of torch asks for class numbers or indices: "expected scalar type Long"."""
+    asked, _, _ = text.partition("but")
+    return bool(re.search(r"\b([Ll]ong|LongTensor|int32/int64)\b", asked)) and "desired output type" not in asked

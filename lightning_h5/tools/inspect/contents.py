@@ -1,0 +1,173 @@
+"""The contents of a file: its names, its arrays, how each is stored, and the cost of a random row."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ...errors import H5Error
+from ...hdf5 import (
+    FAULTS,
+    ArrayLayout,
+    Entry,
+    entries_of,
+    filters_of,
+    find_array,
+    kind_of,
+    layout_of,
+    open_h5,
+)
+from ...readers import fallback_reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCost:
+    """The cost of reading a single row, with nothing kept in memory.
+
+    Attributes:
+        bytes_read: bytes taken from the file, on average.
+        bytes_decoded: bytes after decoding; more than the row, if rows share a chunk.
+        n_chunks: chunks with a part of the row; 0 if the array is not chunked.
+        why_slow: why only the HDF5 library can read it, with its lock; None if the bytes are read by position.
+    """
+
+    bytes_read: int
+    bytes_decoded: int
+    n_chunks: int
+    why_slow: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayReport:
+    """One array of a file.
+
+    Attributes:
+        name: in the file.
+        shape: all axes, the rows' first; None for an empty dataspace.
+        dtype: in words.
+        storage: how its bytes lie; None if that is unknown.
+        chunks: shape of a chunk, or None.
+        filters: names of its filters, in the order of writing, with their level if they have one.
+        n_bytes: bytes of all rows as read.
+        n_stored_bytes: bytes that the array takes in the file.
+        ratio: the first over the second; None if nothing is stored.
+        row: the cost of a random row; None if the array has no rows to train from.
+        integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
+        problem: why it cannot be trained from, or None.
+        packing: attributes that declare how its integers are to be decoded, or None.
+        structure: its role in the file format of other software; None for data.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    storage: str | None = None
+    chunks: tuple[int, ...] | None = None
+    filters: tuple[str, ...] = ()
+    n_bytes: int = 0
+    n_stored_bytes: int = 0
+    ratio: float | None = None
+    row: RowCost | None = None
+    integrity: int | None = None
+    problem: str | None = None
+    packing: str | None = None
+    structure: str | None = None
+
+
+class Contents(NamedTuple):
+    """The contents of a file.
+
+    Attributes:
+        entries: all names.
+        arrays: the reports of all arrays.
+        layouts: trainable arrays and members of tables, by key.
+        columns: number of rows of each array, or member of a table, with one number or text a row.
+    """
+
+    entries: tuple[Entry, ...]
+    arrays: tuple[ArrayReport, ...]
+    layouts: dict[str, ArrayLayout]
+    columns: dict[str, int]
+
+
+def contents_of(path: str) -> Contents:
+    """Return the contents of a file."""
+    layouts: dict[str, ArrayLayout] = {}
+    columns: dict[str, int] = {}
+    with open_h5(path) as file:
+        entries = tuple(entries_of(file))
+        arrays = (_describe(file, path, entry, layouts, columns) for entry in entries if entry.kind == "array")
+        return Contents(entries, tuple(arrays), layouts, columns)
+
+
+def _describe(
+    file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout], columns: dict[str, int]
+) -> ArrayReport:
+    """Return an array's report. Adds a trainable layout to ``layouts``, and columns to ``columns``."""
+    report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=entry.structure)
+    if not entry.is_data:
+        return replace(report, problem=f"it is {entry.structure}, and no data")
+    try:
+        layout = layout_of(find_array(file, entry.name), path, entry.name)
+    except (H5Error, *FAULTS) as error:
+        report = replace(report, problem=f"{error}")
+        with suppress(*FAULTS):
+            array = file[entry.name]
+            filters = tuple(_filter_text(step.label, ()) for step in filters_of(array))
+            report = replace(report, chunks=array.chunks, filters=filters)
+        return report
+    n_rows = layout.n_rows
+    kind, names = kind_of(layout.dtype), [name for name in layout.stored.names or () if "/" not in name]
+    if kind == "number" and n_rows:
+        layouts[entry.name] = layout
+    elif kind == "compound" and n_rows:
+        members = [layout.member(name) for name in names if kind_of(layout.stored[name].base) == "number"]
+        layouts |= {member.key: member for member in members}
+    if kind == "compound" and not layout.row_shape:
+        single = [name for name in names if not layout.stored[name].shape]
+        keys = [f"{entry.name}/{name}" for name in single if kind_of(layout.stored[name]) in ("number", "text")]
+        columns |= dict.fromkeys(keys, n_rows)
+    elif not layout.row_shape:
+        columns[entry.name] = n_rows
+    stored = layout.n_stored_bytes
+    return replace(
+        report,
+        storage=layout.storage,
+        chunks=layout.chunks,
+        filters=tuple(_filter_text(step.label, step.options) for step in layout.filters),
+        n_bytes=layout.n_bytes,
+        n_stored_bytes=stored,
+        ratio=layout.stored_row_bytes * n_rows / stored if stored else None,
+        row=_row_cost(layout) if n_rows else None,
+        integrity=layout.integrity,
+        problem=_problem(layout),
+        packing=None if layout.packing is None else str(layout.packing),
+    )
+
+
+def _row_cost(layout: ArrayLayout) -> RowCost:
+    n_chunks, n_read, n_decoded = 0, layout.stored_row_bytes, layout.stored_row_bytes
+    if layout.chunks:
+        n_chunks = math.prod(-(-size // step) for size, step in zip(layout.axes, layout.chunks[1:], strict=True))
+        if not layout.is_contiguous:
+            n_read = round(layout.n_stored_bytes / max(1, -(-layout.n_rows // layout.rows_per_chunk)))
+            n_decoded = layout.chunk_span_bytes
+    return RowCost(bytes_read=n_read, bytes_decoded=n_decoded, n_chunks=n_chunks, why_slow=fallback_reason(layout))
+
+
+def _filter_text(label: str, options: tuple[int, ...]) -> str:
+    return f"gzip {options[0]}" if label == "deflate" and options else {"deflate": "gzip"}.get(label, label)
+
+
+def _problem(layout: ArrayLayout) -> str | None:
+    """Return the reason why an array cannot be trained from, if there is one."""
+    kind = kind_of(layout.dtype)
+    if not layout.n_rows:
+        return "it has no rows"
+    if kind == "compound":
+        return "it is a table: name its members"
+    if kind == "text":
+        return "it is text, which comes as a list of str: a target, or one of several inputs"
+    return None if kind == "number" else f"a tensor cannot hold {layout.stored}"

@@ -1,0 +1,215 @@
+"""``inspect_file`` and ``inspect_folder``: the contents of files, the cost of a random row, and settings to use."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...errors import H5FileError
+from ...hdf5 import (
+    INTEGRITY,
+    Entry,
+    expand_paths,
+    expand_user,
+    size_of,
+)
+from ...progress_bar import with_bar
+from ...staging import IN_FLIGHT, is_url, requests_for
+from ...types import PathLike
+from ..check.check import same_arrays, same_looks
+from ..check.check_file import Findings, look_of
+from ..check.check_rows import Problem
+from .advice import Advice, advise
+from .contents import ArrayReport, Contents, contents_of
+from .recognize_parts import FileLooks, looks_of
+from .sample_advice import with_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReport:
+    """One file.
+
+    Attributes:
+        path: the file.
+        n_bytes: its size.
+        entries: all names in it, each group before its members.
+        arrays: its arrays, without further names of the same one.
+        integrity: the lowest integrity level of the arrays of ``advice``, in words.
+        advice: the data module and settings to use.
+        store: the cost of reading it from an object store, if it is an object.
+    """
+
+    path: str
+    n_bytes: int
+    entries: tuple[Entry, ...]
+    arrays: tuple[ArrayReport, ...]
+    integrity: str | None
+    advice: Advice
+    store: StoreCost | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreCost:
+    """The cost of reading an object from its store.
+
+    Attributes:
+        seconds: duration of one request, measured once.
+        n_requests: of an epoch that reads the chunks of the arrays that ``advice`` takes, at most; neighbors are read
+            together.
+        n_bytes: bytes of all requests.
+        n_together: requests at a time.
+    """
+
+    seconds: float
+    n_requests: int
+    n_bytes: int
+    n_together: int
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Time of the first epoch if the network is no limit."""
+        return self.seconds * self.n_requests / self.n_together
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderReport:
+    """Several files as one set.
+
+    Attributes:
+        paths: all files.
+        n_bytes: of all files.
+        n_rows: rows of the arrays that ``advice`` takes, over all files that have them.
+        example: the first file with the usual arrays.
+        n_alike: number of files with the usual arrays.
+        outliers: the difference of each other file, or the reason why it cannot be read.
+    """
+
+    paths: tuple[str, ...]
+    n_bytes: int
+    n_rows: int
+    example: FileReport
+    n_alike: int
+    outliers: dict[str, str]
+
+
+def inspect_file(path: PathLike) -> FileReport:
+    """Inspect one file: takes about a millisecond per array, and a second per million chunks.
+
+    Reads metadata, and at most two columns of up to a million rows: the target's classes and the groups, which decide
+    how to split.
+
+    Args:
+        path: the file.
+
+    Raises:
+        H5FileError: it does not exist, is no HDF5 file, or cannot be read.
+    """
+    path = expand_user(path)
+    contents = contents_of(path)
+    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents.arrays)])
+    return _report(path, contents, advice)
+
+
+def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
+    return FileReport(
+        path=path,
+        n_bytes=size_of(path),
+        entries=contents.entries,
+        arrays=contents.arrays,
+        integrity=None if advice.integrity is None else f"level {advice.integrity}: {INTEGRITY[advice.integrity]}",
+        advice=advice,
+        store=_store_cost(path, contents, (*advice.x_keys, *advice.y_keys)) if is_url(path) else None,
+    )
+
+
+def _store_cost(url: str, contents: Contents, keys: Sequence[str]) -> StoreCost:
+    began = time.perf_counter()
+    size_of(url)
+    seconds = time.perf_counter() - began
+    offsets: list[int] = []
+    sizes: list[int] = []
+    for layout in (contents.layouts[key] for key in keys if key in contents.layouts):
+        if layout.table is not None:
+            is_there = layout.table.offsets >= 0
+            offsets += layout.table.offsets[is_there].tolist()
+            sizes += layout.table.sizes[is_there].tolist()
+        elif layout.offset is not None:
+            offsets.append(layout.offset)
+            sizes.append(layout.n_stored_bytes)
+    n_requests, n_bytes = requests_for(offsets, sizes)
+    return StoreCost(seconds=seconds, n_requests=n_requests, n_bytes=n_bytes, n_together=IN_FLIGHT)
+
+
+def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
+    """Inspect many files as one set, and name the files that differ from most.
+
+    Args:
+        path: a directory, a glob, or a list of files, globs and directories.
+        shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
+
+    Raises:
+        H5FileError: no file matches, or none of the files can be read.
+    """
+    paths = expand_paths(path)
+    errors: dict[str, str] = {}
+    all_findings: list[Findings] = []
+    looks: dict[str, FileLooks] = {}
+    for file in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
+        try:
+            arrays = contents_of(file).arrays
+        except H5FileError as error:
+            errors[file] = f"{error}"
+            continue
+        of_rows = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
+        all_findings.append(Findings(path=file, arrays=of_rows))
+        looks[file] = looks_of(file, arrays)
+    if not all_findings:
+        raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(errors.values()))}")
+    path_names = [os.fspath(name) for name in ([path] if isinstance(path, str | os.PathLike) else path)]
+    train_path = path_names[0] if len(path_names) == 1 else path_names
+    missing_arrays = _texts(same_arrays(all_findings))
+    differences = _texts([*same_arrays(all_findings), *same_looks(all_findings)])
+    example_files = [findings for findings in all_findings if findings.path not in differences] or all_findings[:1]
+    rows, n_rows = _advice_on_rows(train_path, example_files)
+    outliers = differences
+    # Segments may have rows of any shape; groups that are segments may have other names in each file.
+    for files, outliers_of_files in (
+        (all_findings, {}),
+        ([findings for findings in all_findings if findings.path not in missing_arrays], missing_arrays),
+    ):
+        advice = with_samples(rows, train_path, [looks[findings.path] for findings in files]) if files else rows
+        is_free = any("*" in f"{setting}" for setting in (advice.x_keys, advice.settings.get("segments")))
+        is_free |= bool(files) and not set(advice.x_keys).isdisjoint(looks[files[0].path].references)
+        if advice.cost is not None and (outliers_of_files is missing_arrays or is_free):
+            example_files, outliers = files, outliers_of_files
+            break
+    else:
+        advice = rows
+    outliers = errors | outliers
+    return FolderReport(
+        paths=tuple(paths),
+        n_bytes=sum(size_of(file) for file in paths if is_url(file) or os.path.exists(file)),
+        n_rows=n_rows,
+        example=_report(example_files[0].path, contents_of(example_files[0].path), advice),
+        n_alike=len(example_files),
+        outliers={file: outliers[file] for file in paths if file in outliers},
+    )
+
+
+def _texts(problems: Iterable[Problem]) -> dict[str, str]:
+    """Return the first problem of each file, as text."""
+    texts: dict[str, str] = {}
+    for problem in problems:
+        texts.setdefault(problem.file, f"{problem.array!r}: {problem.text}")
+    return texts
+
+
+def _advice_on_rows(train_path: str | list[str], files: Sequence[Findings]) -> tuple[Advice, int]:
+    """Return the advice for files with the same arrays if rows are samples, and the number of rows."""
+    example, n_rows = contents_of(files[0].path), 0
+    if x_keys := advise(train_path, example, files=[]).x_keys:
+        name = example.layouts[x_keys[0]].name.strip("/")  # name of the table, if these are members
+        n_rows = sum(findings.arrays[name][1] for findings in files if name in findings.arrays)
+    return advise(train_path, example, files=[findings.path for findings in files], n_rows=n_rows), n_rows

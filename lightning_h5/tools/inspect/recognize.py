@@ -1,0 +1,565 @@
+"""How files store samples: which steps belong together, from names, shapes and dtypes by simple rules, and why.
+
+Every rule returns arguments of a data module, which are tried on the files afterwards (see ``sample_advice``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import H5Error, listing
+from ...hdf5 import (
+    FAULTS,
+    OLD_CATEGORIES,
+    Image,
+    OpenOptions,
+    ScalarError,
+    bytes_of,
+    find_array,
+    is_bytes,
+    layout_of,
+    matrices_among,
+    open_h5,
+    words_in,
+)
+from ...readers import open_reader
+from .recognize_parts import (
+    LONGER,
+    MAX_CHANNELS,
+    MAX_STEPS,
+    SERIES,
+    TARGETS,
+    TIMES,
+    AlikeParts,
+    FileLooks,
+    Guess,
+    Look,
+    Reader,
+    Settings,
+)
+
+__all__ = ["recognize"]
+
+FLAG = re.compile(
+    r"(is_)?(episode_)?(terminal|timeout|done|truncation|termination|truncated|terminated|last|end)s?", re.IGNORECASE
+)
+LENGTHS, OFFSETS = (
+    {"length", "len", "count", "size", "n", "num"},
+    {"indptr", "ptr", "offset", "start", "begin", "first"},
+)
+EPISODES = {"episode", "trajectory", "traj", "demo", "sequence", "rollout"}
+WELL = re.compile(r"t\d_fields/")
+MAX_NESTED = 100  # groups that are searched for groups of their own
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
+MAX_READ = 16  # arrays of which a row is read
+N_DECODED = 8  # images whose shapes are compared
+MIN_NAMES = 2  # of images that have names of their own
+MIN_ROWS = 10  # of which some are left to validate on
+
+
+def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Return guesses, the likeliest first; none if an index along axis 0 of each array is a sample.
+
+    Args:
+        files: the arrays of each file; the rules read the first one.
+        reader: reads columns and attributes for the rules.
+    """
+    if guesses := _sparse_rows(files) or _images(files) or _named_images(files[0]) or _lists(files):
+        return guesses
+    if guesses := _cells_of_references(files[0], reader):
+        return guesses
+    files = [replace(file, arrays=_without_tables(file.arrays)) for file in files]
+    if not files[0].arrays:
+        return []
+    if (groups := _siblings(files)) is not None:
+        pattern, parts, is_sure = groups
+        while any(_siblings([part]) is not None for part in parts[:MAX_NESTED]):
+            nested = _groups_in_groups(parts)
+            if nested is None:
+                return [Guess(settings=None, why=_why_two_levels(pattern, parts[0]), is_sure=False)]
+            pattern, parts, is_sure = f"{pattern}/{nested[0]}", nested[1], is_sure and nested[2]
+        guesses = AlikeParts(parts, reader, {"groups": pattern}).guesses()
+        split = _lists_of_splits(files[0], parts, reader)
+        why = f"{pattern!r}: {len(parts):,} groups have the same arrays, so that each is a segment."
+        return [
+            replace(
+                guess,
+                settings=(guess.settings or {}) | split,
+                why=f"{why} {guess.why}".strip(),
+                is_sure=guess.is_sure and is_sure,
+            )
+            for guess in (guesses if is_sure else guesses[:1])
+        ] + ([] if is_sure else [Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")])
+    for rule in (_cut_rows, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
+        if guesses := rule(files, reader):
+            return guesses
+    of_files = AlikeParts(files, reader, {})
+    if len(files) == 1 and of_files.shapes and of_files.are_volumes:
+        return [*of_files.guesses()[:1], Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")]
+    return of_files.guesses() if of_files.are_segments else []
+
+
+def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Arrays side by side that differ in their names and lengths are a sample each."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    groups = {name.rpartition("/")[0] for name in arrays}
+    if len(groups) != 1 or len(arrays) < 2 or len(arrays) != len(files[0].arrays):
+        return []
+    patterns: dict[str, list[str]] = {}
+    for name in arrays:
+        patterns.setdefault(re.sub(r"\d+", "*", name, count=1) if re.search(r"\d", name) else name, []).append(name)
+    is_numbered = all(
+        "*" in pattern and pattern.count("*") == 1 and len(names) > 1 for pattern, names in patterns.items()
+    )
+    kinds = {(len(look.shape), look.dtype) for look in arrays.values()}
+    group = next(iter(groups))
+    if len(kinds) == 1 and not (is_numbered and len(patterns) == 2):
+        of_sample = {"*" if not group else f"{group}/*": list(arrays)}
+    elif is_numbered and len(patterns) == 2 and len({len(names) for names in patterns.values()}) == 1:
+        of_sample = dict(sorted(patterns.items(), key=lambda item: -arrays[item[1][0]].n_values))
+    else:
+        return []
+    looks = [arrays[name] for name in next(iter(of_sample.values()))]
+    lengths, rows = {look.shape[0] for look in looks}, {look.shape[1:] for look in looks}
+    if len(looks) < 3 and not is_numbered:
+        return []
+    if len(lengths) == 1 and not (is_numbered or len(looks) > 8):
+        return []
+    keys = dict(zip(("x_key", "y_key"), of_sample, strict=False))
+    kinds_text = f"{len(looks):,} arrays such as {listing(list(of_sample)[:0] or list(arrays)[:2])} are of one kind"
+    why = f"{kinds_text} and have {'several lengths' if len(lengths) > 1 else 'one length'}: each is a sample."
+    settings = {**keys, "collate_fn": "list" if len(rows) > 1 else "pad"}
+    guess = Guess(settings=settings | ({"split": 0.1} if len(looks) >= 10 else {}), why=why)
+    if len(lengths) > 1:
+        return [guess]
+    return [replace(guess, is_sure=False), Guess(settings={}, why="Index i of all arrays is a sample.")]
+
+
+def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Rows of all segments in one array: flags, lengths, first rows or segment numbers mark the ends."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    if not arrays:
+        return []
+    main = max(arrays, key=lambda name: (len(arrays[name].shape) > 1, arrays[name].n_values))
+    n = arrays[main].shape[0]
+    columns = [name for name, look in arrays.items() if len(look.shape) == 1 and name != main]
+    ends = [name for name in columns if FLAG.fullmatch(name.rpartition("/")[2]) and arrays[name].shape[0] == n]
+    ends = [name for name in ends if _look_like_flags(reader.values(name))]
+    segments: Settings = {}
+    n_segments = 0
+    if ends:
+        segments = {"ends": ends if len(ends) > 1 else ends[0]}
+        why = f"{listing(ends)}: {'flags' if len(ends) > 1 else 'a flag'} of each row, set at the last of an episode."
+    else:
+        integer_columns = [name for name in columns if arrays[name].dtype.startswith(("int", "uint")) and n > 1]
+        for name in integer_columns:
+            values, words = reader.values(name), words_in(name)
+            if values is None or not len(values):
+                continue
+            values = values.astype(np.int64)
+            if words & LENGTHS and len(values) < n and (values >= 0).all() and values.sum() == n:
+                n_segments = len(values)
+                segments, why = {"lengths": name}, f"{name!r} adds up to the {n:,} rows: they are lengths of segments."
+            elif (
+                words & OFFSETS and 1 < len(values) <= n + 1 and values[0] == 0 and (np.diff(values) >= 0).all()
+            ) and values[-1] <= n:
+                n_segments = len(values) - int(values[-1] == n)
+                segments, why = {"offsets": name}, f"{name!r} ascends from 0 up to {n:,} rows: first rows of segments."
+            elif ("end" in words and 1 < len(values) < n and values[0] > 0 and (np.diff(values) > 0).all()) and values[
+                -1
+            ] == n:
+                n_segments = len(values)
+                segments, why = {"ends": name}, f"{name!r} ascends up to the {n:,} rows: ends of segments."
+            elif words & EPISODES and len(values) == n and 1 < len(np.unique(values)) < n:
+                segments, why = {"key": name}, f"{name!r} has one number for all rows of a segment."
+            if segments:
+                break
+    if not segments:
+        return []
+    cuts = [*ends, *(value for value in segments.values() if isinstance(value, str))]
+    part_arrays = {name: look for name, look in arrays.items() if look.shape[0] == n and name not in cuts}
+    if n_segments > 1:
+        part_arrays |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
+    parts = AlikeParts([FileLooks(path=file.path, arrays=part_arrays) for file in files], reader, segments)
+    parts.attributes, parts.scalars = {}, []
+    return [replace(guess, why=f"{why} {guess.why}") for guess in parts.guesses()[:1]]
+
+
+def _look_like_flags(values: Any) -> bool:
+    return values is not None and bool(np.isin(values, (0, 1)).all() and 0 < np.count_nonzero(values) < len(values))
+
+
+def _one_recording(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """One array of shape (channel, time) alone in a file."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    ((name, look),) = arrays.items() if len(arrays) == len(files) == 1 else ((None, Look((), "")),)
+    if name is None or len(look.shape) != 2 or LONGER * look.shape[0] > look.shape[1] or look.shape[0] > MAX_CHANNELS:
+        return []
+    recording = Guess(
+        settings={"x_key": name, "segments": {"step_axis": 1}, "window": min(MAX_STEPS, look.shape[1])},
+        why=f"{name!r} has the shape {look.shape}, and axis 1 may be time. A sample is a window of steps.",
+    )
+    if words_in(name) & SERIES:
+        return [recording]
+    return [Guess(settings={}, why="An index along axis 0 is a sample.", is_sure=False), recording]
+
+
+def _trajectories(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Arrays of shape (trajectory, step, ...): by the names of The Well, or a coordinate of time along axis 1."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    volumes = [name for name, look in arrays.items() if len(look.shape) > 2]
+    is_well = bool([name for name in volumes if WELL.match(name)])
+    volumes = [name for name in volumes if WELL.match(name)] if is_well else volumes
+    if not volumes:
+        return []
+    main = (
+        min(volumes, key=lambda name: (-arrays[name].n_values // 4, name))
+        if not is_well
+        else min(volumes, key=lambda name: (name[:2], -arrays[name].n_values))
+    )
+    shape = arrays[main].shape
+    times = [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]
+    lengths = [arrays[name].shape[0] for name in times]
+    step_times = [name for name, n in zip(times, lengths, strict=True) if n - shape[1] in (0, 1)]
+    if not is_well and (not step_times or shape[0] in lengths):
+        return []
+    fields = [name for name in volumes if arrays[name].shape[:2] == shape[:2]]
+    space = shape[2:]
+    constants = [name for name in arrays if is_well and WELL.match(name) and arrays[name].shape[: len(space)] == space]
+    constants = [name for name in constants if name not in fields and len(space)]
+    names = {name.rpartition("/")[2]: name for name in (*fields, *constants)}
+    name_of = {key: name for name, key in names.items()}
+    segments: Settings = {"axis": 0, "step_axis": 1}
+    if constants:
+        segments["axis"] = {name_of[key]: 0 if key in fields else None for key in names.values()}
+        segments["constants"] = [name_of[key] for key in constants]
+    evidence = "the names of The Well" if is_well else f"{step_times[0]!r}, which has as many values as axis 1"
+    why = (
+        f"{main!r} has the shape {shape}: {shape[0]} trajectories of {shape[1]} steps, by {evidence}. A sample is a "
+        "window of steps."
+    )
+    x_key: Any = names if len(names) > 1 else next(iter(names.values()))
+    window = {"length": min(5, shape[1]), "stride": 1}
+    return [Guess(settings={"x_key": x_key, "segments": segments, "window": window}, why=why)]
+
+
+def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """A coordinate of time along axis 0 that advances by one step: files are parts of one series."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    for name in [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]:
+        n = arrays[name].shape[0]
+        fields = [field for field, look in arrays.items() if look.shape[0] == n and len(look.shape) > 1]
+        values = reader.values(name)
+        if not fields or values is None or len(values) < 3 or values.dtype.kind not in "iuf":
+            continue
+        steps = np.diff(values.astype(np.float64))
+        stride = float(np.median(steps))
+        if not stride > 0 or np.mean(abs(steps - stride) <= stride / 1000) < 0.5:
+            continue
+        x_key: Any = {key.rpartition("/")[2]: key for key in fields} if len(fields) > 1 else fields[0]
+        why = (
+            f"{name!r} advances by {stride:g} from row to row, so that rows are steps in time, also from file to file. "
+            "A sample is two steps that follow each other."
+        )
+        return [Guess(settings={"x_key": x_key, "segments": {"join": name}, "window": [0, 2]}, why=why)]
+    return []
+
+
+def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Arrays that share their last axis and not the first, as MATLAB writes them."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    main = max(arrays, key=lambda name: (len(arrays[name].shape), arrays[name].n_values), default=None)
+    if main is None or len(arrays[main].shape) < 2:
+        return []
+    n = arrays[main].shape[-1]
+    fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
+    firsts = [look.shape[0] for look in arrays.values() if len(look.shape) > 1]
+    is_longest = all(n >= max(look.shape) for look in arrays.values())
+    groups = {name.rpartition("/")[0] for name in fields}
+    if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or not is_longest or len(groups) > 1:
+        return []
+    names = {name.rpartition("/")[2]: name for name in fields}
+    target = [name for name in fields if words_in(name) & TARGETS and name != main]
+    if len(target) == 1 and len(fields) == 2:
+        keys: Settings = {"x_key": main, "y_key": target[0]}
+    else:
+        keys = {"x_key": names}
+    why = (
+        f"{listing(fields)} have {n:,} along their last axis and different lengths along axis 0, as MATLAB stores "
+        "samples: an index of the last axis is a sample."
+    )
+    return [Guess(settings={**keys, "segments": {"step_axis": -1}, "sample": "row"}, why=why)]
+
+
+def _without_tables(arrays: Mapping[str, Look]) -> dict[str, Look]:
+    """Return arrays without sparse matrices and categories: their groups have one structure and are no segments."""
+    groups = {name.rpartition("/")[0] for name in arrays}
+    held = {*matrices_among(arrays), *(group for group in groups if group and f"{group}/codes" in arrays)}
+    return {name: look for name, look in arrays.items() if name.rpartition("/")[0] not in held}
+
+
+def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
+    """Return the pattern of groups with one structure, the groups, and whether each is surely a segment."""
+    by_parent: dict[str, dict[tuple[int, str], dict[str, Look]]] = {}
+    for at, file in enumerate(files):
+        for name, look in file.arrays.items():
+            words = name.split("/")
+            for depth in range(len(words) - 1):
+                groups = by_parent.setdefault("".join(f"{word}/" for word in words[:depth]), {})
+                groups.setdefault((at, words[depth]), {})["/".join(words[depth + 1 :])] = look
+    for parent, groups in sorted(by_parent.items(), key=lambda item: (item[0].count("/"), item[0])):
+        kinds = Counter(
+            tuple(sorted((n, len(look.shape), look.dtype) for n, look in looks.items())) for looks in groups.values()
+        )
+        kind, n_groups = kinds.most_common(1)[0]
+        if n_groups < 2:
+            continue
+        alike_groups = {
+            at: looks
+            for at, looks in groups.items()
+            if set(kind) <= {(n, len(look.shape), look.dtype) for n, look in looks.items()}
+        }
+        children = {child for _, child in alike_groups}
+        if len(children) < 2 or children <= set(SPLITS):
+            continue
+        lengths = {
+            at: frozenset(look.shape[0] for look in looks.values() if look.shape) for at, looks in alike_groups.items()
+        }
+        lengths_outside = [_lengths_outside(file, parent) for file in files]
+        if all(lengths[at] & lengths_outside[at[0]] for at in alike_groups):
+            continue  # an array outside has a value for each row: all are fields of one row
+        star = _star(children, {child for _, child in groups} - children)
+        if star is None:
+            continue
+        is_numbered = len({re.sub(r"\d+", "0", child) for child in children}) == 1
+        is_sure = is_numbered or len(children) > 4 or len(set(lengths.values())) > 1
+        parts = [
+            FileLooks(path=files[at].path, group=f"{parent}{child}", arrays=looks)
+            for (at, child), looks in alike_groups.items()
+        ]
+        return parent + star, parts, is_sure
+    return None
+
+
+def _lengths_outside(file: FileLooks, parent: str) -> set[int]:
+    """Return the lengths of the arrays of a file that are in no group directly below another."""
+    return {
+        look.shape[0]
+        for name, look in file.arrays.items()
+        if look.shape and not (name.startswith(parent) and "/" in name[len(parent) :])
+    }
+
+
+def _star(names: set[str], others: set[str]) -> str | None:
+    """Return a pattern that fits ``names`` and none of ``others``."""
+    prefix = re.sub(r"\d+$", "", _common_prefix(names))
+    for pattern, start in (("*", ""), (f"{prefix}*", prefix)):
+        if not any(other.startswith(start) for other in others):
+            return pattern
+    return None
+
+
+def _common_prefix(names: set[str]) -> str:
+    first, last = min(names), max(names)
+    return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+
+
+def _groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
+    """Return the pattern of groups with one structure inside groups, and the groups; None if no pattern fits all."""
+    groups_of_parts = [(part, _siblings([part])) for part in parts]
+    patterns = {nested[0] for _, nested in groups_of_parts if nested is not None}
+    if len(patterns) != 1 or any(nested is None for _, nested in groups_of_parts):
+        return None
+    groups = [
+        replace(group, group=f"{part.group}/{group.group}")
+        for part, nested in groups_of_parts
+        if nested
+        for group in nested[1]
+    ]
+    return patterns.pop(), groups, all(nested[2] for _, nested in groups_of_parts if nested)
+
+
+def _why_two_levels(pattern: str, part: FileLooks) -> str:
+    """Return a sentence about groups nested in groups that no pattern fits."""
+    return (
+        f"Groups in groups have the same arrays ({pattern!r}, and below each such as {part.group!r}), and no pattern "
+        f"fits the names of all. Pass one with a '*' for each level, such as segments={pattern + '/*'!r}, or write a "
+        "file for each."
+    )
+
+
+def _lists_of_splits(file: FileLooks, parts: Sequence[FileLooks], reader: Reader) -> Settings:
+    """Return arrays that list the groups of each split, for example ``mask/train``."""
+    group_names = {part.group.rpartition("/")[2] for part in parts} | {part.group for part in parts}
+    lists: dict[str, str] = {}
+    for name, look in file.arrays.items():
+        split = SPLITS.get(name.rpartition("/")[2])
+        if split and len(look.shape) == 1 and look.dtype.startswith("text"):
+            values = reader.values(name)
+            texts = [v.decode() if isinstance(v, bytes) else str(v) for v in ([] if values is None else values)]
+            if texts and {text.strip("/") for text in texts} <= group_names:
+                lists.setdefault(split, name)
+    return {"split": {"key": lists}} if "train" in lists else {}
+
+
+def _images(files: Sequence[FileLooks]) -> list[Guess]:
+    """Return a guess for the only array of images in files; none without images."""
+    arrays = files[0].arrays
+    looks = {**arrays, **files[0].of_bytes}
+    candidates = [
+        *(name for name, look in files[0].of_bytes.items() if look.shape),
+        *(name for name, look in arrays.items() if _may_hold_bytes(look)),
+    ]
+    rows_of_arrays = {name: rows for name in candidates[:MAX_READ] if (rows := _first(files[0].path, name))}
+    if len(rows_of_arrays) != 1:
+        return []
+    ((name, rows),) = rows_of_arrays.items()
+    n_rows = looks[name].shape[0]
+    columns = [column for column, look in arrays.items() if look.shape == (n_rows,) and column != name]
+    numbers = [column for column in columns if arrays[column].dtype.startswith(("int", "uint", "float"))]
+    targets = [column for column in numbers if words_in(column) & TARGETS]
+    settings: Settings = {"x_key": name, **({"y_key": targets[0]} if len(targets) == 1 else {})}
+    settings["decode"] = {name: "image"}
+    if len(_shapes(rows)) > 1:
+        settings["collate_fn"] = "list"
+    if n_rows >= MIN_ROWS:
+        settings["split"] = 0.1
+    kind = "JPEG" if rows[0].startswith(BEGINNINGS[0]) else "PNG"
+    return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one a row, which are decoded to images.")]
+
+
+def _named_images(file: FileLooks) -> list[Guess]:
+    """Return a guess for images that are opaque scalars, each with a name of its own."""
+    names = [name for name, look in file.of_bytes.items() if not look.shape]
+    groups = {name.rpartition("/")[0] for name in names}
+    if len(names) < MIN_NAMES or len(groups) > 1 or any(name.rpartition("/")[0] in groups for name in file.arrays):
+        return []
+    rows = [row for name in names[:N_DECODED] for row in _first(file.path, name)]
+    if not rows:
+        return []
+    group = next(iter(groups))
+    pattern = f"{group}/*" if group else "*"
+    settings: Settings = {"x_key": {"image": pattern}, "decode": {"image": "image"}, "sample": "segment"}
+    if len(_shapes(rows)) > 1:
+        settings["collate_fn"] = "list"
+    if len(names) >= MIN_ROWS:
+        settings["split"] = 0.1
+    return [Guess(settings=settings, why=f"{len(names):,} opaque values are images, each with a name of its own.")]
+
+
+def _lists(files: Sequence[FileLooks]) -> list[Guess]:
+    """Return a guess for rows that are lists of numbers; none if another array has several numbers in a row."""
+    arrays = files[0].arrays
+    lists = {name: look for name, look in files[0].of_bytes.items() if len(look.shape) == 1 and "list" in look.dtype}
+    if not lists:
+        return []
+    n_rows = max(look.shape[0] for look in lists.values())
+    inputs = [name for name, look in lists.items() if look.shape[0] == n_rows]
+    if not n_rows or any(len(look.shape) > 1 for look in arrays.values()):
+        return []
+    numbers = [name for name, look in arrays.items() if look.shape == (n_rows,) and look.dtype[:4] != "text"]
+    targets = [name for name in numbers if words_in(name) & TARGETS] or (numbers if len(numbers) == 1 else [])
+    settings: Settings = {"x_key": inputs[0] if len(inputs) == 1 else inputs, "collate_fn": "pad"}
+    if len(targets) == 1:
+        settings["y_key"] = targets[0]
+    if n_rows >= MIN_ROWS:
+        settings["split"] = 0.1
+    return [Guess(settings=settings, why=f"Rows of {listing(inputs)} are lists of several lengths, padded in a batch.")]
+
+
+def _may_hold_bytes(look: Look) -> bool:
+    return (look.dtype == "uint8" and len(look.shape) == 2) or (look.dtype[:4] == "text" and len(look.shape) == 1)
+
+
+def _first(path: str, name: str) -> list[bytes]:
+    """Return the first rows of an array as bytes; none if the first one does not begin as an image does."""
+    try:
+        with open_h5(path) as file:
+            try:
+                layout = layout_of(find_array(file, name), path, name)  # opens no other file
+            except ScalarError:
+                value = bytes(file[name][()])
+                return [value] if value.startswith(BEGINNINGS) else []
+        if layout.dtype.kind == "S" and not layout.row_shape:  # not text
+            n_bytes = np.dtype(f"V{layout.dtype.itemsize}")
+            layout = layout.with_changes(stored=n_bytes, dtype=n_bytes)
+        is_padded = layout.dtype == np.uint8 and len(layout.row_shape) == 1
+        if not (is_padded or (not layout.row_shape and (is_bytes(layout.dtype) or layout.dtype.kind == "V"))):
+            return []
+        reader = open_reader(layout, OpenOptions())
+        rows = [bytes(bytes_of(row)) for row in reader.read(np.arange(min(1, layout.n_rows)))]
+        if rows and rows[0].startswith(BEGINNINGS):
+            return rows + [bytes(bytes_of(row)) for row in reader.read(np.arange(1, min(N_DECODED, layout.n_rows)))]
+    except (H5Error, *FAULTS):  # checking the file reports it
+        pass
+    return []
+
+
+def _shapes(rows: Sequence[bytes]) -> set[tuple[int, ...]]:
+    """Return the shapes of images; none if they cannot be decoded here."""
+    with suppress(Exception):  # trying the settings reports why
+        return {Image().row(row).shape for row in rows}
+    return set()
+
+
+def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
+    """Return a guess for the rows of a sparse matrix, as AnnData and Cell Ranger write it."""
+    arrays = files[0].arrays
+    matrices = matrices_among(arrays)
+    groups = sorted(matrices)
+    main = next((group for group in groups if group in ("X", "matrix")), groups[0] if len(groups) == 1 else None)
+    if main is None:
+        return []
+    n_rows = arrays[matrices[main]].shape[0] - 1
+    columns = [name for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
+    columns += [name for name in arrays if f"obs/{OLD_CATEGORIES}/{name.removeprefix('obs/')}" in arrays]
+    columns = [name.removesuffix("/codes") for name in columns if arrays[name].shape == (n_rows,)]
+    target = min(columns, key=lambda name: (not words_in(name) & (TARGETS | {"type"}), name), default=None)
+    why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
+    why += f"decode={{{main!r}: 'csr'}}."
+    if target is not None:
+        why += f" {target!r} is a column of categories, whose codes are the same in all files (datamodule.categories)."
+    split: Settings = {"split": 0.1} if n_rows >= MIN_ROWS else {}
+    return [Guess(settings={"x_key": main, **({} if target is None else {"y_key": target}), **split}, why=why)]
+
+
+def _cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:
+    """Return a guess for the arrays that cells of MATLAB refer to, each a segment."""
+    cells = {name: looks for name in file.references if (looks := reader.cells(name))}
+    if not cells:
+        return []
+    main = max(cells, key=lambda name: sum(look.n_values for look in cells[name] if look.dtype != "text"))
+    n = len(cells[main])
+    cells = {name: looks for name, looks in cells.items() if len(looks) == n}
+    other_arrays = file.arrays
+    if any(look.n_values > sum(cell.n_values for cell in cells[main]) for look in other_arrays.values()):
+        return []
+    looks_of_segments = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]
+    segments = [
+        FileLooks(path=file.path, group=f"{main}[{at}]", arrays=segment_looks)
+        for at, segment_looks in enumerate(looks_of_segments)
+    ]
+    parts = AlikeParts(segments, reader, {})
+    shapes = [look.shape for look in cells[main]]
+    if {len(shape) for shape in shapes} == {2} and len({a for a, _ in shapes}) == 1 < len({b for _, b in shapes}):
+        parts.step_axis, parts.axis_is_sure = 1, False
+    values = [name for name, looks in cells.items() if looks[0].dtype == "text"]
+    values += [name for name, look in other_arrays.items() if look.n_values == n]
+    target = [name for name in values if words_in(name) & TARGETS]
+    guesses = parts.guesses()
+    segment_guesses = [guess for guess in guesses if (guess.settings or {}).get("sample") == "segment"]
+    if len(target) == 1 and segment_guesses:
+        guesses = [
+            replace(guess, settings={**(guess.settings or {}), "y_key": target[0]}, is_sure=True)
+            for guess in segment_guesses
+        ]
+    why = f"{main!r} refers to {n:,} arrays, each of which is a segment."
+    return [replace(guess, why=f"{why} {guess.why}") for guess in guesses]

@@ -1,0 +1,182 @@
+"""Advice for samples that are segments or windows: guesses are tried on the files, and their cost is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import H5Error
+from ...hdf5 import FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
+from ...options import FileOptions
+from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
+from .recognize import recognize
+from .recognize_parts import FileLooks, Guess, Look, Reader
+
+__all__ = ["sample_setting", "with_samples"]
+
+MAX_PARTS = 200  # of which attributes are read
+MAX_TEXT = 64  # longer attributes are documents, not names
+N_MEASURED = 256  # samples whose chunks are counted
+MAX_STEPS = 1 << 20  # of a segment whose chunks are counted one by one, over all fields
+
+
+def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]) -> Advice:
+    """Return the advice for files: segments or windows if a guess fits, otherwise ``rows``.
+
+    A guess that a dataset refuses is left out. Reads metadata, and small columns of the first file.
+
+    Args:
+        rows: the advice if rows are samples.
+        path: the files as the user named them.
+        looks: the arrays of each file.
+    """
+    files = [look.path for look in looks]
+    reader = Reader(lambda key: read_column(files[:1], key), _attributes, lambda key: _cells(files[0], key))
+    advised: list[tuple[Guess, Advice]] = []
+    refusals = []
+    for guess in recognize(looks, reader):
+        if guess.settings is None:
+            advised.append((guess, Advice(datamodule=None, settings={}, reasons=(guess.why,))))
+        elif not guess.settings:
+            advised.append((guess, rows))
+        else:
+            try:
+                advised.append((guess, _tried(guess, path, files)))
+            except H5Error as error:
+                refusals.append(f"{guess.why} But: {error}")
+    if not advised:
+        return replace(rows, reasons=(*rows.reasons, *refusals))
+    (guess, first), *alternatives = advised
+    if guess.is_sure or not alternatives:
+        return first
+    return replace(first, other=alternatives[0][1])
+
+
+def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return attributes with one number or text that all parts have, of the parts and of the named arrays."""
+    attributes: dict[str, list[Any]] = {}
+    for at, part in enumerate(parts[:MAX_PARTS]):
+        part_attributes: dict[str, Any] = {}
+        with suppress(H5Error, *FAULTS), open_h5(part.path) as file:
+            for name in ("", *names):
+                item = file["/".join(filter(None, (part.group, name))) or "/"]
+                part_attributes |= {f"{name}@{key}": value for key in item.attrs if _is_plain(value := item.attrs[key])}
+        attributes = {
+            key: [*attributes.get(key, []), value]
+            for key, value in part_attributes.items()
+            if at == 0 or key in attributes
+        }
+    return attributes
+
+
+def _cells(path: str, key: str) -> list[Look]:
+    """Return the looks of the arrays that an array of references points at; none if it points at other objects."""
+    with suppress(H5Error, *FAULTS), open_h5(path) as file:
+        names = referenced_arrays(file, path, key, FileOptions())
+        arrays = [(file[name], is_matlab_text(file, name)) for name in names]
+        return [Look(array.shape, "text" if is_text else str(array.dtype)) for array, is_text in arrays]
+    return []
+
+
+def _is_plain(value: Any) -> bool:
+    return (isinstance(value, str) and len(value) <= MAX_TEXT) or (
+        np.ndim(value) == 0 and getattr(value, "dtype", np.dtype("O")).kind in "biuf"
+    )
+
+
+def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
+    """Return the advice for a guess.
+
+    Raises:
+        H5Error: the guess does not fit the files.
+    """
+    # Imports torch, which takes longer than inspecting most files.
+    from ...datasets.lazy import LazyFileDataset
+
+    settings = dict(guess.settings or {})
+    arguments = {name: value for name, value in settings.items() if name != "split"}
+    dataset = LazyFileDataset(files, **arguments)
+    table = dataset.table
+    x_keys, y_keys = keys_in(settings["x_key"]), keys_in(settings.get("y_key"))
+    n_inputs, columns = dataset.fields.n_inputs, {at + 1 for at in dataset.fields.matrices}
+    arrays = [layout for at, layout in enumerate(table.layouts[0]) if at not in columns]
+    x, y = arrays[: n_inputs - len(columns)], arrays[n_inputs - len(columns) :]
+    dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [layout for layout in x if layout.packing], y, None)
+    if len(x) > 1:
+        dtypes.pop("x_dtype", None)
+    if any(table.is_ragged):  # also a field without steps
+        settings.setdefault("collate_fn", "pad")
+    cost = _cost_of(table)
+    batch_size = batch_size_for(cost.n_samples, cost.n_bytes)
+    return Advice(
+        datamodule="LazyH5DataModule",
+        settings={"train_path": path, **settings, **dtypes, "batch_size": batch_size},
+        x_keys=tuple(x_keys),
+        y_keys=tuple(y_keys),
+        cached_bytes=sum(array.n_bytes for arrays in table.layouts for array in arrays),
+        reasons=(guess.why, *reasons),
+        integrity=min(array.integrity for arrays in table.layouts for array in arrays if array.storage != "attribute"),
+        cost=cost,
+    )
+
+
+def _cost_of(table: Any) -> SampleCost:
+    """Return the cost of a sample, from the chunks of up to 256 of them."""
+    from ...readers import BlockMap, RowGrid
+
+    n = table.n_samples
+    is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
+    samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
+    rows = [] if is_long else table.indexer.rows_of(samples).fields
+    n_chunks = bytes_at_random = bytes_in_chunk_order = 0.0
+    for field in table.step_fields:
+        layouts = [arrays[field] for arrays in table.layouts]
+        per_sample = table.n_rows // n if is_long else len(rows[field].rows) // len(samples)
+        if all(layout.chunks is None for layout in layouts):
+            bytes_at_random += per_sample * layouts[0].row_bytes
+            bytes_in_chunk_order += per_sample * layouts[0].row_bytes
+            continue
+        grids = [RowGrid.of(layout, layout.rows_per_chunk) for layout in layouts]
+        if is_long:
+            blocks_per_sample = sum(grid.n_blocks for grid in grids) / table.n_segments
+        else:
+            blocks = BlockMap(grids).locate(table.boxes(rows)[field])[0]
+            lengths = rows[field].lengths
+            counts = np.full(len(samples), per_sample) if lengths is None else lengths
+            sample_of_row = np.repeat(np.arange(len(samples)), counts)
+            blocks_per_sample = len(np.unique(sample_of_row * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
+        block_bytes = layouts[0].chunk_span_bytes
+        n_chunks += blocks_per_sample * max(1, block_bytes // max(1, layouts[0].chunk_bytes))
+        bytes_at_random += blocks_per_sample * block_bytes
+        bytes_in_chunk_order += sum(grid.n_blocks for grid in grids) * block_bytes / n
+    return SampleCost(
+        n_samples=n,
+        n_segments=table.n_segments if table.indexer.has_places else 0,
+        n_bytes=table.indexer.mean_bytes([array.row_bytes for array in table.as_read]),
+        n_chunks=round(n_chunks, 1),
+        bytes_decoded=round(bytes_at_random),
+        bytes_decoded_in_chunk_order=round(min(bytes_at_random, bytes_in_chunk_order)),
+    )
+
+
+def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
+    """Return ``sample``, if a dataset refuses the files without it, and the reason.
+
+    Args:
+        arrays: input and target of one file.
+        rows_of_files: rows of each file.
+    """
+    from ...catalog import shape_of_images
+
+    shape = shape_of_images(arrays, rows_of_files, len(rows_of_files))
+    if shape is None:
+        return {}, []
+    why = (
+        f"sample: row takes an index along axis 0 as a sample. All arrays have the shape {shape} in each file. If a "
+        "file is one image or volume, pass sample: segment instead."
+    )
+    return {"sample": "row"}, [why]
