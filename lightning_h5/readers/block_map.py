@@ -23,8 +23,8 @@ class Boxes(NamedTuple):
     Attributes:
         parts: the part of each run of rows, or of each row without runs; one number if all rows are of one part.
         rows: the rows, as their arrays count them.
-        sizes: rows of each run of rows that follow each other in one part; one number if all runs are of one size, and
-            None without runs.
+        sizes: rows of each run of rows that follow each other in one part, which may be none; one number if all runs
+            are of one size, and None without runs.
     """
 
     parts: IntArray | int
@@ -33,7 +33,7 @@ class Boxes(NamedTuple):
 
     @property
     def firsts(self) -> IntArray:
-        """The first row of each run."""
+        """The first row of each run, if none is empty."""
         if self.sizes is None:
             return self.rows
         if isinstance(self.sizes, int):
@@ -54,10 +54,18 @@ class Boxes(NamedTuple):
         positions = {part: np.flatnonzero(parts == part) for part in np.unique(parts).tolist() or [0]}
         return {part: (which, self.rows[which]) for part, which in positions.items()}
 
-    def in_runs(self) -> Boxes:
-        """Return the same rows as runs, if rows that follow each other are many."""
-        if self.sizes is not None:
+    def without_empty_runs(self) -> Boxes:
+        """Return the same rows in runs that are not empty."""
+        if not isinstance(self.sizes, np.ndarray) or self.sizes.all():
             return self
+        is_full = self.sizes > 0
+        parts = self.parts if isinstance(self.parts, int) else self.parts[is_full]
+        return Boxes(parts, self.rows, self.sizes[is_full])
+
+    def in_runs(self) -> Boxes:
+        """Return the same rows as runs, none of them empty, if rows that follow each other are many."""
+        if self.sizes is not None:
+            return self.without_empty_runs()
         is_end = np.diff(self.rows) != 1
         if len(self.rows) < MIN_RUN * (np.count_nonzero(is_end) + 1):
             return self

@@ -136,12 +136,14 @@ class RowTable:
 
     def boxes(self, fields: Sequence[FieldRows]) -> list[Boxes]:
         """Return the rows of each field as its arrays count them; fields with the same rows share an object."""
+        boxes: list[Boxes] = []
         shared: dict[tuple[int, int], Boxes] = {}
-        which = [(id(rows), group) for rows, group in zip(fields, self._alike, strict=True)]
-        for at, key in enumerate(which):
+        for number, (rows, group) in enumerate(zip(fields, self._alike, strict=True)):
+            key = id(rows), group
             if key not in shared:
-                shared[key] = self._boxes(at, fields[at])
-        return [shared[key] for key in which]
+                shared[key] = self._boxes(number, rows)
+            boxes.append(shared[key])
+        return boxes
 
     @cached_property
     def _alike(self) -> list[int]:
@@ -151,13 +153,11 @@ class RowTable:
     def _boxes(self, field: int, rows: FieldRows) -> Boxes:
         if not self.has_steps[field]:
             return Boxes(*self._locate_values(field, rows.rows))
-        sizes, runs = self._own_sizes[field], rows.runs
-        if isinstance(runs, np.ndarray) and not runs.all():
-            runs = runs[runs > 0]
-        boxes = Boxes(0, rows.rows, runs)
+        sizes, boxes = self._own_sizes[field], Boxes(0, rows.rows, rows.runs)
         if self.n_parts == 1 and sizes is None:
             return boxes
-        firsts = boxes.firsts
+        boxes = boxes.without_empty_runs()
+        firsts, runs = boxes.firsts, boxes.sizes
         parts, local = self.locate(firsts)
         if runs is not None and (firsts + runs > self.starts[parts + 1]).any():  # segments go on in the next part
             runs, firsts = None, rows.rows
