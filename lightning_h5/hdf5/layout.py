@@ -303,12 +303,12 @@ class ArrayLayout:
             return self.decoding.array.in_cells(cell, n_values).decoded(self.decoding.codec)
         if self.stacked:
             return stack_arrays([array.in_cells(cell, n_values) for array in self.stacked], self.key)
-        grid = [-(-size // step) for size, step in zip((self.n_rows, *self.axes), cell, strict=True)]
+        view = ArrayView(self, tuple(range(len(cell))), (), cell, is_in_cells=True)
         return self.with_changes(
-            n_rows=math.prod(grid),
+            n_rows=math.prod(view.row_grid),
             axes=(n_values,),
             row_shape=(n_values, *self.row_shape[len(self.axes) :]),
-            view=ArrayView(self, (), (), (), cell),
+            view=view,
         )
 
     def decoded(self, codec: Codec) -> ArrayLayout:
@@ -404,8 +404,6 @@ class ArrayLayout:
             return sum(array.chunk_span_bytes for array in self.stacked)
         if not self.chunks:
             return 0
-        if self.view is not None and self.view.cell is not None:
-            return self.chunk_bytes
         if self.view is not None:
             other_axes = self.view.other_axes
             return math.prod(-(-self.view.shape[axis] // self.chunks[axis]) for axis in other_axes) * self.chunk_bytes
@@ -442,14 +440,14 @@ class ArrayView:
         row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
         selections: the selected part of each other axis: an index (a row has no such axis then), a slice, or indices.
         block: along each of ``row_axes``, the number of indices that are read together.
-        cell: shape of the cells that are the rows (see ``ArrayLayout.in_cells``); None if rows are counted along axes.
+        is_in_cells: what is read together is one row of flat values (see ``ArrayLayout.in_cells``).
     """
 
     array: ArrayLayout
     row_axes: tuple[int, ...]
     selections: tuple[int | slice | tuple[int, ...], ...]
     block: tuple[int, ...]
-    cell: tuple[int, ...] | None = None
+    is_in_cells: bool = False
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -466,16 +464,21 @@ class ArrayView:
         """Number of blocks along each of ``row_axes``."""
         return tuple(-(-self.shape[axis] // step) for axis, step in zip(self.row_axes, self.block, strict=True))
 
-    def is_chunked(self, chunks: tuple[int, ...] | None) -> bool:
-        """Return whether the rows that are read together are chunks of this shape."""
-        if chunks is None or self.cell is not None:
-            return self.cell == chunks
-        return self.block == tuple(chunks[axis] for axis in self.row_axes)
+    @property
+    def has_lines(self) -> bool:
+        """Whether rows are numbered along two axes."""
+        return len(self.row_axes) > 1 and not self.is_in_cells
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the rows that are read together are those of chunks."""
+        chunks = self.array.chunks
+        return chunks is not None and self.block == tuple(chunks[axis] for axis in self.row_axes)
 
     @cached_property
     def runs(self) -> Runs | None:
         """Where rows lie if each is a few long pieces of an array without chunks; None otherwise."""
-        if self.row_axes != (0,) or self.cell is not None:
+        if self.row_axes != (0,) or self.is_in_cells:
             return None
         array, sizes = self.array, self.shape[1:]
         if array.offset is None or array.digests is not None or array.dtype.hasobject:

@@ -97,7 +97,7 @@ class RowGrid(NamedTuple):
         if layout.view is None:
             return cls(1, layout.n_rows, 1, rows_per_block)
         view = layout.view
-        if view.cell is not None:
+        if view.is_in_cells:
             return cls(1, layout.n_rows, 1, 1)
         lines, size = (1, 1, *(view.shape[axis] for axis in view.row_axes))[-2:]
         across, along = (1, 1, *view.block)[-2:]

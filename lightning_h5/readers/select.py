@@ -25,7 +25,7 @@ from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
 from .stacked import StackReader, StackSource
 from .thread_pool import TaskQueue
-from .view_source import BlockReader, CellSource, ViewSource
+from .view_source import BlockReader, ViewSource
 
 __all__ = ["fallback_reason", "is_pooled", "open_chunked", "open_reader", "open_source"]
 
@@ -240,7 +240,7 @@ def _compile_source(source: BlockSource) -> None:
     if isinstance(source, StackSource):
         for one in source.sources:
             _compile_source(one)
-    if isinstance(source, ChunkLoader | ViewSource | CellSource):
+    if isinstance(source, ChunkLoader | ViewSource):
         source.compile()
 
 
@@ -302,20 +302,19 @@ def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, 
     return StackSource(layout, sources)
 
 
-def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource | CellSource:
+def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource:
     """Return the source of blocks of an array that is seen another way."""
     assert layout.view is not None, "it is seen as it is stored"
-    array, kind = layout.view.array, ViewSource if layout.view.cell is None else CellSource
+    array = layout.view.array
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
-    has_chunks = layout.view.is_chunked(array.chunks)
-    is_decoded_here = has_chunks and array.table is not None and fallback_reason(array) is None
+    is_decoded_here = layout.view.is_chunked and array.table is not None and fallback_reason(array) is None
     if is_decoded_here and not has_digests_of_rows and not options.swmr:
-        return kind(layout, options, counters, ChunkLoader(array, counters), None)
+        return ViewSource(layout, options, counters, ChunkLoader(array, counters), None)
     check_decoding_memory(array.filters, array.chunk_bytes, array.path, array.key, options.files)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
     reader = _checked_by_digests(H5pyReader(array, options, counters), array, options) if takes_rows else None
-    return kind(layout, options, counters, None, reader)
+    return ViewSource(layout, options, counters, None, reader)
 
 
 def _checked_by_digests(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:

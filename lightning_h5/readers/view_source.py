@@ -24,7 +24,7 @@ from .block_sources import TASK_BYTES, BlockSource
 from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 
-__all__ = ["BlockReader", "CellSource", "ViewSource", "read_slab"]
+__all__ = ["BlockReader", "ViewSource", "read_slab"]
 
 
 Part = int | slice | npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ class _AxisPiece(NamedTuple):
 
 
 class ViewSource:
-    """Loads blocks of an array that is seen another way.
+    """Loads blocks of an array that is seen another way. What a block has beyond the array is undefined.
 
     Chunks are decoded here, if this package can decode them and need not know more than their bytes; the HDF5 library
     reads everything else, a slab for each block.
@@ -72,26 +72,28 @@ class ViewSource:
         assert layout.view is not None, "it is seen as it is stored"
         self.layout, self.view, self._options, self._counters = layout, layout.view, options, counters
         self._loader, self._reader = loader, reader
-        self.n_rows, self.rows_per_block = layout.n_rows, math.prod(layout.view.block)
+        view, inner = layout.view, layout.row_shape[1:] if layout.view.is_in_cells else layout.row_shape
+        self.n_rows, self.rows_per_block = layout.n_rows, 1 if view.is_in_cells else math.prod(view.block)
         self.grid = RowGrid.of(layout, self.rows_per_block)
-        self._block_shape = (*layout.view.block, *layout.row_shape)
-        self._parts = [()] if loader is None else list(product(*_pieces_of(layout.view)))
+        self._block_shape = (*view.block, *inner)
+        self._n_values = math.prod(self._block_shape)
+        self._parts = [()] if loader is None else list(product(*_pieces_of(view)))
         self.n_parts = max(1, len(self._parts))
         self._chunk_bytes = max(1, layout.chunk_bytes)
-        part_bytes = self._chunk_bytes if loader is not None else self.rows_per_block * layout.row_bytes
+        part_bytes = self._chunk_bytes if loader is not None else self._n_values * layout.dtype.itemsize
         self.parts_together = max(1, TASK_BYTES // max(1, part_bytes))
-        is_in_order = layout.view.row_axes == tuple(range(len(layout.view.row_axes)))
+        is_in_order = view.row_axes == tuple(range(len(view.row_axes)))
         # A chunk that has the rows of a block as they are kept is decoded directly into it.
         self._is_direct = (
             loader is not None
             and is_in_order
             and len(self._parts) == 1
-            and self._block_shape == (layout.chunks or ())
+            and self._block_shape[: len(view.shape)] == (layout.chunks or ())
             and not layout.members
             and layout.stored.base.isnative
-            and all(isinstance(one, slice) for one in layout.view.selections)
+            and all(isinstance(selection, slice) for selection in view.selections)
         )
-        self._order = (*layout.view.row_axes, *layout.view.other_axes)
+        self._order = (*view.row_axes, *view.other_axes)
 
     def compile(self) -> None:
         """See ``ChunkLoader.compile``."""
@@ -161,7 +163,7 @@ class ViewSource:
                 axis += piece.target is not None
         else:
             values = values[(*all_rows, *(piece.source for piece in part))]
-        block = rows.reshape(self._block_shape)
+        block = rows.reshape(-1)[: self._n_values].reshape(self._block_shape)
         if sum(isinstance(one, np.ndarray) for one in target) > 1:
             block[np.ix_(*(np.arange(n)[one] for one, n in zip(target, block.shape, strict=False)))] = values
         else:
@@ -188,88 +190,6 @@ class ViewSource:
                 source = np.array(taken, np.int64) - low
             pieces.append(_AxisPiece(0, source, None if isinstance(taken, int) else slice(None)))
         self._copy(read_slab(layout, slab, self._options, self._reader, self._counters), pieces, rows)
-
-
-class CellSource:
-    """Loads the cells of an array, a row each (see ``ArrayLayout.in_cells``). What is beyond the array is undefined.
-
-    Args:
-        layout: an array that is seen as cells.
-        options: how its file is opened if the HDF5 library reads.
-        counters: counts bytes read and decoded.
-        loader: decodes the array's chunks; None if the library reads.
-        reader: reads rows of the array as it is stored, if these have to be read whole; None otherwise.
-    """
-
-    picks_rows = False
-    n_parts = 1
-    rows_per_block = 1
-
-    def __init__(
-        self,
-        layout: ArrayLayout,
-        options: OpenOptions,
-        counters: Counters,
-        loader: ChunkLoader | None,
-        reader: LayoutReader | None,
-    ) -> None:
-        assert layout.view is not None, "it is seen as cells"
-        assert layout.view.cell is not None, "it is seen as cells"
-        self._layout, self._options, self._counters = layout, options, counters
-        self._loader, self._reader = loader, reader
-        self._cell, self._shape = layout.view.cell, layout.view.shape
-        self._grid = tuple(-(-size // step) for size, step in zip(self._shape, self._cell, strict=True))
-        self._inner = layout.row_shape[1:]  # axes of an array-valued element
-        self._n_values = math.prod(self._cell)
-        self.n_rows, self.grid = layout.n_rows, RowGrid.of(layout, 1)
-        cell_bytes = max(1, self._n_values * layout.stored.itemsize)
-        self.parts_together = self._together = max(1, TASK_BYTES // cell_bytes)
-        self._is_direct = loader is not None and not layout.members and layout.stored.base.isnative
-
-    def compile(self) -> None:
-        """See ``ChunkLoader.compile``."""
-        if self._loader is not None:
-            self._loader.compile()
-
-    def will_need(self, blocks: IntArray) -> None:
-        """See ``BlockSource.will_need``."""
-        if self._loader is not None:
-            self._loader.will_need_chunks(blocks)
-
-    def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
-        """See ``BlockSource.load``."""
-        began = perf_counter()
-        if self._loader is None:
-            for cell, rows in zip(blocks, memory, strict=True):
-                self._load_slab(cell, self._values_in(rows))
-            self._counters.add(library_seconds=perf_counter() - began)
-            return
-        if self._is_direct:
-            self._loader.decode(blocks, *memory.octets())
-        else:
-            for start in range(0, len(blocks), self._together):
-                some = blocks[start : start + self._together]
-                for at, values in enumerate(self._loader.values(some), start):
-                    self._values_in(memory[at])[...] = values
-        self._counters.add(decode_seconds=perf_counter() - began)
-
-    def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """See ``BlockSource.pick``."""
-        memory = np.empty((1, *self._layout.row_shape), self._layout.dtype)
-        self.load([block], range(1), BlockMemory(memory, np.zeros(1, np.int64), 1))
-        out[...] = memory
-
-    def _values_in(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the memory of a row as a cell."""
-        return rows[0, : self._n_values].reshape(*self._cell, *self._inner)
-
-    def _load_slab(self, cell: int, values: npt.NDArray[Any]) -> None:
-        slab = [
-            slice(int(at) * step, min((int(at) + 1) * step, size))
-            for at, step, size in zip(np.unravel_index(cell, self._grid), self._cell, self._shape, strict=True)
-        ]
-        found = read_slab(self._layout, slab, self._options, self._reader, self._counters)
-        values[tuple(slice(one.stop - one.start) for one in slab)] = found
 
 
 class BlockReader(LayoutReader):

@@ -13,7 +13,7 @@ import numpy as np
 from ..hdf5 import MAX_H5, ArrayLayout, OpenOptions
 from ..options import FileOptions
 from ..order import BlockTable
-from ..readers import BlockMap, is_pooled
+from ..readers import BlockMap, RowGrid, is_pooled
 from ..types import IntArray, cached_property
 from .indexer import SAMPLES_AT_A_TIME
 from .row_table import RUN_BYTES, RowTable, lines_of
@@ -119,14 +119,10 @@ class RowUnits:
     def _unit(self, arrays: Sequence[ArrayLayout], n_rows: int) -> tuple[int, int]:
         table = self._table
         fields = [field for field in table.step_fields if not self._is_held[field]]
-        views = [arrays[field].view for field in fields]
+        grids = [RowGrid.of(arrays[field], arrays[field].rows_per_chunk) for field in fields]
         n_lines = max((lines_of(arrays[field])[0] for field in fields), default=0)
-        across = max((view.block[0] for view in views if view is not None and len(view.row_axes) > 1), default=1)
-        along = [
-            arrays[field].rows_per_chunk if view is None else view.block[-1] if view.block else 1
-            for field, view in zip(fields, views, strict=True)
-            if not arrays[field].is_contiguous
-        ]
+        across = max((grid.across for grid in grids), default=1)
+        along = [grid.along for field, grid in zip(fields, grids, strict=True) if not arrays[field].is_contiguous]
         if not fields or max(along, default=1) == 1:
             row_bytes = sum(arrays[field].row_bytes for field in fields or table.step_fields)
             return max(1, RUN_BYTES // max(1, row_bytes)), 0

@@ -319,7 +319,7 @@ class RowTable:
     def _is_cells(self, field: int) -> bool:
         """Return whether rows of a field are cells."""
         views = [arrays[field].view for arrays in self.layouts.examples]
-        return any(view is not None and view.cell is not None for view in views)
+        return any(view is not None and view.is_in_cells for view in views)
 
     def _n_bytes(self, field: int) -> float:
         """Return the bytes of all rows of a field."""
@@ -342,7 +342,7 @@ def _own_rows(local: IntArray, n_steps: IntArray, n_own: IntArray) -> IntArray:
 def lines_of(array: ArrayLayout) -> tuple[int, int]:
     """Return how many lines the rows of an array make, and the length of each; zeros if they have one axis alone."""
     view = array.view
-    if view is None or len(view.row_axes) < 2:
+    if view is None or not view.has_lines:
         return 0, 0
     *slow, fast = (view.shape[axis] for axis in view.row_axes)
     return math.prod(slow), fast
