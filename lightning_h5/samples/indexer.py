@@ -5,66 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from ..order import BlockTable, as_array, condensed, find_places, rows_at
 from ..types import IntArray
 from .assemblers import Assembler
+from .sample_rows import BatchRows, FieldRows, Places
 from .segments import BoolArray, Segments
 
-if TYPE_CHECKING:
-    from .patches import PatchRows
-    from .segment_fields import SegmentField
-
-__all__ = ["BatchRows", "FieldRows", "HeldSamples", "Indexer", "MakesIndexer", "Places", "Units", "rows_of_all"]
+__all__ = ["HeldSamples", "Indexer", "Units", "rows_of_all"]
 
 SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
-
-
-class Places(NamedTuple):
-    """Where samples are: a segment and a step in it for each.
-
-    Attributes:
-        segments: number of each sample's segment.
-        steps: step that each sample is around, from the start of its segment; of patches where each starts along the
-            axes that are cut, shape ``(n, n_axes)``.
-    """
-
-    segments: IntArray
-    steps: IntArray
-
-
-class FieldRows(NamedTuple):
-    """The rows of one field that some samples have.
-
-    Attributes:
-        rows: sample by sample.
-        lengths: rows of each sample; None if each has equally many.
-        is_valid: which rows are steps of the segment, and no padding; None if all are.
-        patches: what samples have of the rows, if rows are cells.
-        runs: sizes of runs of rows that follow each other in a segment, one number if all are of one size; None if none
-            are known.
-    """
-
-    rows: IntArray
-    lengths: IntArray | None = None
-    is_valid: BoolArray | None = None
-    patches: PatchRows | None = None
-    runs: IntArray | int | None = None
-
-
-class BatchRows(NamedTuple):
-    """The rows that some samples have.
-
-    Attributes:
-        fields: the rows of each field.
-        places: where the samples are; None if samples are rows, and so known by their numbers.
-    """
-
-    fields: tuple[FieldRows, ...]
-    places: Places | None = None
 
 
 class Units(Protocol):
@@ -336,20 +289,3 @@ class HeldSamples(NamedTuple):
 def rows_of_all(n_rows: int, n_all: int) -> str:
     """Return how many rows of how many, as text."""
     return f"{n_rows:,} rows" if n_rows == n_all else f"{n_rows:,} of {n_all:,} rows"
-
-
-@runtime_checkable
-class MakesIndexer(Protocol):
-    """A kind of sample of your own, to be passed as ``sample``.
-
-    Its ``repr`` must tell it from others with other settings: what was opened is known by it.
-    """
-
-    def indexer(self, segments: Segments, fields: Sequence[SegmentField]) -> Indexer:
-        """Return the samples that segments make.
-
-        Args:
-            segments: the segments of the files.
-            fields: how the arrays are seen.
-        """
-        ...

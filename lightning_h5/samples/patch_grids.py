@@ -14,7 +14,7 @@ import torch
 from ..hdf5 import ArrayLayout
 from ..types import IntArray, cached_property
 
-__all__ = ["CellAxis", "CellGrid", "CellPieces", "cell_of"]
+__all__ = ["CellAxis", "CellGrid", "CellPieces", "PatchRows", "cell_of"]
 
 CELL_BYTES = 256 << 10
 """Bytes of a cell, at most, of an array without chunks."""
@@ -234,6 +234,42 @@ class CellPieces(NamedTuple):
             short = np.flatnonzero(high - low < column.shape[number])
             for sample, n in dict(zip(self.samples[short].tolist(), (high - low)[short].tolist(), strict=True)).items():
                 column[(sample, *[slice(None)] * (number - 1), slice(n, None))] = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PatchRows:
+    """What the patches of a field have of its cells.
+
+    Attributes:
+        pieces: for each kind of volume.
+        shape: of all patches together.
+        is_padded: whether patches may reach beyond their volumes.
+    """
+
+    pieces: Sequence[CellPieces]
+    shape: tuple[int, ...]
+    is_padded: bool
+
+    def copy_to(
+        self, out: npt.NDArray[Any], rows: npt.NDArray[Any], places: IntArray, here: IntArray | None = None
+    ) -> None:
+        """Copy cells to patches (see ``readers.CopyRows``)."""
+        start = 0
+        with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
+            for pieces in self.pieces:
+                end = start + len(pieces.cells)
+                if here is None:
+                    pieces.copy(rows, places[start:end], out, np.arange(end - start))
+                else:
+                    some = slice(*np.searchsorted(here, [start, end]))
+                    pieces.copy(rows, places[some], out, here[some] - start)
+                start = end
+
+    def finished(self, column: torch.Tensor) -> torch.Tensor:
+        """Return patches with zeros beyond the edges of their volumes."""
+        for pieces in self.pieces if self.is_padded else ():
+            pieces.clear_beyond(column)
+        return column
 
 
 def cell_of(array: ArrayLayout, wanted: Sequence[int]) -> tuple[int, ...]:

@@ -6,22 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from ..errors import H5ValueError
 from ..options import PatchOptions
 from ..order import BlockTable, uniform
 from ..types import IntArray, cached_property
 from .assemblers import Assembler, PatchAssembler
-from .indexer import FieldRows, Indexer, Places, Units
-from .patch_grids import CellAxis, CellGrid, CellPieces
+from .indexer import Indexer, Units
+from .patch_grids import CellAxis, CellGrid, CellPieces, PatchRows
+from .sample_rows import FieldRows, Places
 from .segments import BoolArray
 
-__all__ = ["PatchRows", "Patches", "Volume"]
+__all__ = ["Patches", "Volume"]
 
 PLACE = 32  # purpose of the random stream of the first axis that is cut; the following are those of further axes
 NUMBER = 32  # bits of a patch's number in its volume, below the volume's
@@ -176,42 +174,6 @@ class Volume:
         given = self.options
         how = (self.lengths, given.sizes, given.strides, given.border, given.random)
         return repr(how).encode() + b"".join(b"-" if grid is None else grid.digest() for grid in self.grids)
-
-
-@dataclass(frozen=True, eq=False)
-class PatchRows:
-    """What the patches of a field have of its cells.
-
-    Attributes:
-        pieces: for each kind of volume.
-        shape: of all patches together.
-        is_padded: whether patches may reach beyond their volumes.
-    """
-
-    pieces: Sequence[CellPieces]
-    shape: tuple[int, ...]
-    is_padded: bool
-
-    def copy_to(
-        self, out: npt.NDArray[Any], rows: npt.NDArray[Any], places: IntArray, here: IntArray | None = None
-    ) -> None:
-        """Copy cells to patches (see ``readers.CopyRows``)."""
-        start = 0
-        with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
-            for pieces in self.pieces:
-                end = start + len(pieces.cells)
-                if here is None:
-                    pieces.copy(rows, places[start:end], out, np.arange(end - start))
-                else:
-                    some = slice(*np.searchsorted(here, [start, end]))
-                    pieces.copy(rows, places[some], out, here[some] - start)
-                start = end
-
-    def finished(self, column: torch.Tensor) -> torch.Tensor:
-        """Return patches with zeros beyond the edges of their volumes."""
-        for pieces in self.pieces if self.is_padded else ():
-            pieces.clear_beyond(column)
-        return column
 
 
 @dataclass(frozen=True, eq=False)

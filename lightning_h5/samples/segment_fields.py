@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -14,14 +14,32 @@ from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
-from .indexer import MakesIndexer
+from .indexer import Indexer
+from .segments import Segments
 
-__all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "selected"]
+__all__ = ["MakesIndexer", "SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "selected"]
 
 SampleKind: TypeAlias = Literal["row", "window", "segment"]
 
 Select: TypeAlias = Mapping[str, Mapping[int, Any]]
 """For fields, by name or pattern, what is taken of axes."""
+
+
+@runtime_checkable
+class MakesIndexer(Protocol):
+    """A kind of sample of your own, to be passed as ``sample``.
+
+    Its ``repr`` must tell it from others with other settings: what was opened is known by it.
+    """
+
+    def indexer(self, segments: Segments, fields: Sequence[SegmentField]) -> Indexer:
+        """Return the samples that segments make.
+
+        Args:
+            segments: the segments of the files.
+            fields: how the arrays are seen.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

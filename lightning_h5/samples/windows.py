@@ -14,7 +14,8 @@ from ..options import StepRange
 from ..order import uniform
 from ..types import IntArray, cached_property
 from .assemblers import Assembler, SegmentAssembler, WindowAssembler
-from .indexer import FieldRows, Indexer, Places
+from .indexer import Indexer
+from .sample_rows import FieldRows, Places
 from .segment_fields import SampleOptions, SegmentField
 from .segments import BoolArray, Segments, Steps
 
