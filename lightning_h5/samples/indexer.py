@@ -10,12 +10,12 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..order import BlockTable, as_array, condensed, find_places, rows_at
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .assemblers import Assembler
 from .sample_rows import BatchRows, FieldRows, Places
 from .segments import BoolArray, Segments
 
-__all__ = ["HeldSamples", "Indexer", "Units", "rows_of_all"]
+__all__ = ["HeldSamples", "Indexer", "PartsOfSegments", "Units", "rows_of_all"]
 
 SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
 
@@ -175,7 +175,8 @@ class Indexer(ABC):
 
         A kind with an array among its settings defines its own: the text of a long array leaves numbers out.
         """
-        settings = [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "segments"]
+        names = [field.name for field in fields(self) if field.name != "segments"]
+        settings = [(name, getattr(self, name)) for name in names]
         return repr((type(self).__name__, settings)).encode() + self.segments.digest()
 
     # Blocks and costs ----------------------------------------------------------------------------------------
@@ -255,6 +256,36 @@ class Indexer(ABC):
     def ends_of_segments(self) -> IntArray | None:
         """Samples up to each segment's end; None if samples are no parts of segments."""
         return None
+
+
+class PartsOfSegments(Indexer):
+    """Samples that are parts of segments, numbered segment by segment."""
+
+    @abstractmethod
+    def counts(self) -> IntArray:
+        """Return the number of samples of each segment."""
+
+    @property
+    @abstractmethod
+    def shortage(self) -> str:
+        """Why a segment has no sample, as text after several of them."""
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Samples up to each segment's end; shape ``(n_segments,)``."""
+        return np.cumsum(self.counts())
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def before(self, segments: IntArray) -> IntArray:
+        """Return the number of samples before each of some segments."""
+        return np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+
+    def left_out(self) -> str | None:
+        """See ``Indexer.left_out``."""
+        n = int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+        return f"{n:,} of {len(self.segments):,} {self.segment_noun}s {self.shortage} and have no sample" if n else None
 
 
 class HeldSamples(NamedTuple):

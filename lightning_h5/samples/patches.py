@@ -14,7 +14,7 @@ from ..options import PatchOptions
 from ..order import BlockTable, uniform
 from ..types import IntArray, cached_property
 from .assemblers import Assembler, PatchAssembler
-from .indexer import Indexer, Units
+from .indexer import PartsOfSegments, Units
 from .patch_grids import CellAxis, CellGrid, CellPieces, PatchRows
 from .sample_rows import FieldRows, Places
 from .segments import BoolArray
@@ -177,7 +177,7 @@ class Volume:
 
 
 @dataclass(frozen=True, eq=False)
-class Patches(Indexer):
+class Patches(PartsOfSegments):
     """Samples that are patches of volumes; each segment is one.
 
     Attributes:
@@ -203,22 +203,14 @@ class Patches(Indexer):
         """How patches are cut."""
         return self.volumes[0].options
 
-    @cached_property
-    def ends(self) -> IntArray:
-        """Samples up to each segment's end; shape ``(n_segments,)``."""
-        return np.cumsum(np.array([volume.n_patches for volume in self.volumes], dtype=np.int64)[self.kinds])
+    def counts(self) -> IntArray:
+        """See ``PartsOfSegments.counts``."""
+        return np.array([volume.n_patches for volume in self.volumes], dtype=np.int64)[self.kinds]
 
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
-    def left_out(self) -> str | None:
-        """See ``Indexer.left_out``."""
-        n = int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
-        if not n:
-            return None
-        return (
-            f"{n:,} of {len(self.segments):,} volumes are smaller than a patch {self.options.sizes} and have no sample"
-        )
+    @property
+    def shortage(self) -> str:
+        """See ``PartsOfSegments.shortage``."""
+        return f"are smaller than a patch {self.options.sizes}"
 
     def cuts(self, field: int) -> bool:
         """See ``Indexer.cuts``."""
@@ -264,14 +256,10 @@ class Patches(Indexer):
         )  # as those of all fields
         return made
 
-    def _before(self, segments: IntArray) -> IntArray:
-        """Return the samples before each of some segments."""
-        return np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
-
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
         """See ``Indexer.places``; steps are where patches start along each axis that is cut."""
         segments = np.searchsorted(self.ends, samples, side="right")
-        numbers = samples - self._before(segments)
+        numbers = samples - self.before(segments)
         steps = np.empty((len(samples), len(self.options.sizes)), dtype=np.int64)
         for kind, here in self._by_kind(segments):
             volume = self.volumes[kind]
@@ -370,7 +358,7 @@ class Patches(Indexer):
 
     def n_before(self, rows: IntArray) -> IntArray:
         """See ``Indexer.n_before``: of whole segments."""
-        return self._before(np.searchsorted(self.segments.steps[0].firsts_of(), rows))
+        return self.before(np.searchsorted(self.segments.steps[0].firsts_of(), rows))
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
         """See ``Indexer.n_reads_before``."""

@@ -76,13 +76,13 @@ class SegmentTableBuilder(TableBuilder):
         self._value_keys = [*segments.cut_keys, *columns]
         self._catalog, self._options, self._segments, self._samples = catalog, options, segments, samples
         self._fields = list(fields)  # how arrays are seen; once they are known
-        joins, keys = catalog.joins, [*(field.asked.keys[0] for field in fields), *self._value_keys]
+        joins, keys = catalog.joins, [*(field.request.keys[0] for field in fields), *self._value_keys]
         self._columns = {at: key for at, key in enumerate(keys) if joins.is_column(key)}  # of a side table
         self._stacks = dict[int, tuple[int, ...]]()  # fields of several arrays, by the numbers of these
         for at, field in enumerate(fields):
-            if field.asked.is_stack:
-                self._stacks[at] = (at, *range(len(keys), len(keys) + len(field.asked.keys) - 1))
-                keys += field.asked.keys[1:]
+            if field.request.is_stack:
+                self._stacks[at] = (at, *range(len(keys), len(keys) + len(field.request.keys) - 1))
+                keys += field.request.keys[1:]
         own = [key for at, key in enumerate(keys) if at not in self._columns]
         drops = segments.missing == "drop"
         own += joins.join_keys(self._columns, attributes=True)
@@ -174,7 +174,7 @@ class SegmentTableBuilder(TableBuilder):
         if self._names.cells and all(one.step_axis is None for one in self._fields):  # of one value each
             is_number = [stored.one(0, at).dtype.kind != "O" for at in range(n_fields)]
             self._fields = [
-                replace(one, step_axis=0) if is_one and one.asked.key in self._names.cells else one
+                replace(one, step_axis=0) if is_one and one.request.key in self._names.cells else one
                 for one, is_one in zip(self._fields, is_number, strict=True)
             ]
         if all(one.axis is None and one.step_axis is None and one.patch is None for one in self._fields):
@@ -255,7 +255,7 @@ class SegmentTableBuilder(TableBuilder):
     def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with cells as rows."""
         assert self._volumes is not None, "samples are patches"
-        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
+        compatibility = Compatibility([field.request for field in self._fields], of_one_row=False)
         parts, lines = list[tuple[ArrayLayout, ...]](), list[int]()
         for part in range(len(stored.files)):
             arrays = tuple(stored.one(part, field) for field in range(len(self._fields)))
@@ -266,7 +266,10 @@ class SegmentTableBuilder(TableBuilder):
             lines.append(n_lines)
             pairs = zip(self._fields, arrays, strict=True)
             parts.append(
-                tuple(one.asked.decoded(a) if one.patch is not None else one.seen(a, period, None) for one, a in pairs)
+                tuple(
+                    field.seen(array, period, None) if field.patch is None else field.request.decoded(array)
+                    for field, array in pairs
+                )
             )
         self._n_lines = np.array(lines, dtype=np.int64)
         return ListedParts(self._volumes.in_cells(parts)), (0,) * len(self._fields)
@@ -281,7 +284,7 @@ class SegmentTableBuilder(TableBuilder):
         if cut.are_ranges:
             n_values = [self._n_segments(stored, part) for part in range(len(stored.files))]
         kinds, firsts = stored.kinds(n_fields, fixed, n_values)
-        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
+        compatibility = Compatibility([field.request for field in self._fields], of_one_row=False)
         periods, lines, lengths = list[int](), list[int](), list[list[int]]()
         for part in firsts.tolist():
             arrays = tuple(stored.one(part, field) for field in range(n_fields))
@@ -301,13 +304,13 @@ class SegmentTableBuilder(TableBuilder):
         return parts, tuple(field.step_place(array) for field, array in zip(self._fields, arrays, strict=True))
 
     def _decoded(self, arrays: Sequence[ArrayLayout]) -> tuple[ArrayLayout, ...]:
-        return tuple(field.asked.decoded(array) for field, array in zip(self._fields, arrays, strict=True))
+        return tuple(field.request.decoded(array) for field, array in zip(self._fields, arrays, strict=True))
 
     def _of_values(self, field: SegmentField, stored: StoredParts, at: int) -> SegmentField:
         """Return how a scalar, an attribute or a column is seen: with a value for each part, segment or step."""
-        own = replace(field, axis=None, step_axis=None, asked=replace(field.asked, codec=None))
+        own = replace(field, axis=None, step_axis=None, request=replace(field.request, codec=None))
         if at not in self._columns:
-            return replace(own, asked=field.asked)
+            return replace(own, request=field.request)
         sizes = stored.table.n_rows[:, at]
         if (sizes == 1).all():
             return own
@@ -323,7 +326,7 @@ class SegmentTableBuilder(TableBuilder):
         if self._volumes is not None:
             part = int(np.argmax(sizes != 1))
             raise H5ValueError(
-                f"{field.asked.key!r} has {sizes[part]} values in {stored.paths[stored.files[part]]!r}, as the array "
+                f"{field.request.key!r} has {sizes[part]} values in {stored.paths[stored.files[part]]!r}, as the array "
                 "that table.on names, and patches are of volumes. Name an array with one value for each volume."
             )
         return replace(own, step_axis=0)
@@ -363,7 +366,7 @@ class SegmentTableBuilder(TableBuilder):
         own = StoredParts(table, names, stars, files, tuple(self._paths), tuple(self._guards))
         stored = self._with_columns(own) if self._columns else own
         stored = replace(
-            stored, stacks=self._stacks, stacked_as={at: self._fields[at].asked.key for at in self._stacks}
+            stored, stacks=self._stacks, stacked_as={at: self._fields[at].request.key for at in self._stacks}
         )
         stored.check_stacks()
         return stored
@@ -378,7 +381,7 @@ class SegmentTableBuilder(TableBuilder):
             self._lines = lines_of_parts(side, own, self._names, self._options, self._aliases)
         table = own.table
         for at, key in self._columns.items():
-            asked = self._fields[at].asked if at < len(self._fields) else ArrayRequest(key=key)
+            asked = self._fields[at].request if at < len(self._fields) else ArrayRequest(key=key)
             values = side.values(asked, np.concatenate(self._lines.of_parts))
             ends = np.cumsum([len(lines) for lines in self._lines.of_parts])[:-1]
             describe = partial(column_layout, path=self._paths[0], key=key, guard=self._guards[0])
@@ -506,7 +509,7 @@ class SegmentTableBuilder(TableBuilder):
 
 def _as_seen(field: SegmentField, array: ArrayLayout) -> SegmentField:
     """Return how a field is seen. A row is all of an array that is a scalar with bytes, or the bytes of one image."""
-    is_image = isinstance(field.asked.codec, Image) and array.dtype == np.uint8 and not array.axes
+    is_image = isinstance(field.request.codec, Image) and array.dtype == np.uint8 and not array.axes
     if array.is_scalar or (is_image and field.axis is None):
         return replace(field, axis=None, step_axis=None, is_whole=True)
     return field
