@@ -32,7 +32,7 @@ class CellAxis:
         sources: place in its cell of the first index of each run.
         steps: distance of the indices of each run in the cell.
         n_cells: number of cells along the axis.
-        cut: which of the axes that patches are cut along it is; None if it is none of them.
+        cut: number of this axis among those that patches are cut along; None if it is none of them.
         is_line: each index is a segment of its own; patches have no such axis.
         is_single: one index is selected; patches have no such axis.
     """
@@ -121,8 +121,12 @@ class CellGrid:
     @property
     def cut_axes(self) -> list[CellAxis]:
         """The axes that are cut, in the order of the sizes of a patch."""
-        cuts = {axis.cut: axis for axis in self.axes if axis.cut is not None}
-        return [cuts[cut] for cut in sorted(cuts)]
+        return [axis for axis in self.axes if axis.cut is not None]
+
+    @property
+    def cut_lengths(self) -> tuple[int, ...]:
+        """Length of each axis that is cut."""
+        return tuple(axis.length for axis in self.cut_axes)
 
     def shape_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a patch, with these sizes along the axes that are cut."""
