@@ -311,9 +311,9 @@ def _check_sources_alike(sources: Mapping[str, TableDataset], *, mixes: bool) ->
     Raises:
         H5ValueError: fields or rows differ.
     """
-    (first, expected), *others = sources.items()
+    (first, expected), *rest = sources.items()
     fields = _names_of(expected)
-    for name, source in others:
+    for name, source in rest:
         if (names := _names_of(source)) != fields:
             raise H5ValueError(
                 f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(names)}. Name the "
