@@ -328,7 +328,7 @@ class SampleLayout:
 
     @cached_property
     def is_as_read(self) -> bool:
-        """Whether a batch is the field, or the tuple of both, as they were read."""
+        """Whether a batch is the field, or the tuple of both, as they were read, if these are tensors."""
         if self.has_transforms or self.with_index or self.collate or self.length_of or self.x.fields.kind != "single":
             return False
         return self.y is None or self.y.fields.kind == "single"
