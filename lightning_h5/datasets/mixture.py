@@ -184,12 +184,10 @@ class MixtureDataset(RowDataset):
         """Return one column with the rows of several sources."""
         if not _are_alike(parts):
             return MixedColumn(parts, [share.places for share in shares])
-        first = parts[0]
-        if isinstance(first, CsrRows):
-            matrices = [part for part in parts if isinstance(part, CsrRows)]
+        if matrices := [part for part in parts if isinstance(part, CsrRows)]:  # all are, since they are alike
             return CsrRows.placed([(share.places, rows) for share, rows in zip(shares, matrices, strict=True)])
         column: Column = [None] * n_rows
-        if isinstance(first, torch.Tensor):
+        if isinstance(first := parts[0], torch.Tensor):
             column = self._buffers.tensor((n_rows, *first.shape[1:]), first.dtype)
         for share, part in zip(shares, parts, strict=True):
             put_rows(column, share.places, part)
