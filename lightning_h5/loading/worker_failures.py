@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
-from traceback import walk_tb
 from typing import Any
 
 from ..datasets import RowDataset
@@ -179,9 +178,11 @@ def close_pipes_of_fork(error: BaseException) -> None:
     Args:
         error: of starting a process.
     """
-    for frame, _ in walk_tb(error.__traceback__):
-        code, variables = frame.f_code, frame.f_locals
+    at = error.__traceback__
+    while at is not None:
+        code, variables = at.tb_frame.f_code, at.tb_frame.f_locals
         if code.co_name == "_launch" and code.co_filename.endswith("popen_fork.py") and "code" in variables:
             for name in ("parent_r", "child_w", "child_r", "parent_w"):
                 with suppress(OSError, KeyError):
                     os.close(variables[name])
+        at = at.tb_next

@@ -273,7 +273,7 @@ class WorkerPool:
     def _why_it_ended(self, worker: int) -> str:
         process = self.processes[worker]
         process.join(GRACE_SECONDS)
-        n_more = sum(not sibling.is_alive() for sibling in self.processes) - 1
+        n_more = sum(not worker_process.is_alive() for worker_process in self.processes) - 1
         return why_it_ended(
             f"worker {worker}" + (f" ({n_more} more ended, too)" if n_more > 0 else ""),
             process.exitcode,
