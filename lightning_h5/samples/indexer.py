@@ -54,6 +54,10 @@ class FieldRows(NamedTuple):
     patches: PatchRows | None = None
     runs: IntArray | int | None = None
 
+    def lengths_of(self, n_samples: int) -> IntArray:
+        """Return the number of rows of each of the ``n_samples`` samples."""
+        return np.full(n_samples, len(self.rows) // max(1, n_samples)) if self.lengths is None else self.lengths
+
 
 class BatchRows(NamedTuple):
     """The rows that some samples have.
