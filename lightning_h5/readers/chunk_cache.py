@@ -235,16 +235,16 @@ class ChunkCache:
             self._free.remove(slots if not len(missing) else slots[slots >= 0])  # cached blocks needed again
         is_new = np.zeros(len(blocks), dtype=np.bool_)
         if len(missing):
-            found = self._free.pop(len(missing))
-            self._is_done[found] = False
-            self._n_touched = max(self._n_touched, int(found.max(initial=-1)) + 1)
-            self._forget(found)
-            placed = missing[: len(found)]
-            slots[placed] = found
+            new_slots = self._free.pop(len(missing))
+            self._is_done[new_slots] = False
+            self._n_touched = max(self._n_touched, int(new_slots.max(initial=-1)) + 1)
+            self._forget(new_slots)
+            placed = missing[: len(new_slots)]
+            slots[placed] = new_slots
             is_new[placed] = True
-            self._slot_of[blocks[placed]] = found
-            self._block_of[found] = blocks[placed]
-            self._n_tasks[found] = n_tasks[placed]
+            self._slot_of[blocks[placed]] = new_slots
+            self._block_of[new_slots] = blocks[placed]
+            self._n_tasks[new_slots] = n_tasks[placed]
         return Lease(slots, is_new, slots if len(missing) == is_new.sum() else slots[slots >= 0])
 
     def _forget(self, slots: IntArray) -> None:
@@ -336,10 +336,10 @@ class _Stack:
     def push(self, numbers: IntArray) -> None:
         """Add numbers that are not on the stack, the last one on top."""
         if self._top + len(numbers) > len(self._entries):
-            kept = self._entries[: self._top][self._counts(0, self._top)]
-            self._entries[: len(kept)] = kept
-            self._place[kept] = np.arange(len(kept))
-            self._top = len(kept)
+            entries = self._entries[: self._top][self._counts(0, self._top)]
+            self._entries[: len(entries)] = entries
+            self._place[entries] = np.arange(len(entries))
+            self._top = len(entries)
         places = np.arange(self._top, self._top + len(numbers))
         self._entries[places] = numbers
         self._place[numbers] = places
@@ -353,19 +353,19 @@ class _Stack:
         parts = [np.empty(0, dtype=np.int64)]
         while n:
             bottom = max(0, self._top - n)
-            found = self._entries[bottom : self._top][self._counts(bottom, self._top)][::-1]
-            self.has[found] = False
+            popped = self._entries[bottom : self._top][self._counts(bottom, self._top)][::-1]
+            self.has[popped] = False
             self._top = bottom
-            self._n -= len(found)
-            n -= len(found)
-            parts.append(found)
+            self._n -= len(popped)
+            n -= len(popped)
+            parts.append(popped)
         return np.concatenate(parts)
 
     def remove(self, numbers: IntArray) -> None:
         """Remove those of some different numbers that are on the stack."""
-        there = numbers[self.has[numbers]]
-        self.has[there] = False
-        self._n -= len(there)
+        entries = numbers[self.has[numbers]]
+        self.has[entries] = False
+        self._n -= len(entries)
 
     def _counts(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         entries = self._entries[start:stop]
