@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ..hdf5 import ArrayLayout
 from ..progress_bar import progress_bar
 from ..types import IntArray
+from .block_memory import BlockMemory
 from .block_sources import BlockSource
-from .chunk_cache import BlockMemory
 from .thread_pool import usable_cores
 
 __all__ = ["ArrayTarget", "BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places", "run_with_progress"]

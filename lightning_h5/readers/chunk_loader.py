@@ -15,8 +15,8 @@ from ..hdf5 import ArrayLayout, size_of
 from ..sizes import bytes_text
 from ..types import IntArray
 from .block_map import RowGrid
+from .block_memory import BlockMemory, scratch
 from .block_sources import TASK_BYTES
-from .chunk_cache import BlockMemory, scratch
 from .filters.pipeline import ChunkLoop, Pipeline
 from .raw_io import forget_stored, give_back, prefetch_stored, read_stored, read_with
 

@@ -16,8 +16,8 @@ from ..errors import H5CorruptError, H5MemoryError
 from ..hdf5 import ArrayLayout, Codec, Decoding, RowCodec, Unpack, bytes_of
 from ..types import IntArray, RowReader
 from .base import LayoutReader, checked_places, row_slices
+from .block_memory import BlockMemory, scratch
 from .block_sources import BlockSource, Change
-from .chunk_cache import BlockMemory, scratch
 from .thread_pool import TaskQueue
 
 __all__ = ["DecodedCopies", "DecodedReader", "DecodedSource", "EncodedReader", "images_alike"]

@@ -20,8 +20,8 @@ from ..errors import H5CorruptError, H5FileError, H5MemoryError
 from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_list, kind_of, process_pool
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader
+from .block_memory import BlockMemory
 from .block_sources import BlockSource, ReaderSource
-from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 from .contiguous import ContiguousReader
 from .filters.pipeline import why_not_decodable

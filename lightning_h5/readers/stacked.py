@@ -13,8 +13,8 @@ from ..counters import Counters
 from ..hdf5 import ArrayLayout
 from ..types import IntArray, RowReader
 from .base import LayoutReader, row_slices
+from .block_memory import BlockMemory, scratch
 from .block_sources import TASK_BYTES, BlockSource
-from .chunk_cache import BlockMemory, scratch
 
 __all__ = ["StackReader", "StackSource"]
 

@@ -24,7 +24,7 @@ from ...counters import worker_number
 from ...hdf5 import Filter
 from ...jit import c_call, compiled
 from ...types import IntArray
-from ..chunk_cache import scratch
+from ..block_memory import scratch
 from .decoders import shuffled
 from .native import HEADER, LONGEST_BLOCK
 from .pipeline import SHUFFLE, Bytes, Checksum, Decoder, NativeDecoder, register_loop
