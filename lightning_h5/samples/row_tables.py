@@ -89,11 +89,11 @@ class RowTableBuilder(TableBuilder):
     ) -> None:
         self._catalog, self._options, self._requests, self._n_files = catalog, options, requests, n_files
         joins = catalog.joins
-        in_other_files = {at for at, request in enumerate(requests) if request.paths is not None}
-        columns = {at for at, request in enumerate(requests) if joins.is_column(request.key)} - in_other_files
-        self._of_others = {at: joins.of_others(catalog, requests[at], paths, options) for at in sorted(in_other_files)}
-        self._own = [request for at, request in enumerate(requests) if at not in columns | in_other_files]
-        self._joined = [request for at, request in enumerate(requests) if at not in in_other_files] if columns else []
+        others = {at for at, request in enumerate(requests) if request.paths is not None}
+        columns = {at for at, request in enumerate(requests) if joins.is_column(request.key)} - others
+        self._of_others = {at: joins.of_others(catalog, requests[at], paths, options) for at in sorted(others)}
+        self._own = [request for at, request in enumerate(requests) if at not in columns | others]
+        self._joined = [request for at, request in enumerate(requests) if at not in others] if columns else []
         self._keys = [key for request in self._own for key in request.keys]
         self._join_keys = joins.join_keys(columns)
         self._only_columns = len(columns) == len(requests)
