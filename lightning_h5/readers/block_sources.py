@@ -20,7 +20,7 @@ from ..hdf5 import ArrayLayout, Unpack
 from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
-from .chunk_cache import BlockMemory
+from .block_memory import BlockMemory
 
 __all__ = ["TASK_BYTES", "BlockSource", "BlockSources", "Change", "FieldLayouts", "PreparedSource", "ReaderSource"]
 

@@ -64,8 +64,8 @@ def open_reader(
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
-    if layout.runs is not None:
-        reader = RunsReader(layout, counters)
+    if (runs := layout.runs) is not None:
+        reader = RunsReader(layout, runs, counters)
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.view is not None and layout.decoding is None:
         reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
@@ -73,8 +73,8 @@ def open_reader(
     if layout.decoding is not None:
         stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
         if isinstance(layout.decoding.codec, RowCodec):
-            return EncodedReader(layout, stored, work, counters)
-        reader = DecodedReader(layout, stored, counters)
+            return EncodedReader(layout, layout.decoding.codec, stored, work, counters)
+        reader = DecodedReader(layout, layout.decoding, stored, counters)
         if layout.n_bytes >= MIN_COMPILED and not held_bytes:
             reader.compile()
     elif (in_blocks or is_out_of_proportion(layout.filters)) and _is_decoded_here(layout, options):
@@ -276,11 +276,12 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     if layout.value is not None:
         return ReaderSource(ValueReader(layout, counters), rows_per_run)
     if layout.decoding is not None:
-        return DecodedSource(layout, open_source(layout.decoding.array, options, rows_per_run, counters))
+        stored = open_source(layout.decoding.array, options, rows_per_run, counters)
+        return DecodedSource(layout, layout.decoding, stored)
     if layout.stacked:
         return _stack_source(layout, options, rows_per_run, counters)
-    if layout.runs is not None:
-        return ReaderSource(RunsReader(layout, counters), rows_per_run, gives_back=options.gives_back)
+    if (runs := layout.runs) is not None:
+        return ReaderSource(RunsReader(layout, runs, counters), rows_per_run, gives_back=options.gives_back)
     if layout.view is not None:
         return _view_source(layout, options, counters)
     if layout.is_contiguous:

@@ -20,8 +20,8 @@ from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import BlockMap, Boxes, RowGrid
+from .block_memory import BlockMemory
 from .block_sources import TASK_BYTES, BlockSource
-from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 
 __all__ = ["BlockReader", "ViewSource", "read_slab"]

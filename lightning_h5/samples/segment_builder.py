@@ -372,7 +372,7 @@ class SegmentTableBuilder(TableBuilder):
         """Return the arrays of all parts with columns of a side table among them."""
         side = self._catalog.joins.side
         assert side is not None, "columns are asked for"
-        if side.has_slices:
+        if side.slices:
             self._lines = lines_of_slices(side, own, self._names, *self._along_axis(own))
         else:
             self._lines = lines_of_parts(side, own, self._names, self._options, self._aliases)
