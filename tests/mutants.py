@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         "Lightning may shard the sampler again",
         "order/samplers.py",
-        "class PlanSampler(DistributedSampler[Any], SequentialSampler):",
-        "class PlanSampler(SequentialSampler):",
+        "class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):",
+        "class PlanSampler(RunOrder, SequentialSampler):",
         (*SAMPLING, *RANKS),
     ),
     Mutant(
