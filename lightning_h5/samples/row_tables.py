@@ -138,7 +138,7 @@ class RowTableBuilder(TableBuilder):
         if (
             self._n_files is not None
             and not self._only_columns
-            and not any(request.taken for request in self._requests)
+            and not any(request.selection for request in self._requests)
         ):
             refuse_images(layouts[0], n_rows, self._n_files)
         if self._joined:
