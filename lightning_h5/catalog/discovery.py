@@ -107,7 +107,7 @@ def names_to_load(
     if twice := [name for name in keys if names.count(name) > 1]:
         raise H5ValueError(
             f"field_map renames other arrays to {listing(twice)}, but {files[0]!r} has arrays of these names. Name the "
-            "fields to load ({argument})."
+            f"fields to load ({argument})."
         )
     return names
 
