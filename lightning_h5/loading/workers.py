@@ -28,13 +28,14 @@ from typing import Any
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from ..datasets import RowDataset, WorkerFailure, naming_shared_memory, starting_workers, worker_memory
+from ..datasets import RowDataset, WorkerFailure
 from ..errors import H5Error, H5ValueError, H5WorkerError
 from ..order import PlanSampler
 from ..staging import network_address
 from ..threads import EndingThread
 from ..types import BatchToken
 from .prefetch import CLOSED
+from .worker_buffers import naming_shared_memory, starting_workers, worker_memory
 from .worker_failures import (
     close_pipes_of_fork,
     resource_that_ran_out,
@@ -244,7 +245,7 @@ class WorkerPool:
 
     def _take_answers(self) -> bool:
         """Wait a moment for answers; return whether any came."""
-        some = False
+        has_answers = False
         for queue in self._queues:
             if not queue.is_closed:
                 events = select.POLLIN | select.POLLOUT if queue.flush() else select.POLLIN
@@ -253,14 +254,15 @@ class WorkerPool:
         for queue in self._queues:
             if queue.connection.fileno() not in ready:
                 continue
-            if (came := queue.read()) is not None:
-                answer = pickle.loads(came[1])  # also for an abandoned pass, to release its memory
-                if (task := self._tasks.pop(came[0], None)) is not None:
+            if (numbered_message := queue.read()) is not None:
+                number, message = numbered_message
+                answer = pickle.loads(message)  # also for an abandoned pass, to release its memory
+                if (task := self._tasks.pop(number, None)) is not None:
                     task.answer, task.is_done = answer, True
-                some = True
+                has_answers = True
             if queue.is_closed:
                 self._poll.unregister(queue.connection)
-        return some
+        return has_answers
 
     def _has_begun(self, worker: int) -> bool:
         return self._queues[worker].has_answered or self.dataset.counters.begun_by(worker) is not None
