@@ -353,8 +353,8 @@ MUTANTS = [
     Mutant(
         "packed numbers of all files are decoded by the formula of the first",
         "readers/chunked.py",
-        "out=out, change=each[number]",
-        "out=out, change=each[0]",
+        "out=out, change=changes[number]",
+        "out=out, change=changes[0]",
         ("tests/datasets/test_netcdf.py",),
     ),
     Mutant(
