@@ -36,7 +36,7 @@ from .discovery import (
 )
 from .file_contents import collector_paused
 from .file_counts import boundaries_in, ends_of
-from .joins import with_others
+from .joined_columns import arrays_of_others, describe_with_columns, with_columns, with_others
 from .kept_parts import PackedText
 from .part_layouts import ListedParts, PartLayouts, StoredParts
 from .reference_values import values_of_cells
@@ -65,12 +65,14 @@ __all__ = [
     "Span",
     "StoredParts",
     "are_packed_alike",
+    "arrays_of_others",
     "bad_files",
     "boundaries_in",
     "checked_names",
     "classes_of",
     "collector_paused",
     "decoded",
+    "describe_with_columns",
     "different_packing",
     "each_readable",
     "ends_of",
@@ -94,6 +96,7 @@ __all__ = [
     "values_of",
     "values_of_cells",
     "whole_digest",
+    "with_columns",
     "with_others",
     "with_stacks",
 ]

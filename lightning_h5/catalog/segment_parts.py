@@ -222,16 +222,14 @@ def parts_in(
             layout = of_cells.of_column(key, part, len(stars))
             return layout, alike.value(layout, key)
         try:
-            described = alike.describe_alike(
+            layout, template = alike.describe_alike(
                 file, path, key, files, guard, alike=names.keys[number], takes_scalars=not names.cells
             )
         except ScalarError:
-            described = scalar_layout(file, path, key, guard), None
+            layout, template = scalar_layout(file, path, key, guard), None
         except GroupError as error:
             error.key = names.keys[number]
             raise
-        assert described is not None, "required arrays exist"
-        layout, template = described
         if names.cells:
             layout = of_cells.checked(layout, names.keys[number], part)
         if layout.value is not None:
