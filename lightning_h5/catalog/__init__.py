@@ -37,10 +37,11 @@ from .discovery import (
 from .file_contents import collector_paused
 from .file_counts import boundaries_in, ends_of
 from .joined_columns import arrays_of_others, describe_with_columns, with_columns, with_others
-from .kept_parts import PackedText
+from .kept_parts import PackedText, PartsOfFile
 from .part_layouts import ListedParts, PartLayouts, StoredParts
+from .part_names import PartNames, filled
 from .reference_values import values_of_cells
-from .segment_parts import FoundParts, NamedParts, PartNames, filled, parts_in
+from .segment_parts import parts_in
 from .side_table import OR_DROP, PREFIX, SideTable, is_of_table
 
 __all__ = [
@@ -54,12 +55,11 @@ __all__ = [
     "Categories",
     "Compatibility",
     "FieldMap",
-    "FoundParts",
     "ListedParts",
-    "NamedParts",
     "PackedText",
     "PartLayouts",
     "PartNames",
+    "PartsOfFile",
     "SideTable",
     "Skip",
     "Span",
