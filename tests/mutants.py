@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         "Lightning may shard the sampler again",
         "order/samplers.py",
-        "class PlanSampler(DistributedSampler[Any], SequentialSampler):",
-        "class PlanSampler(SequentialSampler):",
+        "class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):",
+        "class PlanSampler(RunOrder, SequentialSampler):",
         (*SAMPLING, *RANKS),
     ),
     Mutant(
@@ -123,7 +123,7 @@ MUTANTS = [
     Mutant(
         "the trainer's counter is not moved",
         "datamodules/resume.py",
-        "            progress.set_batch_count(done)\n",
+        "            progress.set_batch_count(n_done)\n",
         "            pass\n",
         RESUME,
     ),
@@ -137,7 +137,7 @@ MUTANTS = [
     Mutant(
         "an epoch past its limit goes on",
         "datamodules/resume.py",
-        "elif done < trainer.num_training_batches:",
+        "elif n_done < trainer.num_training_batches:",
         "elif True:",
         RESUME,
     ),
@@ -172,7 +172,7 @@ MUTANTS = [
     Mutant(
         "the position of a renamed data module is dropped",
         "datamodules/resume.py",
-        "if self._pending is not None or len(found) != 1:",
+        "if self._pending is not None or len(names) != 1:",
         "if True:",
         RESUME,
     ),
@@ -243,7 +243,7 @@ MUTANTS = [
     Mutant(
         "nobody looks whether there is room",
         "datasets/shard_loading.py",
-        "    if found is None or not _lacks(found, needed):\n        return\n",
+        "    if memory is None or not _lacks(memory, needed):\n        return\n",
         "    return\n",
         ("tests/datasets/test_rank_cached_dataset.py",),
     ),
@@ -353,8 +353,8 @@ MUTANTS = [
     Mutant(
         "packed numbers of all files are decoded by the formula of the first",
         "readers/chunked.py",
-        "out=out, change=each[number]",
-        "out=out, change=each[0]",
+        "out=out, change=changes[number]",
+        "out=out, change=changes[0]",
         ("tests/datasets/test_netcdf.py",),
     ),
     Mutant(
@@ -438,8 +438,8 @@ MUTANTS = [
     Mutant(
         "statistics of other shapes are taken",
         "datasets/normalize.py",
-        "if stats.row_shape is not None and (others := [other for other in shapes if other != stats.row_shape]):",
-        "if others := []:",
+        "if other_shapes := [row_shape for row_shape in shapes if stats.row_shape not in (None, row_shape)]:",
+        "if other_shapes := []:",
         NORMALIZATION,
     ),
     Mutant(

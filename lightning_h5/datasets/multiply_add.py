@@ -153,7 +153,7 @@ class Affine:
         return out
 
     def take(
-        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
     ) -> None:
         """See ``Change``; ``out`` has the dtype of the computation."""
         if not out.size:
@@ -161,8 +161,8 @@ class Affine:
         if (rows.dtype in COMPILED or self._codec is not None) and (loops := self._loops(rows, out)) is not None:
             rows, *unpacks = self._unpacking(rows)
             source, target = (array.reshape(len(array), *self._row_view) for array in (rows, out))
-            n_rows = len(out if here is None else here)
-            sources, targets = checked_places(places, n_rows, len(rows)), checked_places(here, n_rows, len(out))
+            n_rows = len(out if out_places is None else out_places)
+            sources, targets = checked_places(places, n_rows, len(rows)), checked_places(out_places, n_rows, len(out))
             loops.take(source, sources, target, targets, *self._flat, *unpacks)
             return
         if self._codec is not None:
@@ -171,11 +171,11 @@ class Affine:
         for part in row_slices(n_rows, max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):
                 stored = rows[part] if places is None else np.take(rows, places[part], axis=0, mode="clip")
-                piece = out[part] if here is None else np.empty_like(stored, out.dtype)
+                piece = out[part] if out_places is None else np.empty_like(stored, out.dtype)
                 piece[...] = stored
             self(piece)
-            if here is not None:
-                out[here[part]] = piece
+            if out_places is not None:
+                out[out_places[part]] = piece
 
     def _loops(self, *arrays: npt.NDArray[Any]) -> _AffineLoops | None:
         are_plain = all(x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative for x in arrays)

@@ -1,7 +1,7 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
 from . import forks as forks
-from .alike import AlikeArrays
+from .alike import AlikeArrays, has_first_link
 from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of
@@ -43,7 +43,7 @@ from .keys import (
     without_slashes,
     words_in,
 )
-from .layout import ArrayLayout, ArrayView, Decoding, Filter, filters_of, path_of, stack_arrays
+from .layout import ArrayLayout, ArrayView, Decoding, Filter, Runs, filters_of, path_of, stack_arrays
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
@@ -92,6 +92,7 @@ __all__ = [
     "Ragged",
     "Recode",
     "RowCodec",
+    "Runs",
     "ScalarError",
     "SparseGroup",
     "Stack",
@@ -125,6 +126,7 @@ __all__ = [
     "find_array",
     "guess_keys",
     "guess_keys_in",
+    "has_first_link",
     "holds_regions",
     "identity_of_object",
     "identity_text",

@@ -23,16 +23,19 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from queue import Empty, Queue
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed
+from torch.utils.data import DataLoader
 
-from ..datasets import WorkerFailure, naming_shared_memory, starting_workers, worker_memory
+from ..datasets import RowDataset, WorkerFailure
 from ..errors import H5Error, H5ValueError, H5WorkerError
+from ..order import PlanSampler
 from ..staging import network_address
 from ..threads import EndingThread
 from ..types import BatchToken
 from .prefetch import CLOSED
+from .worker_buffers import naming_shared_memory, starting_workers, worker_memory
 from .worker_failures import (
     close_pipes_of_fork,
     resource_that_ran_out,
@@ -42,9 +45,6 @@ from .worker_failures import (
     why_it_was_killed,
 )
 from .worker_process import WorkerJob, WorkerQueue, holding, serve, signals_for_trainer
-
-if TYPE_CHECKING:
-    from .loader import H5DataLoader
 
 __all__ = ["PinnedBatches", "WorkerBatches", "WorkerPool", "pin"]
 
@@ -68,8 +68,8 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # the main process
 
 
 def _close_inherited() -> None:
-    for each in list(_sockets):
-        each.close()
+    for connection in list(_sockets):
+        connection.close()
 
 
 # If a forked child kept these open, workers would not notice the end of the main process.
@@ -97,7 +97,9 @@ class WorkerPool:
     """Worker processes of a loader, for one pass at a time.
 
     Args:
-        loader: the loader to start workers for.
+        loader: how workers are started, and the user's functions that they run.
+        dataset: the loader's dataset.
+        sampler: the loader's sampler.
 
     Attributes:
         persists: whether they wait for another pass when one has ended.
@@ -109,11 +111,11 @@ class WorkerPool:
         H5ValueError: a function of the user's cannot be pickled for workers.
     """
 
-    def __init__(self, loader: H5DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any], dataset: RowDataset, sampler: PlanSampler) -> None:
         context: Any = loader.multiprocessing_context or multiprocessing.get_context()
         self.method: str = context.get_start_method()
         self.persists, self.timeout = loader.persistent_workers, loader.timeout
-        self.dataset = loader.dataset
+        self.dataset = dataset
         self.is_ended, self._pid = False, os.getpid()
         self.processes: list[BaseProcess] = []
         self._queues: list[WorkerQueue] = []
@@ -123,15 +125,15 @@ class WorkerPool:
         self.n_passes = 0
         depth = loader.prefetch_factor or 2
         # This raises if a file can no longer be read; without a lock, `__del__` does nothing.
-        n_bytes = max(MIN_SHARED, loader.sampler.batch_size * self.dataset.cost.row_bytes * N_SHARED * depth)
+        n_bytes = max(MIN_SHARED, sampler.batch_size * dataset.cost.row_bytes * N_SHARED * depth)
         self._memory = worker_memory(loader.num_workers, n_bytes)
         self._lock = threading.RLock()  # shared by the pinning thread and the main thread
         self._poll = select.poll()
         job = WorkerJob(
-            self.dataset,
+            dataset,
             loader.collate_fn,
             loader.worker_init_fn,
-            loader.sampler.replica.rank,
+            sampler.replica.rank,
             int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator)),
             loader.num_workers,
             self._memory,
@@ -243,23 +245,24 @@ class WorkerPool:
 
     def _take_answers(self) -> bool:
         """Wait a moment for answers; return whether any came."""
-        some = False
+        has_answers = False
         for queue in self._queues:
             if not queue.is_closed:
-                wanted = select.POLLIN | select.POLLOUT if queue.flush() else select.POLLIN
-                self._poll.modify(queue.connection, wanted)
+                events = select.POLLIN | select.POLLOUT if queue.flush() else select.POLLIN
+                self._poll.modify(queue.connection, events)
         ready = {descriptor for descriptor, _ in self._poll.poll(POLL_SECONDS * 1000)}
         for queue in self._queues:
             if queue.connection.fileno() not in ready:
                 continue
-            if (came := queue.read()) is not None:
-                answer = pickle.loads(came[1])  # also for an abandoned pass, to release its memory
-                if (task := self._tasks.pop(came[0], None)) is not None:
+            if (numbered_message := queue.read()) is not None:
+                number, message = numbered_message
+                answer = pickle.loads(message)  # also for an abandoned pass, to release its memory
+                if (task := self._tasks.pop(number, None)) is not None:
                     task.answer, task.is_done = answer, True
-                some = True
+                has_answers = True
             if queue.is_closed:
                 self._poll.unregister(queue.connection)
-        return some
+        return has_answers
 
     def _has_begun(self, worker: int) -> bool:
         return self._queues[worker].has_answered or self.dataset.counters.begun_by(worker) is not None
@@ -271,7 +274,7 @@ class WorkerPool:
     def _why_it_ended(self, worker: int) -> str:
         process = self.processes[worker]
         process.join(GRACE_SECONDS)
-        n_more = sum(not one.is_alive() for one in self.processes) - 1
+        n_more = sum(not worker_process.is_alive() for worker_process in self.processes) - 1
         return why_it_ended(
             f"worker {worker}" + (f" ({n_more} more ended, too)" if n_more > 0 else ""),
             process.exitcode,

@@ -2,9 +2,9 @@
 
 from .base import InMemoryReader, check_bounds, checked_places, row_slices, take_rows
 from .block_map import BlockMap, Boxes, RowGrid
+from .block_memory import BlockMemory
 from .block_sources import BlockSource, Change, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
-from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 from .chunked import BegunRead, ChunkedReader, CopyRows
 from .contiguous import ContiguousReader, MappedReader

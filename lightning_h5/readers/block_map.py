@@ -112,9 +112,9 @@ class RowGrid(NamedTuple):
         """Return the number of rows of each block."""
         sizes = []
         for size, step in ((self.lines, self.across), (self.size, self.along)):
-            each = np.full(-(-size // step), step, dtype=np.int64)
-            each[-1:] = size - (len(each) - 1) * step
-            sizes.append(each)
+            lengths = np.full(-(-size // step), step, dtype=np.int64)
+            lengths[-1:] = size - (len(lengths) - 1) * step
+            sizes.append(lengths)
         return np.multiply.outer(*sizes).reshape(-1)
 
 

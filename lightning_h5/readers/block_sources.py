@@ -20,7 +20,7 @@ from ..hdf5 import ArrayLayout, Unpack
 from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
-from .chunk_cache import BlockMemory
+from .block_memory import BlockMemory
 
 __all__ = ["TASK_BYTES", "BlockSource", "BlockSources", "Change", "FieldLayouts", "PreparedSource", "ReaderSource"]
 
@@ -55,7 +55,7 @@ class Change(Protocol):
         ...
 
     def take(
-        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
     ) -> None:
         """Copy rows, and change the copies.
 
@@ -63,7 +63,7 @@ class Change(Protocol):
             rows: shape ``(n_rows, *row_shape)``.
             places: which rows to copy, shape ``(n,)``; None for all.
             out: memory for rows, in one piece, of any dtype.
-            here: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
+            out_places: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
         """
         ...
 
@@ -205,7 +205,7 @@ class FieldLayouts(Sequence[ArrayLayout]):
         """Return arrays that are described one by one, each as a kind of its own."""
         if isinstance(layouts, FieldLayouts):
             return layouts
-        numbers, n_rows = np.arange(len(layouts)), np.array([one.n_rows for one in layouts], dtype=np.int64)
+        numbers, n_rows = np.arange(len(layouts)), np.array([array.n_rows for array in layouts], dtype=np.int64)
         return cls(numbers.astype(np.int32), numbers, n_rows, layouts.__getitem__)
 
     def __len__(self) -> int:
@@ -248,7 +248,7 @@ class BlockSources(Sequence[BlockSource]):
 
     def __init__(self, layouts: FieldLayouts, open_source: Callable[[int, ArrayLayout], BlockSource]) -> None:
         self._layouts, self._open = layouts, open_source
-        self.examples = [open_source(*one) for one in zip(layouts.firsts.tolist(), layouts.examples, strict=True)]
+        self.examples = [open_source(*array) for array in zip(layouts.firsts.tolist(), layouts.examples, strict=True)]
         self._are_examples = len(self.examples) == len(layouts)
         self._opened: dict[int, BlockSource] = {}
         self._lock = threading.Lock()

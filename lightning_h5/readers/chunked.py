@@ -38,11 +38,11 @@ class Changes(NamedTuple):
     """What rows are changed by when they are copied out of blocks.
 
     Attributes:
-        each: the different changes; empty if there are none.
+        kinds: the different changes; empty if there are none.
         of_array: for several changes, the number of that of each array.
     """
 
-    each: tuple[Change, ...] = ()
+    kinds: tuple[Change, ...] = ()
     of_array: IntArray | None = None
 
     @classmethod
@@ -144,9 +144,9 @@ class ChunkedReader:
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(pieces.blocks))
             places = pieces.of_rows(complete.places(pieces.blocks) * complete.slot_rows + pieces.within)
-            is_alike = len(self._changes.each) <= 1
+            is_alike = len(self._changes.kinds) <= 1
             if all_cores and is_alike and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
-                copy = partial(_copy_on_all_cores, out=out, change=next(iter(self._changes.each), None))
+                copy = partial(_copy_on_all_cores, out=out, change=next(iter(self._changes.kinds), None))
             return _CompleteRead(complete, places, copy)
         needed, which = np.unique(pieces.blocks, return_inverse=True)
         self._counters.add(blocks_used=len(needed))
@@ -161,16 +161,16 @@ class ChunkedReader:
 
     def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
-        each, of_array = self._changes
-        if of_array is None or len(each) == 1:
-            return partial(_copy_rows, out=out, change=next(iter(each), None))
-        which = pieces.repeated(of_array[self._file_of(pieces.blocks)])
+        changes, of_array = self._changes
+        if of_array is None or len(changes) == 1:
+            return partial(_copy_rows, out=out, change=next(iter(changes), None))
+        numbers = pieces.repeated(of_array[self._file_of(pieces.blocks)])
 
-        def copy(rows: npt.NDArray[Any], places: IntArray, here: IntArray | None) -> None:
-            here = np.arange(len(which)) if here is None else here
-            for number in np.unique(which[here]).tolist():
-                some = np.flatnonzero(which[here] == number)
-                _copy_rows(rows, places[some], here[some], out=out, change=each[number])
+        def copy(rows: npt.NDArray[Any], places: IntArray, out_places: IntArray | None) -> None:
+            out_places = np.arange(len(numbers)) if out_places is None else out_places
+            for number in np.unique(numbers[out_places]).tolist():
+                is_changed = numbers[out_places] == number
+                _copy_rows(rows, places[is_changed], out_places[is_changed], out=out, change=changes[number])
 
         return copy
 
@@ -268,8 +268,9 @@ class ChunkedReader:
             return load_tasks(cache, self._sources[0], blocks, slots)
         files = self._file_of(blocks)
         for file in np.unique(files).tolist():
-            here = np.flatnonzero(files == file)
-            tasks += load_tasks(cache, self._sources[file], blocks[here] - self.map.first_block[file], slots[here])
+            is_in_file = files == file
+            numbers = blocks[is_in_file] - self.map.first_block[file]
+            tasks += load_tasks(cache, self._sources[file], numbers, slots[is_in_file])
         return tasks
 
     def note_read(self, cache: ChunkCache, blocks: IntArray, counts: IntArray, epoch: int) -> npt.NDArray[np.bool_]:
@@ -343,14 +344,14 @@ class _PickedRead:
 
     def __init__(self, reader: ChunkedReader, blocks: IntArray, pieces: Pieces, copy: CopyRows) -> None:
         self._reader, self._blocks, self._copy = reader, blocks, copy
-        self._which, self._within = pieces.repeated(pieces.blocks), pieces.of_rows(pieces.within)
+        self._block_of_rows, self._within = pieces.repeated(pieces.blocks), pieces.of_rows(pieces.within)
 
     def finish(self) -> None:
         """Read and decode the rows."""
         for number, block in enumerate(self._blocks.tolist()):
-            here = np.flatnonzero(self._which == number)
-            within, places = np.unique(self._within[here], return_inverse=True)
-            self._copy(self._reader.pick(block, within), places, here)
+            out_places = np.flatnonzero(self._block_of_rows == number)
+            within, places = np.unique(self._within[out_places], return_inverse=True)
+            self._copy(self._reader.pick(block, within), places, out_places)
 
     def cancel(self) -> None:
         """Do nothing: there is no lease."""
@@ -406,8 +407,8 @@ class _CachedRead:
         pieces, slots = self._pieces, slot_of[self._pieces.blocks]
         places = pieces.of_rows(slots * self._cache.slot_rows + pieces.within)
         is_all = len(self._part) == len(self._blocks) and not len(self.left)
-        here = None if is_all else np.flatnonzero(pieces.repeated(slots >= 0))
-        self._copy_rows(self._cache.rows, places if here is None else places[here], here)
+        out_places = None if is_all else np.flatnonzero(pieces.repeated(slots >= 0))
+        self._copy_rows(self._cache.rows, places if out_places is None else places[out_places], out_places)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._pieces.blocks, self._pieces.sizes, len(self._blocks))[self._part].astype(np.int64)
@@ -423,7 +424,12 @@ def _n_different(numbers: IntArray) -> int:
 
 
 def _copy_on_all_cores(
-    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: Change | None
+    rows: npt.NDArray[Any],
+    places: IntArray,
+    out_places: IntArray | None,
+    *,
+    out: npt.NDArray[Any],
+    change: Change | None,
 ) -> None:
     """Copy all rows to ``out`` with the threads of torch, and change them there."""
     take_rows(rows, places, out, all_cores=True)
@@ -432,24 +438,27 @@ def _copy_on_all_cores(
 
 
 def _copy_rows(
-    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: Change | None
+    rows: npt.NDArray[Any],
+    places: IntArray,
+    out_places: IntArray | None,
+    *,
+    out: npt.NDArray[Any],
+    change: Change | None,
 ) -> None:
-    """Copy rows to their places in ``out`` (``here``; None is all of it), and change them."""
+    """Copy rows to their places in ``out`` (``out_places``; None is all of it), and change them."""
     if change is not None and out.flags.c_contiguous:
-        change.take(rows, places, out, here)
-    elif here is None and out.flags.c_contiguous and out.dtype == rows.dtype:
+        change.take(rows, places, out, out_places)
+    elif out_places is None and out.flags.c_contiguous and out.dtype == rows.dtype:
         np.take(rows, places, axis=0, out=out, mode="clip")  # other modes allocate a buffer
     else:
-        for some in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
+        for part in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
-                out[some if here is None else here[some]] = _taken_rows(rows, places[some], out.dtype, change)
+                out[part if out_places is None else out_places[part]] = _copies(rows, places[part], out.dtype, change)
 
 
-def _taken_rows(
-    rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: Change | None
-) -> npt.NDArray[Any]:
+def _copies(rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: Change | None) -> npt.NDArray[Any]:
     if change is None:
         return np.take(rows, places, axis=0, mode="clip")
-    taken = np.empty((len(places), *rows.shape[1:]), dtype)
-    change.take(rows, places, taken)
-    return taken
+    copies = np.empty((len(places), *rows.shape[1:]), dtype)
+    change.take(rows, places, copies)
+    return copies

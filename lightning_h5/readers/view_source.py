@@ -20,15 +20,15 @@ from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import BlockMap, Boxes, RowGrid
+from .block_memory import BlockMemory
 from .block_sources import TASK_BYTES, BlockSource
-from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 
 __all__ = ["BlockReader", "ViewSource", "read_slab"]
 
 
 Part = int | slice | npt.NDArray[np.int64]
-"""What is taken of an axis."""
+"""What is selected of an axis."""
 
 
 class _AxisPiece(NamedTuple):
@@ -36,7 +36,7 @@ class _AxisPiece(NamedTuple):
 
     Attributes:
         number: of the chunk along the axis.
-        source: what is taken of it.
+        source: what is selected of it.
         target: where that belongs in a row; None if rows have no such axis.
     """
 
@@ -138,15 +138,15 @@ class ViewSource:
         assert self.layout.table is not None, "it has chunks"
         grid = self.layout.table.grid
         steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
-        found = np.zeros((len(blocks), 1), dtype=np.int64)
-        places = np.unravel_index(blocks, self.view.row_grid) if self.view.row_axes else ()
-        for axis, at in zip(self.view.row_axes, places, strict=True):
-            found[:, 0] += at * steps[axis]
-        of_parts = [
+        firsts = np.zeros((len(blocks), 1), dtype=np.int64)  # of each block
+        indices = np.unravel_index(blocks, self.view.row_grid) if self.view.row_axes else ()
+        for axis, index in zip(self.view.row_axes, indices, strict=True):
+            firsts[:, 0] += index * steps[axis]
+        offsets = [
             sum(piece.number * steps[axis] for axis, piece in zip(self.view.other_axes, part, strict=True))
             for part in parts
         ]
-        return (found + np.array(of_parts, dtype=np.int64)).reshape(-1)
+        return (firsts + np.array(offsets, dtype=np.int64)).reshape(-1)
 
     def _copy(self, values: npt.NDArray[Any], part: Sequence[_AxisPiece], rows: npt.NDArray[Any]) -> None:
         """Copy what a chunk, or a slab, has of a block's rows."""
@@ -164,8 +164,8 @@ class ViewSource:
         else:
             values = values[(*all_rows, *(piece.source for piece in part))]
         block = rows.reshape(-1)[: self._n_values].reshape(self._block_shape)
-        if sum(isinstance(one, np.ndarray) for one in target) > 1:
-            block[np.ix_(*(np.arange(n)[one] for one, n in zip(target, block.shape, strict=False)))] = values
+        if sum(isinstance(indices, np.ndarray) for indices in target) > 1:
+            block[np.ix_(*(np.arange(n)[indices] for indices, n in zip(target, block.shape, strict=False)))] = values
         else:
             block[tuple(target)] = values
 
@@ -174,21 +174,21 @@ class ViewSource:
     def _load_slab(self, block: int, rows: npt.NDArray[Any]) -> None:
         view, layout = self.view, self.layout
         slab = [slice(0, n) for n in view.shape]
-        places = np.unravel_index(block, view.row_grid) if view.row_axes else ()
-        for axis, at, step in zip(view.row_axes, places, view.block, strict=True):
-            slab[axis] = slice(int(at) * step, min((int(at) + 1) * step, view.shape[axis]))
+        indices = np.unravel_index(block, view.row_grid) if view.row_axes else ()
+        for axis, index, step in zip(view.row_axes, indices, view.block, strict=True):
+            slab[axis] = slice(int(index) * step, min((int(index) + 1) * step, view.shape[axis]))
         pieces = []
-        for axis, taken in zip(view.other_axes, view.selections, strict=True):
-            low, high = _hull(taken)
+        for axis, selection in zip(view.other_axes, view.selections, strict=True):
+            low, high = _hull(selection)
             slab[axis] = slice(low, high)
             source: Part
-            if isinstance(taken, int):
+            if isinstance(selection, int):
                 source = 0
-            elif isinstance(taken, slice):
-                source = slice(0, high - low, taken.step)
+            elif isinstance(selection, slice):
+                source = slice(0, high - low, selection.step)
             else:
-                source = np.array(taken, np.int64) - low
-            pieces.append(_AxisPiece(0, source, None if isinstance(taken, int) else slice(None)))
+                source = np.array(selection, np.int64) - low
+            pieces.append(_AxisPiece(0, source, None if isinstance(selection, int) else slice(None)))
         self._copy(read_slab(layout, slab, self._options, self._reader, self._counters), pieces, rows)
 
 
@@ -214,8 +214,8 @@ class BlockReader(LayoutReader):
         memory = np.empty((source.rows_per_block, *self.row_shape), self.dtype)
         for block in np.unique(blocks).tolist():
             source.load([block], range(source.n_parts), BlockMemory(memory, np.zeros(1, np.int64), len(memory)))
-            here = np.flatnonzero(blocks == block)
-            out[here] = memory[within[here]]
+            is_in_block = blocks == block
+            out[is_in_block] = memory[within[is_in_block]]
 
 
 def read_slab(
@@ -234,7 +234,7 @@ def read_slab(
         H5CorruptError: it cannot be read.
     """
     assert layout.view is not None, "it is seen as it is stored"
-    n_bytes = math.prod(one.stop - one.start for one in slab) * layout.stored.itemsize
+    n_bytes = math.prod(part.stop - part.start for part in slab) * layout.stored.itemsize
     share = n_bytes / max(1, math.prod(layout.view.shape) * layout.stored.itemsize)
     counters.add(bytes_read=round(share * layout.n_stored_bytes), bytes_decoded=n_bytes)
     if reader is not None:
@@ -254,19 +254,19 @@ def read_slab(
 
 
 def _pieces_of(view: ArrayView) -> list[list[_AxisPiece]]:
-    """Return, for each axis of rows, what the chunks along it have of what is taken."""
+    """Return, for each axis of rows, what the chunks along it have of what is selected."""
     assert view.array.chunks is not None, "it has chunks"
     return [
-        _pieces_along(taken, view.array.chunks[axis], view.shape[axis])
-        for axis, taken in zip(view.other_axes, view.selections, strict=True)
+        _pieces_along(selection, view.array.chunks[axis], view.shape[axis])
+        for axis, selection in zip(view.other_axes, view.selections, strict=True)
     ]
 
 
-def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) -> list[_AxisPiece]:
-    if isinstance(taken, int):
-        return [_AxisPiece(taken // step, taken % step, None)]
-    if isinstance(taken, slice) and taken.step == 1:
-        low, high = taken.start, taken.stop
+def _pieces_along(selection: int | slice | tuple[int, ...], step: int, size: int) -> list[_AxisPiece]:
+    if isinstance(selection, int):
+        return [_AxisPiece(selection // step, selection % step, None)]
+    if isinstance(selection, slice) and selection.step == 1:
+        low, high = selection.start, selection.stop
         return [
             _AxisPiece(
                 number,
@@ -275,7 +275,7 @@ def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) ->
             )
             for number in range(low // step, -(-high // step) if high > low else 0)
         ]
-    indices = np.arange(size)[taken] if isinstance(taken, slice) else np.array(taken, np.int64)
+    indices = np.arange(size)[selection] if isinstance(selection, slice) else np.array(selection, np.int64)
     numbers = indices // step
     return [
         _AxisPiece(number, indices[numbers == number] - number * step, np.flatnonzero(numbers == number))
@@ -283,14 +283,14 @@ def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) ->
     ]
 
 
-def _hull(taken: int | slice | tuple[int, ...]) -> tuple[int, int]:
-    """Return the first index that is taken, and the one after the last."""
-    if isinstance(taken, int):
-        return taken, taken + 1
-    if isinstance(taken, slice):
-        return taken.start, taken.stop
-    return (min(taken), max(taken) + 1) if taken else (0, 0)
+def _hull(selection: int | slice | tuple[int, ...]) -> tuple[int, int]:
+    """Return the first index that is selected, and the one after the last."""
+    if isinstance(selection, int):
+        return selection, selection + 1
+    if isinstance(selection, slice):
+        return selection.start, selection.stop
+    return (min(selection), max(selection) + 1) if selection else (0, 0)
 
 
 def _slab_text(slab: Sequence[slice]) -> str:
-    return "[" + ", ".join(f"{one.start}:{one.stop}" for one in slab) + "]"
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in slab) + "]"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..types import IntArray
 from .patch_grids import PatchRows
 from .segments import BoolArray
@@ -41,6 +43,10 @@ class FieldRows(NamedTuple):
     is_valid: BoolArray | None = None
     patches: PatchRows | None = None
     runs: IntArray | int | None = None
+
+    def lengths_of(self, n_samples: int) -> IntArray:
+        """Return the number of rows of each of the ``n_samples`` samples."""
+        return np.full(n_samples, len(self.rows) // max(1, n_samples)) if self.lengths is None else self.lengths
 
 
 class BatchRows(NamedTuple):

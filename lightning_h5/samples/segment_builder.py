@@ -13,10 +13,9 @@ import numpy.typing as npt
 from ..catalog import (
     ArrayRequest,
     Catalog,
-    FoundParts,
-    NamedParts,
     PackedText,
     PartNames,
+    PartsOfFile,
     SideTable,
     StoredParts,
     parts_in,
@@ -44,7 +43,7 @@ class _FileParts(NamedTuple):
 
     path: str
     guard: ChangeGuard
-    parts: FoundParts
+    parts: PartsOfFile
 
 
 class SegmentTableBuilder(TableBuilder):
@@ -97,13 +96,13 @@ class SegmentTableBuilder(TableBuilder):
 
     # Looking at files ----------------------------------------------------------------------------------------
 
-    def look(self, path: str) -> tuple[ChangeGuard, FoundParts]:
+    def look(self, path: str) -> tuple[ChangeGuard, PartsOfFile]:
         """See ``TableBuilder.look``: the parts of a file."""
         search = partial(parts_in, path, self._own, self._options)
         guard, parts = self._catalog.look(path, self._options, self._own, search)
         return replace(guard, others=parts.others) if parts.others else guard, parts
 
-    def add(self, path: str, contents: tuple[ChangeGuard, FoundParts]) -> None:
+    def add(self, path: str, contents: tuple[ChangeGuard, PartsOfFile]) -> None:
         """See ``TableBuilder.add``."""
         file = _FileParts(path, *contents)
         self._n_missing += file.parts.n_missing
@@ -195,7 +194,7 @@ class SegmentTableBuilder(TableBuilder):
             )
 
     def _named_parts(self, stored: StoredParts, names: PartNames) -> Parts:
-        return Parts(stored.files, NamedParts(names, stored.stars), self._aliases(names))
+        return Parts(stored.files, names, stored.stars, self._aliases(names))
 
     def _aliases(self, names: PartNames) -> dict[tuple[int, str], str]:
         """Return names of parts by their other names (see ``Parts.aliases``)."""

@@ -293,7 +293,7 @@ def selected(requests: Sequence[ArrayRequest], names: Sequence[str], options: Sa
     return [
         replace(
             request,
-            taken=tuple(
+            selection=tuple(
                 (int(axis), _hashable(_checked_index(selection, name)))
                 for axis, selection in value_of_field(options.select, name, request.key, {}).items()
             ),
