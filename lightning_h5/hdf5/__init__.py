@@ -2,6 +2,7 @@
 
 from . import forks as forks
 from .alike import AlikeArrays
+from .change_guard import ChangeGuard, is_on_disk, pread_of, stat_of
 from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of
@@ -24,7 +25,7 @@ from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_d
 from .dtypes import kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, dtype_of_numbers, is_bytes, is_list
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
-from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, meaning_of, pread_of, stat_of
+from .identity import file_identity, identity_text, meaning_of
 from .keys import (
     GROUP_WORDS,
     FieldNames,

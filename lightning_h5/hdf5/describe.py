@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near, short_repr
 from ..options import FileOptions
+from .change_guard import ChangeGuard, pread_of
 from .checks import check_integrity, check_library, ensure_filters
 from .chunk_index import (
     MAX_CHUNKS,
@@ -27,7 +28,6 @@ from .chunk_index import (
 from .digests import read_digests, with_digests
 from .dtypes import kind_of, native
 from .encoded import is_bytes, is_image
-from .identity import ChangeGuard, pread_of
 from .layout import ArrayLayout, Filter, Storage, filters_of
 from .links import ArrayHandle, find_array
 from .open import is_in_other_file, translate_h5py_errors

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
 from ..types import IntArray, cached_property
+from .change_guard import ChangeGuard
 from .chunk_index import ChunkTable, grid_of
 from .dtypes import dtype_text, kind_of, native
-from .identity import ChangeGuard
 from .packing import Packing
 
 if TYPE_CHECKING:

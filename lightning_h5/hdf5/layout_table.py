@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray, cached_property
+from .change_guard import ChangeGuard
 from .chunk_index import ChunkTable, grid_of
-from .identity import ChangeGuard
 from .layout import ArrayLayout
 
 __all__ = ["ArrayColumns", "LayoutTable"]
