@@ -21,7 +21,8 @@ from .contents import (
     target_of,
 )
 from .describe import attribute_layout, column_layout, describe_array, layout_of, scalar_layout
-from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
+from .digest_checks import blank_digests, check_piece, with_digests
+from .digests import ArrayDigests, digest_of, digests_path, read_digests, write_digests
 from .dtypes import kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, dtype_of_numbers, is_bytes, is_list
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
@@ -102,9 +103,11 @@ __all__ = [
     "Widen",
     "arrays_in",
     "attribute_layout",
+    "blank_digests",
     "bytes_of",
     "check_decoding_memory",
     "check_no_overlap",
+    "check_piece",
     "close_when_collected",
     "codec_of",
     "column_layout",

@@ -25,7 +25,8 @@ from .chunk_index import (
     moves_axis,
     plain_edges,
 )
-from .digests import read_digests, with_digests
+from .digest_checks import with_digests
+from .digests import read_digests
 from .dtypes import kind_of, native
 from .encoded import is_bytes, is_image
 from .layout import ArrayLayout, Filter, Storage, filters_of

@@ -17,12 +17,12 @@ from ..errors import H5ValueError, listing
 from ..types import IntArray, cached_property
 from .change_guard import ChangeGuard
 from .chunk_index import ChunkTable, grid_of
+from .digests import ArrayDigests
 from .dtypes import dtype_text, kind_of, native
 from .packing import Packing
 
 if TYPE_CHECKING:
     from .codecs import Codec
-    from .digests import ArrayDigests
 
 __all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "filters_of", "path_of", "stack_arrays"]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5MemoryError
-from ..hdf5 import ArrayLayout, size_of
+from ..hdf5 import ArrayLayout, check_piece, size_of
 from ..sizes import bytes_text
 from ..types import IntArray
 from .block_map import RowGrid
@@ -188,7 +188,7 @@ class ChunkLoader:
         if layout.digests is not None:
             pieces = zip(chunks, starts.tolist(), stops.tolist(), masks.tolist(), strict=True)
             for chunk, start, stop, mask in pieces:
-                layout.digests.check(int(chunk), data[start:stop], layout, mask=mask)
+                check_piece(layout.digests, int(chunk), data[start:stop], layout, mask=mask)
         self._count(len(data), n_chunks, len(chunks), took)
         failed = self._pipeline.decode_each(data, starts, stops, masks, out, firsts, n_bytes)
         if failed is not None:
