@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..hdf5 import Unpack
 from ..jit import compiled
-from ..readers import checked_places, row_slices
+from ..readers import Unpack, checked_places, row_slices
 from ..types import IntArray
 
 __all__ = ["Affine"]

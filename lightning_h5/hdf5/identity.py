@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from .chunk_index import ChunkTable
 from .layout import ArrayLayout
-from .packing import Packing
 from .remote_file import sample_content
 
 __all__ = ["file_identity", "identity_text", "meaning_of"]
@@ -67,8 +66,7 @@ def meaning_of(array: ArrayLayout) -> str:
     if array.packing is not None:
         text += array.packing.identity
     if array.decoding is not None:
-        packing: Packing | None = getattr(array.decoding.codec, "packing", None)
-        text += "" if packing is not None and packing.is_implied else repr(array.decoding.codec)
+        text += array.decoding.codec.identity
     return text
 
 

@@ -7,12 +7,14 @@ from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first
 from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 from .chunked import BegunRead, ChunkedReader, CopyRows
+from .codecs import Conventions, DecodeRequest, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of, unpacked
 from .contiguous import ContiguousReader, MappedReader
 from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
 from .h5py_reader import H5pyReader, check_readable_text
 from .many_reads import MIN_COMPILED, compile_reads
+from .row_codecs import Image, Ragged, RowCodec, bytes_of
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .storage_rates import storage_rates
 from .thread_pool import TaskQueue, usable_cores
@@ -30,20 +32,33 @@ __all__ = [
     "ChunkLoader",
     "ChunkedReader",
     "ContiguousReader",
+    "Conventions",
     "CopyRows",
+    "DecodeRequest",
     "EncodedReader",
     "FieldLayouts",
     "H5pyReader",
+    "Image",
     "InMemoryReader",
     "MappedReader",
+    "MatrixRows",
+    "MoveLast",
     "PreparedSource",
+    "Ragged",
     "ReaderSource",
+    "Recode",
+    "RowCodec",
     "RowGrid",
+    "Stack",
     "TaskQueue",
+    "Unpack",
+    "Widen",
     "bulk_tasks",
+    "bytes_of",
     "check_bounds",
     "check_readable_text",
     "checked_places",
+    "codec_of",
     "compile_reads",
     "digest_tasks",
     "do_tasks",
@@ -59,6 +74,7 @@ __all__ = [
     "run_with_progress",
     "storage_rates",
     "take_rows",
+    "unpacked",
     "usable_cores",
     "verify_tasks",
 ]

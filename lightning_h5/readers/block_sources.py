@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..hdf5 import ArrayLayout, Unpack
+from ..hdf5 import ArrayLayout
 from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
 from .chunk_cache import BlockMemory
+from .codecs import Unpack
 
 __all__ = ["TASK_BYTES", "BlockSource", "BlockSources", "Change", "FieldLayouts", "PreparedSource", "ReaderSource"]
 

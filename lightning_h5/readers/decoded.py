@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5MemoryError
-from ..hdf5 import ArrayLayout, Codec, RowCodec, Unpack, bytes_of
+from ..hdf5 import ArrayLayout, Codec
 from ..types import IntArray, RowReader
 from .base import LayoutReader, checked_places, row_slices
 from .block_sources import BlockSource, Change
 from .chunk_cache import BlockMemory, scratch
+from .codecs import Unpack
+from .row_codecs import RowCodec, bytes_of
 from .thread_pool import TaskQueue
 
 __all__ = ["DecodedCopies", "DecodedReader", "DecodedSource", "EncodedReader", "images_alike"]
@@ -32,7 +34,7 @@ def compiled_codec(layout: ArrayLayout) -> Codec:
     """Return what decodes rows of an array, compiled for them if that is possible."""
     assert layout.decoding is not None, "rows are as stored"
     stored, codec = layout.decoding.array, layout.decoding.codec
-    if stored.dtype == np.float16:  # Numba has none
+    if not isinstance(codec, Unpack) or stored.dtype == np.float16:  # Numba has no float16
         return codec
     codec = codec.compiled()
     codec.decode(np.empty((0, *stored.row_shape), stored.dtype), np.empty((0, *layout.row_shape), layout.dtype))

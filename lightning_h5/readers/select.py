@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, Unpack, check_decoding_memory, is_out_of_proportion, kind_of
+from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_out_of_proportion, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap, RowGrid
@@ -18,11 +18,13 @@ from .block_sources import BlockSource, BlockSources, Change, FieldLayouts, Prep
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import ChunkLoader
 from .chunked import Changes, ChunkedReader, CountReads
+from .codecs import Unpack
 from .contiguous import ContiguousReader, MappedReader, RunsReader
 from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader
 from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
+from .row_codecs import RowCodec
 from .stacked import StackReader, StackSource
 from .thread_pool import TaskQueue
 from .view_source import BlockReader, CellSource, ViewSource
