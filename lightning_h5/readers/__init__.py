@@ -2,7 +2,7 @@
 
 from .base import InMemoryReader, check_bounds, checked_places, row_slices, take_rows
 from .block_map import BlockMap, RowGrid
-from .block_sources import BlockSource, Change, FieldLayouts, PreparedSource, ReaderSource
+from .block_sources import BlockSource, Change, CopyChange, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
@@ -33,6 +33,7 @@ __all__ = [
     "ChunkedReader",
     "ContiguousReader",
     "Conventions",
+    "CopyChange",
     "CopyRows",
     "DecodeRequest",
     "EncodedReader",

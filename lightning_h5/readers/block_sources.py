@@ -23,7 +23,16 @@ from .block_map import RowGrid
 from .chunk_cache import BlockMemory
 from .codecs import Unpack
 
-__all__ = ["TASK_BYTES", "BlockSource", "BlockSources", "Change", "FieldLayouts", "PreparedSource", "ReaderSource"]
+__all__ = [
+    "TASK_BYTES",
+    "BlockSource",
+    "BlockSources",
+    "Change",
+    "CopyChange",
+    "FieldLayouts",
+    "PreparedSource",
+    "ReaderSource",
+]
 
 TASK_BYTES = 1 << 20  # decoded bytes per task, about a millisecond of work: smaller tasks cost more in switching
 
@@ -31,28 +40,11 @@ MAX_OPEN = 4096
 """Sources that are kept open, beside one of each kind: each takes one or two KiB."""
 
 
-class Change(Protocol):
-    """A change of single rows, applied when they are read.
-
-    Attributes:
-        takes_at_once: whether copying costs little more with the change than without.
-    """
-
-    @property
-    def takes_at_once(self) -> bool:
-        """See the class."""
-        ...
+class CopyChange(Protocol):
+    """A change of single rows, applied while they are copied."""
 
     def compile(self, stored: np.dtype[Any]) -> None:
         """Compile what changes rows of a dtype, if that is possible: before processes fork, and not while they read."""
-        ...
-
-    def after(self, codec: Unpack) -> Change:
-        """Return a change that decodes packed numbers first, in the same pass; only if this one takes at once."""
-        ...
-
-    def __call__(self, rows: npt.NDArray[Any]) -> None:
-        """Change rows in place; they lie in one piece."""
         ...
 
     def take(
@@ -66,6 +58,27 @@ class Change(Protocol):
             out: memory for rows, in one piece, of any dtype.
             here: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
         """
+        ...
+
+
+class Change(CopyChange, Protocol):
+    """A change of single rows that can also be applied in place.
+
+    Attributes:
+        takes_at_once: whether copying costs little more with the change than without.
+    """
+
+    @property
+    def takes_at_once(self) -> bool:
+        """See the class."""
+        ...
+
+    def after(self, codec: Unpack) -> CopyChange:
+        """Return a change that decodes packed numbers first, in the same pass; only if this one takes at once."""
+        ...
+
+    def __call__(self, rows: npt.NDArray[Any]) -> None:
+        """Change rows in place; they lie in one piece."""
         ...
 
 

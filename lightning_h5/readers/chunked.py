@@ -18,7 +18,7 @@ from ..counters import Counters
 from ..types import IntArray
 from .base import check_bounds, row_slices, take_rows
 from .block_map import BlockMap, Pieces
-from .block_sources import BlockSources, Change, FieldLayouts
+from .block_sources import BlockSources, Change, CopyChange, FieldLayouts
 from .chunk_cache import ChunkCache, Lease, load_tasks
 from .thread_pool import TaskQueue
 
@@ -40,15 +40,17 @@ class Changes(NamedTuple):
     Attributes:
         each: the different changes; empty if there are none.
         of_array: for several changes, the number of that of each array.
+        in_place: the change of all rows if it can be made in place too.
     """
 
-    each: tuple[Change, ...] = ()
+    each: tuple[CopyChange, ...] = ()
     of_array: IntArray | None = None
+    in_place: Change | None = None
 
     @classmethod
     def all_by(cls, change: Change | None) -> Changes:
         """Return one change of all rows; None leaves them as they are."""
-        return cls() if change is None else cls((change,))
+        return cls() if change is None else cls((change,), in_place=change)
 
 
 class ChunkedReader:
@@ -146,9 +148,10 @@ class ChunkedReader:
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(pieces.blocks))
             places = pieces.of_rows(complete.places(pieces.blocks) * complete.slot_rows + pieces.within)
-            is_alike = len(self._changes.each) <= 1
-            if all_cores and is_alike and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
-                copy = partial(_copy_on_all_cores, out=out, change=next(iter(self._changes.each), None))
+            changes = self._changes
+            is_whole = not changes.each or changes.in_place is not None
+            if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
+                copy = partial(_copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, places, copy)
         needed, which = np.unique(pieces.blocks, return_inverse=True)
         self._counters.add(blocks_used=len(needed))
@@ -163,7 +166,7 @@ class ChunkedReader:
 
     def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
-        each, of_array = self._changes
+        each, of_array = self._changes.each, self._changes.of_array
         if of_array is None or len(each) == 1:
             return partial(_copy_rows, out=out, change=next(iter(each), None))
         which = pieces.repeated(of_array[self._file_of(pieces.blocks)])
@@ -433,7 +436,7 @@ def _copy_on_all_cores(
 
 
 def _copy_rows(
-    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: Change | None
+    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: CopyChange | None
 ) -> None:
     """Copy rows to their places in ``out`` (``here``; None is all of it), and change them."""
     if change is not None and out.flags.c_contiguous:
@@ -447,7 +450,7 @@ def _copy_rows(
 
 
 def _taken_rows(
-    rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: Change | None
+    rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: CopyChange | None
 ) -> npt.NDArray[Any]:
     if change is None:
         return np.take(rows, places, axis=0, mode="clip")

@@ -16,7 +16,7 @@ from ..errors import H5CorruptError, H5MemoryError
 from ..hdf5 import ArrayLayout, Codec
 from ..types import IntArray, RowReader
 from .base import LayoutReader, checked_places, row_slices
-from .block_sources import BlockSource, Change
+from .block_sources import BlockSource
 from .chunk_cache import BlockMemory, scratch
 from .codecs import Unpack
 from .row_codecs import RowCodec, bytes_of
@@ -116,7 +116,7 @@ class DecodedSource:
 
 
 class DecodedCopies:
-    """Decodes packed numbers as rows are copied out of blocks; a ``Change``.
+    """Decodes packed numbers as rows are copied out of blocks; a ``CopyChange``.
 
     Blocks then stay as they are stored, which takes half the memory or less, and numbers are written once, to a batch.
 
@@ -125,27 +125,17 @@ class DecodedCopies:
         dtype: of decoded rows.
     """
 
-    takes_at_once = True
-
     def __init__(self, codec: Unpack, dtype: np.dtype[Any]) -> None:
         self._codec, self._dtype = codec, dtype
 
     def compile(self, stored: np.dtype[Any]) -> None:
-        """See ``Change``."""
+        """See ``CopyChange``."""
         self._codec.take(np.empty((1, 1), stored), NOWHERE, np.empty((1, 1), self._dtype), NOWHERE)
-
-    def after(self, codec: Unpack) -> Change:
-        """See ``Change``."""
-        raise TypeError("rows are decoded once")
-
-    def __call__(self, rows: npt.NDArray[Any]) -> None:
-        """See ``Change``."""
-        raise TypeError("decoded rows are of another dtype")
 
     def take(
         self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
     ) -> None:
-        """See ``Change``; ``out`` is of the dtype of decoded rows."""
+        """See ``CopyChange``; ``out`` is of the dtype of decoded rows."""
         if not out.size:
             return
         n_rows = len(out if here is None else here)
