@@ -71,9 +71,10 @@ def c_call() -> Any:
     """Return ``call(address, arguments)``, which calls a C function from compiled code.
 
     ``address`` is an int, ``arguments`` a tuple of ints of the widths of the function's parameters. It returns an
-    int64; only its lower bits are valid if the function returns a smaller type.
+    int64; only its lower bits are valid if the function returns a smaller type. None if nothing can be compiled.
     """
-    numba = _numba()
+    if (numba := _numba()) is None:
+        return None
     ir, unpack = importlib.import_module("llvmlite.ir"), importlib.import_module("numba.core.cgutils").unpack_tuple
 
     def call(context: Any, address: Any, arguments: Any) -> Any:

@@ -243,7 +243,7 @@ MUTANTS = [
     Mutant(
         "nobody looks whether there is room",
         "datasets/shard_loading.py",
-        "    if found is None or not _lacks(found, needed):\n        return\n",
+        "    if memory is None or not _lacks(memory, needed):\n        return\n",
         "    return\n",
         ("tests/datasets/test_rank_cached_dataset.py",),
     ),
@@ -353,8 +353,8 @@ MUTANTS = [
     Mutant(
         "packed numbers of all files are decoded by the formula of the first",
         "readers/chunked.py",
-        "out=out, change=each[number]",
-        "out=out, change=each[0]",
+        "out=out, change=changes[number]",
+        "out=out, change=changes[0]",
         ("tests/datasets/test_netcdf.py",),
     ),
     Mutant(
@@ -438,8 +438,8 @@ MUTANTS = [
     Mutant(
         "statistics of other shapes are taken",
         "datasets/normalize.py",
-        "if stats.row_shape is not None and (others := [other for other in shapes if other != stats.row_shape]):",
-        "if others := []:",
+        "if other_shapes := [row_shape for row_shape in shapes if stats.row_shape not in (None, row_shape)]:",
+        "if other_shapes := []:",
         NORMALIZATION,
     ),
     Mutant(

@@ -39,9 +39,9 @@ from common import environment, line_of, table, write_json
 from torch.utils.data import DataLoader
 
 from lightning_h5 import H5LazyDataset, create_optimized_dataloader, h5_worker_init_fn
-from lightning_h5.datasets import WorkerFailure, WorkerMemory, open_worker_buffers, worker_memory
-from lightning_h5.datasets.worker_buffers import WorkerBuffers
+from lightning_h5.datasets import WorkerFailure
 from lightning_h5.loading import H5DataLoader
+from lightning_h5.loading.worker_buffers import WorkerBuffers, WorkerMemory, open_worker_buffers, worker_memory
 
 N_WORKERS = 2
 SMALL, LARGE = "4 KiB", "600 KiB"

@@ -134,11 +134,12 @@ class SideTable:
         self._used.update(lines[lines >= 0].tolist())
 
     @property
-    def has_slices(self) -> bool:
-        """Whether lines name slices of arrays, such as ``bucket0$3,:3,:600``."""
+    def slices(self) -> list[str]:
+        """The slice of an array that each line names, such as ``bucket0$3,:3,:600``; empty if lines name no slices."""
         if self.compared_with != "@name" or self.column_on is None:
-            return False
-        return any("$" in text for text in self.column(self.column_on).values[:1])
+            return []
+        texts: list[str] = self.column(self.column_on).values.tolist()
+        return texts if any("$" in text for text in texts[:1]) else []
 
     def _index(self, *, is_number: bool) -> dict[Any, int]:
         """Return the line of each key."""

@@ -58,19 +58,19 @@ def settled(
         target: name of a field that keeps its dtype, unless all of 64 bits change.
         log: logs which fields change.
     """
-    arrays_asked, narrowed = list(fields.asked), []
+    requests, narrowed = list(fields.requests), []
     for at, (name, array) in enumerate(zip(names, arrays, strict=False)):
         if _is_auto(x_dtype) and _is_float64(array):
             narrowed.append(name)
-            arrays_asked[at] = replace(arrays_asked[at], dtype=torch.float32)
+            requests[at] = replace(requests[at], dtype=torch.float32)
         elif not _is_auto(x_dtype) and array.dtype.kind == "f" and array.row_shape and name != target:
-            arrays_asked[at] = replace(arrays_asked[at], dtype=torch_dtype(x_dtype, "x_dtype"))
+            requests[at] = replace(requests[at], dtype=torch_dtype(x_dtype, "x_dtype"))
     if narrowed:
         log(
             f"{listing(narrowed)} {'is' if len(narrowed) == 1 else 'are'} stored as float64, and loaded as float32 "
             "(x_dtype='auto'; x_dtype=None keeps float64)"
         )
-    return replace(fields, asked=tuple(arrays_asked))
+    return replace(fields, requests=tuple(requests))
 
 
 def _is_auto(x_dtype: DTypeLike) -> bool:

@@ -305,7 +305,7 @@ class SourceFiles:
         """
         reading, options = self.reading, self.reading.options
         fields = self._fields(transform=None, target_transform=None, with_index=False)
-        arrays = [replace(array, takes_packed=True) for array in fields.asked]
+        arrays = [replace(array, takes_packed=True) for array in fields.requests]
         kind = KindOfSamples(replace(reading.kind, sample="row")) if as_rows else self._kind
         names, bad = fields.names, reading.bad
         table, _, _ = open_table(

@@ -13,15 +13,7 @@ from .sample_layout import Transform
 from .shard_loading import load_shards
 from .table_dataset import TableDataset, check_shapes
 from .user_functions import AskedFor, Samples, WorkerFailure, asked_for, fresh_draws, generators, note_rows, own_streams
-from .worker_buffers import (
-    WorkerMemory,
-    h5_worker_init_fn,
-    naming_shared_memory,
-    open_worker_buffers,
-    start_worker,
-    starting_workers,
-    worker_memory,
-)
+from .worker_start import h5_worker_init_fn, start_worker
 
 __all__ = [
     "SOURCE",
@@ -41,7 +33,6 @@ __all__ = [
     "TableDataset",
     "Transform",
     "WorkerFailure",
-    "WorkerMemory",
     "asked_for",
     "check_shapes",
     "fresh_draws",
@@ -49,16 +40,12 @@ __all__ = [
     "h5_worker_init_fn",
     "load_shards",
     "mixture_dataset",
-    "naming_shared_memory",
     "note_rows",
     "open_samples",
-    "open_worker_buffers",
     "own_streams",
     "read_stats",
     "rows_of",
     "start_worker",
-    "starting_workers",
     "weighted_dataset",
-    "worker_memory",
     "write_stats",
 ]

@@ -372,7 +372,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
 
     @property
     def is_passthrough(self) -> bool:
-        """Whether a batch is the tuple of its columns, as they were read."""
+        """Whether a batch is the tuple of its columns, as they were read, if these are tensors."""
         return self.sample_layout.is_as_read and self._batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import torch
 
 from ..counters import Counters
 from ..hdf5 import OpenOptions
-from ..readers import ChunkedReader, EncodedReader, TaskQueue, images_alike, is_pooled, open_chunked
+from ..readers import Boxes, ChunkedReader, EncodedReader, TaskQueue, images_alike, is_pooled, open_chunked
 from ..readers.buffers import BufferPool, tensor_of
-from ..samples import FieldRows, RowTable, RowUnits
+from ..samples import RowTable, RowUnits, reads_of_blocks
 from ..types import IntArray, RowReader
 from .sample_layout import FieldPlan
 
@@ -80,8 +80,7 @@ def open_chunked_fields(
             work=work,
             counters=counters,
             rows=rows_used(field),
-            first_row=table.first_segments if field in of_segments else table.starts,
-            reads=None if field in of_segments else partial(indexer.reads_of_blocks, samples, field),
+            reads=None if field in of_segments else partial(reads_of_blocks, table, samples, field),
             retain=retain,
             prepare=None if field in changed_later else plans[field].affine,
             dtype=None if field in changed_later else plans[field].gathered,
@@ -91,26 +90,24 @@ def open_chunked_fields(
 
 
 def read_each(
-    table: RowTable, field: int, wanted: FieldRows, n_samples: int, reader_of: Callable[[int, int], RowReader]
+    boxes: Boxes, lengths: IntArray | None, n_samples: int | None, reader_of: Callable[[int], RowReader]
 ) -> list[npt.NDArray[Any]]:
     """Return the rows of each sample, as they are stored, of a field whose rows have several shapes.
 
     Args:
-        table: the files.
-        field: number of the field.
-        wanted: its rows.
-        n_samples: samples that these are of.
-        reader_of: returns the reader of a part and a field.
+        boxes: the rows.
+        lengths: rows of each sample; None if each has equally many.
+        n_samples: number of samples; None if each has one value, without an axis of steps.
+        reader_of: returns the reader of a part.
     """
-    if not table.has_steps[field]:
-        parts, local = table.locate_values(field, wanted.rows)
-        each = [reader_of(part, field).read(local[at : at + 1])[0] for at, part in enumerate(parts.tolist())]
-        return [np.asarray(one) if isinstance(one, np.generic) else one for one in each]
-    parts, local = table.locate(wanted.rows)
-    local = table.own_rows(field, parts, local)
-    lengths = np.full(n_samples, len(local) // max(1, n_samples)) if wanted.lengths is None else wanted.lengths
+    rows = boxes.rows
+    parts: list[int] = np.broadcast_to(boxes.part_of_rows, rows.shape).tolist()
+    if n_samples is None:
+        values = [reader_of(part).read(rows[at : at + 1])[0] for at, part in enumerate(parts)]
+        return [np.asarray(value) if isinstance(value, np.generic) else value for value in values]
+    lengths = np.full(n_samples, len(rows) // max(1, n_samples)) if lengths is None else lengths
     ends = np.concatenate([[0], np.cumsum(lengths)]).tolist()
-    return [reader_of(int(parts[low]), field).read(local[low:high]) for low, high in pairwise(ends)]
+    return [reader_of(parts[low]).read(rows[low:high]) for low, high in pairwise(ends)]
 
 
 class EncodedRows:

@@ -52,8 +52,8 @@ class Fields:
     """The fields that are read for each row.
 
     Attributes:
-        asked: the arrays as they are looked for in files: the input's, and the target's after them. A target may hold
-            text, and one of several inputs.
+        requests: the arrays to look for in files: the input's, followed by the target's. A target may hold text, and so
+            may one of several inputs.
         sample_layout: what a sample looks like.
         affines: what normalizes the rows of a field, by its number.
         normalization: a digest of that and of the dtypes, the same in all processes; None if nothing is normalized.
@@ -61,7 +61,7 @@ class Fields:
         matrices: sparse matrices, by the number of the array with their stored values; their columns are the next one.
     """
 
-    asked: tuple[ArrayRequest, ...]
+    requests: tuple[ArrayRequest, ...]
     sample_layout: SampleLayout
     affines: Mapping[int, Affine] = field(default_factory=dict, compare=False)
     normalization: str | None = None
@@ -71,7 +71,7 @@ class Fields:
     @property
     def keys(self) -> tuple[str, ...]:
         """The arrays."""
-        return tuple(one.key for one in self.asked)
+        return tuple(request.key for request in self.requests)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,11 +95,11 @@ class Fields:
         names = FieldNames("dict", tuple(self.keys[at] for at in fields), tuple(self.names[at] for at in fields))
         affines = {number: self.affines[at] for number, at in enumerate(fields) if at in self.affines}
         layout = SampleLayout(SamplePart(names), None, with_index=False)
-        return Fields(tuple(self.asked[at] for at in fields), layout, affines, self.normalization)
+        return Fields(tuple(self.requests[at] for at in fields), layout, affines, self.normalization)
 
     def as_stored(self) -> Fields:
         """Return the fields without dtypes that were asked for, and without what normalizes them."""
-        return replace(self, asked=tuple(replace(one, dtype=None) for one in self.asked), affines={})
+        return replace(self, requests=tuple(replace(request, dtype=None) for request in self.requests), affines={})
 
     def plans(self, arrays: Sequence[ArrayLayout]) -> tuple[FieldPlan, ...]:
         """Return what becomes of each field's rows.
@@ -111,13 +111,13 @@ class Fields:
             FieldPlan(
                 array.dtype,
                 array.row_shape,
-                one.dtype or torch_dtype_of(array.dtype),
+                request.dtype or torch_dtype_of(array.dtype),
                 self.affines.get(number),
                 guard=array.refuse_missing if array.is_guarded else None,
             )
             if kind_of(array.dtype) == "number"
-            else FieldPlan(array.dtype, array.row_shape, None, is_encoded=is_encoded(array), element=one.dtype)
-            for number, (array, one) in enumerate(zip(arrays, self.asked, strict=True))
+            else FieldPlan(array.dtype, array.row_shape, None, is_encoded=is_encoded(array), element=request.dtype)
+            for number, (array, request) in enumerate(zip(arrays, self.requests, strict=True))
         )
 
     def of_samples(self, table: RowTable, *, mask: bool, collate: Collate | None) -> Fields:
@@ -129,13 +129,13 @@ class Fields:
             collate: how samples of several shapes become a batch.
         """
         layout, masked = self.sample_layout, tuple(table.step_fields) if mask else ()
-        x, more = layout.x, layout.more
+        x, extras = layout.x, layout.extras
         names = tuple(f"{self.names[field]}_valid" for field in masked)
         if names:
             x = replace(x, fields=replace(x.fields, keys=x.fields.keys + names, names=x.fields.names + names))
         if layout.with_index and table.indexer.has_places:
-            more += PLACES
-        layout = replace(layout, x=x, more=more, collate=collate)
+            extras += PLACES
+        layout = replace(layout, x=x, extras=extras, collate=collate)
         return replace(self, masked=masked, sample_layout=replace(layout, length_of=self.length_of(table, layout)))
 
     def length_of(self, table: RowTable, layout: SampleLayout) -> tuple[int, int] | None:
@@ -196,31 +196,26 @@ class Fields:
         y = None if y_key is None else field_names(y_key, "y_key")
         if y is None and target_transform is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
-        both = [x] if y is None else [x, y]
-        codecs = codecs_of(
-            decode,
-            [name for one in both for name in one.names],
-            [key for one in both for key in one.keys],
-            [stacks for one in both for stacks in one.stacks or (None,) * len(one.keys)],
-        )
-        asked = _asked(x, x_dtype, dtype_argument, codecs, text_ok=x.kind != "single")
+        parts = [x] if y is None else [x, y]
+        names = tuple(name for part in parts for name in part.names)
+        keys = tuple(key for part in parts for key in part.keys)
+        stacks = [stack for part in parts for stack in part.stacks or (None,) * len(part.keys)]
+        codecs = codecs_of(decode, names, keys, stacks)
+        requests = _requests(x, x_dtype, dtype_argument, codecs, text_ok=x.kind != "single")
         if y is not None:
-            asked += _asked(y, y_dtype, "y_dtype", codecs[len(x.keys) :], text_ok=True)
+            requests += _requests(y, y_dtype, "y_dtype", codecs[len(x.keys) :], text_ok=True)
         if as_one:
             if target_transform is not None:
                 raise H5ValueError(
                     "target_transform was given with window.mask, which makes samples dicts. Use transform."
                 )
-            x = FieldNames(
-                "dict", tuple(k for one in both for k in one.keys), tuple(n for one in both for n in one.names)
-            )
-            y = None
+            x, y = FieldNames("dict", keys, names), None
         sample_layout = SampleLayout(
             SamplePart(x, transform, flags),
             None if y is None else SamplePart(y, target_transform, argument="target_transform"),
             with_index,
         )
-        return cls(tuple(asked), sample_layout)
+        return cls(tuple(requests), sample_layout)
 
 
 def codecs_of(
@@ -240,14 +235,21 @@ def codecs_of(
     Raises:
         H5ValueError: there is no such codec, or no such field; or columns of a side table are stacked and decoded.
     """
-    given = decode or {}
-    if not isinstance(given, Mapping):
-        raise H5ValueError(f"decode={given!r} was given. Pass a mapping from fields to what decodes them.")
-    known = {*names, *keys}
-    if unused := [one for one in given if not any(one == name or fnmatchcase(name, one) for name in known)]:
+    decode = decode or {}
+    if not isinstance(decode, Mapping):
+        raise H5ValueError(f"decode={decode!r} was given. Pass a mapping from fields to what decodes them.")
+    names_and_keys = {*names, *keys}
+    unused = [
+        pattern
+        for pattern in decode
+        if not any(pattern == name or fnmatchcase(name, pattern) for name in names_and_keys)
+    ]
+    if unused:
         raise H5ValueError(f"decode names {listing(unused)}; the fields are {listing(names)}. Name some of these.")
-    found = [value_of_field(given, name, key, None) for name, key in zip(names, keys, strict=True)]
-    codecs = [None if one is None else codec_of(one, name) for one, name in zip(found, names, strict=True)]
+    decoders = [value_of_field(decode, name, key, None) for name, key in zip(names, keys, strict=True)]
+    codecs = [
+        None if decoder is None else codec_of(decoder, name) for decoder, name in zip(decoders, names, strict=True)
+    ]
     for at, stacked in enumerate(stacks):
         if stacked is not None and stacked.are_columns and codecs[at] is not None:
             raise H5ValueError(f"decode names {names[at]!r}, which stacks columns of a table. Leave it out of decode.")
@@ -256,11 +258,11 @@ def codecs_of(
     return codecs
 
 
-def _asked(
-    names: FieldNames, given: DTypeLike, argument: str, codecs: Sequence[DecodeRequest | None], *, text_ok: bool
+def _requests(
+    names: FieldNames, dtype: DTypeLike, argument: str, codecs: Sequence[DecodeRequest | None], *, text_ok: bool
 ) -> list[ArrayRequest]:
-    """Return the arrays of an input or a target, as they are looked for in files."""
-    by_name = given if isinstance(given, Mapping) else None
+    """Return the arrays of an input or a target, to look for in files."""
+    by_name = dtype if isinstance(dtype, Mapping) else None
     if by_name is not None and (unknown := [name for name in by_name if name not in names.names]):
         raise H5ValueError(
             f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
@@ -271,7 +273,7 @@ def _asked(
             codec,
             stacks,
             text_ok=text_ok,
-            dtype=torch_dtype(given, argument)
+            dtype=torch_dtype(dtype, argument)
             if by_name is None
             else torch_dtype(by_name.get(name), f"{argument}[{name!r}]"),
             argument=f"{argument}={{}}" if names.kind == "single" else f"{argument}={{{name!r}: {{}}}}",
@@ -367,20 +369,20 @@ def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:
     """
     if indices is None:
         return None
-    given = np.asarray(indices)
-    if given.dtype.kind == "b" and given.shape == (n_rows,):
-        return np.flatnonzero(given)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+    rows = np.asarray(indices)
+    if rows.dtype.kind == "b" and rows.shape == (n_rows,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
         raise H5ValueError(
-            f"indices have shape {given.shape} and dtype {given.dtype}; the data has {n_rows} rows. "
+            f"indices have shape {rows.shape} and dtype {rows.dtype}; the data has {n_rows} rows. "
             f"Pass integers, shape (n,), or a mask of shape ({n_rows},)."
         )
-    if given.size and (given.min() < 0 or given.max() >= n_rows):
+    if rows.size and (rows.min() < 0 or rows.max() >= n_rows):
         raise H5ValueError(
-            f"indices run from {given.min()} to {given.max()}; the data has {n_rows} rows. "
+            f"indices run from {rows.min()} to {rows.max()}; the data has {n_rows} rows. "
             f"Pass rows from 0 to {n_rows - 1}."
         )
-    return given.astype(np.int64)
+    return rows.astype(np.int64)
 
 
 def without_lacking(table: RowTable, indices: npt.ArrayLike | None) -> npt.ArrayLike | None:

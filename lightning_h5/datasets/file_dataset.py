@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from ..order import BlockTable
 from ..readers import (
     MIN_COMPILED,
     BegunRead,
+    Boxes,
     ChunkedReader,
     ContiguousReader,
     InMemoryReader,
@@ -101,30 +102,31 @@ class FileDataset(TableDataset):
         self, n_samples: int, asked: BatchRows, epoch: int | None, *, at_once: bool
     ) -> Callable[[], list[Column]]:
         """Begin to read the rows of samples (see ``RowDataset.begin``); the function returns the rows of each field."""
-        all_cores = at_once and not is_forked()
+        all_cores, boxes = at_once and not is_forked(), self.table.boxes(asked.fields)
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
-        with ExitStack() as undo, self._blames_changes(asked):
+        with ExitStack() as undo, self._blames_changes(boxes):
             for field, reader in self._chunked_readers().items():
-                plan, (wanted, *_, patches) = self.plans[field], asked.fields[field]
-                shape = (len(wanted), *plan.row_shape) if patches is None else patches.shape
+                plan, patches = self.plans[field], asked.fields[field].patches
+                shape = (len(boxes[field].rows), *plan.row_shape) if patches is None else patches.shape
                 memory = self._buffers.array(shape, plan.gathered)
                 out = memory if patches is None else partial(patches.copy_to, memory)
-                reads[field] = reader.begin(wanted, out, epoch, all_cores=all_cores), memory
+                reads[field] = reader.begin(boxes[field], out, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
-        return partial(self._complete, n_samples, asked, reads, all_cores=all_cores)
+        return partial(self._complete, n_samples, asked, boxes, reads, all_cores=all_cores)
 
     def _complete(
         self,
         n_samples: int,
         asked: BatchRows,
+        boxes: Sequence[Boxes],
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]],
         *,
         all_cores: bool,
     ) -> list[Column]:
         columns: list[Column] = []
-        by_part: dict[tuple[int, int], RowsByPart] = {}  # fields with the same rows share them
-        with ExitStack() as undo, self._blames_changes(asked):
+        by_part: dict[int, RowsByPart] = {}  # fields with the same rows share them
+        with ExitStack() as undo, self._blames_changes(boxes):
             for read, _ in reads.values():
                 undo.callback(read.cancel)  # without effect once it is finished
             for field, (plan, wanted) in enumerate(zip(self.plans, asked.fields, strict=True)):
@@ -134,12 +136,14 @@ class FileDataset(TableDataset):
                     is_final = wanted.patches is None and plan.guard is None
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self.table.is_ragged[field]:
-                    each = read_each(self.table, field, wanted, n_samples, self._reader)
+                    n_values = n_samples if self.table.has_steps[field] else None
+                    reader_of = partial(self._reader, field=field)
+                    each = read_each(boxes[field], wanted.lengths, n_values, reader_of)
                     columns.append([plan.finished(one, self._buffers) for one in each])
                 else:
-                    which = id(wanted), -1 if self._is_plain(field) else field
+                    which = id(boxes[field])
                     if which not in by_part:
-                        by_part[which] = self._by_part(field, wanted.rows)
+                        by_part[which] = boxes[field].by_part()
                     n_rows, parts = len(wanted.rows), by_part[which]
                     if plan.is_encoded:
                         decoded = self._encoded[field].read(
@@ -149,21 +153,8 @@ class FileDataset(TableDataset):
                         continue
                     stored = self._read(field, n_rows, parts, all_cores=all_cores)
                     columns.append(plan.finished(stored, self._buffers))
-        self._check_unchanged(self.table.files_touched(asked))
+        self._check_unchanged(self.table.files_touched(boxes))
         return columns
-
-    def _is_plain(self, field: int) -> bool:
-        """Return whether a field has a row for each of the table's, as these are numbered."""
-        return self.table.has_steps[field] and self.table.own_sizes[field] is None
-
-    def _by_part(self, field: int, rows: IntArray) -> RowsByPart:
-        """Return, for each part that rows are in, their places in the batch (None for all) and their rows there."""
-        if self._is_plain(field) and self.table.n_parts == 1:
-            return {0: (None, rows)}
-        parts, local = self.table.locate(rows) if self.table.has_steps[field] else self.table.locate_values(field, rows)
-        local = self.table.own_rows(field, parts, local)
-        places = {part: np.flatnonzero(parts == part) for part in np.unique(parts).tolist() or [0]}
-        return {part: (here, local[here]) for part, here in places.items()}
 
     def _read(self, field: int, n_rows: int, by_part: RowsByPart, *, all_cores: bool) -> npt.NDArray[Any]:
         """Return rows of a field as they are stored, in memory of their own."""
@@ -182,32 +173,31 @@ class FileDataset(TableDataset):
         return memory
 
     @contextmanager
-    def _blames_changes(self, asked: BatchRows) -> Iterator[None]:
+    def _blames_changes(self, boxes: Sequence[Boxes]) -> Iterator[None]:
         """Raise the error of a file that changed instead of any error that followed from it."""
         try:
             yield
         except OSError:
-            self._check_unchanged(self.table.files_touched(asked))
+            self._check_unchanged(self.table.files_touched(boxes))
             raise
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
-        asked = self.table.indexer.rows_of(self.located(rows), epoch)
-        with self._blames_changes(asked):
+        boxes = self.table.boxes(self.table.indexer.rows_of(self.located(rows), epoch).fields)
+        with self._blames_changes(boxes):
             chunked = self._chunked_readers()
-            had_room = [reader.prefetch(asked.fields[field].rows, epoch) for field, reader in chunked.items()]
+            had_room = [reader.prefetch(boxes[field], epoch) for field, reader in chunked.items()]
             self.work.pace.look(self.counters)
             if self.work.pace.is_slow:
-                self._will_need_each(asked, {*self._read_on_demand} - {*chunked})
+                self._will_need_each(boxes, {*self._read_on_demand} - {*chunked})
         return all(had_room)
 
-    def _will_need_each(self, asked: BatchRows, fields: Iterable[int]) -> None:
+    def _will_need_each(self, boxes: Sequence[Boxes], fields: Iterable[int]) -> None:
         """Begin to fetch rows of arrays without chunks."""
         for field in fields:
-            rows = asked.fields[field].rows
             if self.table.is_ragged[field] or not self.table.has_steps[field]:
                 continue
-            for part, (_, local) in self._by_part(field, rows).items():
+            for part, (_, local) in boxes[field].by_part().items():
                 reader = self._reader(part, field)
                 if isinstance(reader, ContiguousReader):
                     reader.will_need_each(local)

@@ -112,22 +112,23 @@ def open_samples(
     # Segments are chosen by values of columns, which are no fields of their steps.
     columns = [*([] if kind.has_segments else filters.columns), *filters.of_label]
     further = [name for name in dict.fromkeys(columns) if name not in fields.names]
-    arrays = [replace(array, takes_packed=takes_packed) for array in fields.asked]
+    requests = [replace(request, takes_packed=takes_packed) for request in fields.requests]
     for name in further:  # those that only filters read are decoded for them
         takes = takes_packed or name not in filters.of_label
-        arrays.append(ArrayRequest(key=keys.get(name, name), takes_packed=takes, paths=filters.paths.get(name)))
+        requests.append(ArrayRequest(key=keys.get(name, name), takes_packed=takes, paths=filters.paths.get(name)))
     chosen = replace(choice or SegmentChoice(), criteria=filters.criteria, keys=keys)
     names = [*fields.names, *further]
     full, _, matrices = open_table(
-        catalog, paths, arrays, names, options, kind, chosen, singles=further, bad=bad, advice=advice
+        catalog, paths, requests, names, options, kind, chosen, singles=further, bad=bad, advice=advice
     )
     numbers = {name: at for at, name in enumerate(names)}
     own = full.with_fields(range(len(fields.names))) if further else full
     if settle is not None:
         fields = settle(fields, _as_named(full.layouts[0], matrices))
     if matrices:
-        pairs, _ = with_matrices(fields.asked, fields.names, kind.matrices, samples)
-        fields = replace(fields, asked=tuple(replace(array, takes_packed=False) for array in pairs), matrices=matrices)
+        pairs, _ = with_matrices(fields.requests, fields.names, kind.matrices, samples)
+        stored = tuple(replace(request, takes_packed=False) for request in pairs)
+        fields = replace(fields, requests=stored, matrices=matrices)
     of_class = None
     if filters.label is not None:
         valid = None if filters.valid_mask is None else numbers[filters.valid_mask]

@@ -364,13 +364,13 @@ class HeldDataset(TableDataset):
 
     def log_loaded(self, name: str, seconds: float) -> None:
         """Log a line about the loaded shard, or pass it to ``log_fn``."""
-        shard, which, n_bytes = self.shard, "", 0 if self._held is None else self._held.n_bytes
+        shard, choice, n_bytes = self.shard, "", 0 if self._held is None else self._held.n_bytes
         if shard.world_size > 1:
-            which = " (neighboring rows)" if shard.mode == "contiguous" else f" (one of every {shard.world_size})"
-            which = " (drawn at random)" if self.draw else which
+            choice = " (neighboring rows)" if shard.mode == "contiguous" else f" (one of every {shard.world_size})"
+            choice = " (drawn at random)" if self.draw else choice
         (self._log_fn or _log.info)(
             f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {shard.n_held:,} of "
-            f"{shard.n_rows:,} rows{which}, {n_bytes / 2**20:,.1f} MiB, loaded in {seconds:.1f} s"
+            f"{shard.n_rows:,} rows{choice}, {n_bytes / 2**20:,.1f} MiB, loaded in {seconds:.1f} s"
         )
 
     @property
@@ -491,7 +491,9 @@ def _is_in_group() -> bool:
 def _drawn(blocks: BlockTable, world_size: int) -> BlockTable:
     """Return the blocks that shards are drawn of: those of the files, cut finer if they are few."""
     sizes = np.diff(blocks.starts)
-    most = max(1, blocks.n_rows // (BLOCKS_A_RANK * world_size))
+    max_rows = max(1, blocks.n_rows // (BLOCKS_A_RANK * world_size))
     if len(sizes) >= BLOCKS_A_RANK * world_size or not len(sizes):
         return blocks
-    return BlockTable.of_sizes([n for size in sizes.tolist() for n in [most] * (size // most) + [size % most]])
+    return BlockTable.of_sizes(
+        [n for size in sizes.tolist() for n in [max_rows] * (size // max_rows) + [size % max_rows]]
+    )

@@ -38,11 +38,11 @@ class HeldFields:
             HeldField(stored[field], plans[field]) if field in table.fields_cut else HeldField(plans[field])
             for field in self._numbers
         ]
-        self._others: FileDataset | None = None
-        if others := [field for field in range(len(plans)) if field not in self._numbers]:
-            self._others = FileDataset(
-                table.with_fields(others),
-                fields.among(others),
+        self._on_demand: FileDataset | None = None
+        if fields_on_demand := [field for field in range(len(plans)) if field not in self._numbers]:
+            self._on_demand = FileDataset(
+                table.with_fields(fields_on_demand),
+                fields.among(fields_on_demand),
                 batch_transform=None,
                 indices=None,
                 options=options,
@@ -51,8 +51,8 @@ class HeldFields:
 
     def join(self, counters: Counters, work: TaskQueue) -> None:
         """See ``RowDataset.join``."""
-        if self._others is not None:
-            self._others.join(counters, work)
+        if self._on_demand is not None:
+            self._on_demand.join(counters, work)
 
     def rows_of(self, samples: Rows) -> list[Rows]:
         """Return the rows that samples of the table have of each field that is held, in ascending order."""
@@ -86,9 +86,9 @@ class HeldFields:
             field: held.read(number, batch.fields[field], buffers, all_cores=all_cores)
             for number, field in enumerate(self._numbers)
         }
-        if self._others is not None:
-            others = [field for field in range(self._table.n_fields) if field not in columns]
-            rows = BatchRows(tuple(batch.fields[field] for field in others), batch.places)
-            read = self._others.begin_rows(n_samples, rows, None, at_once=True)
-            columns.update(zip(others, read(), strict=True))
+        if self._on_demand is not None:
+            fields_on_demand = [field for field in range(self._table.n_fields) if field not in columns]
+            rows = BatchRows(tuple(batch.fields[field] for field in fields_on_demand), batch.places)
+            read = self._on_demand.begin_rows(n_samples, rows, None, at_once=True)
+            columns.update(zip(fields_on_demand, read(), strict=True))
         return [columns[field] for field in range(self._table.n_fields)]

@@ -336,7 +336,8 @@ class HeldRows:
         for field, rows in enumerate(self.rows):
             if (column := self._number_columns.get(field)) is not None:
                 for file, first, local in _by_file(rows, table.starts):
-                    shared += row_tasks(table.layouts.one(file, field), local, column, first, options, counters)
+                    n_rows = int(table.starts[file + 1] - table.starts[file])
+                    shared += row_tasks(table.layouts.one(file, field), local, column, first, options, counters, n_rows)
                 continue
             for file, first, local in _by_file(rows_at(rows, as_array(self._places[field])), table.starts):
                 places = np.arange(first, first + len(local))

@@ -184,12 +184,10 @@ class MixtureDataset(RowDataset):
         """Return one column with the rows of several sources."""
         if not _are_alike(parts):
             return MixedColumn(parts, [share.places for share in shares])
-        first = parts[0]
-        if isinstance(first, CsrRows):
-            matrices = [part for part in parts if isinstance(part, CsrRows)]
+        if matrices := [part for part in parts if isinstance(part, CsrRows)]:  # all are, since they are alike
             return CsrRows.placed([(share.places, rows) for share, rows in zip(shares, matrices, strict=True)])
         column: Column = [None] * n_rows
-        if isinstance(first, torch.Tensor):
+        if isinstance(first := parts[0], torch.Tensor):
             column = self._buffers.tensor((n_rows, *first.shape[1:]), first.dtype)
         for share, part in zip(shares, parts, strict=True):
             put_rows(column, share.places, part)
@@ -311,9 +309,9 @@ def _check_sources_alike(sources: Mapping[str, TableDataset], *, mixes: bool) ->
     Raises:
         H5ValueError: fields or rows differ.
     """
-    (first, expected), *others = sources.items()
+    (first, expected), *rest = sources.items()
     fields = _names_of(expected)
-    for name, source in others:
+    for name, source in rest:
         if (names := _names_of(source)) != fields:
             raise H5ValueError(
                 f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(names)}. Name the "

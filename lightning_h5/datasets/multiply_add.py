@@ -146,23 +146,23 @@ class Affine:
         return out
 
     def take(
-        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
     ) -> None:
         """See ``Change``; ``out`` has the dtype of the computation."""
         if not out.size:
             return
         if rows.dtype in COMPILED and _are_plain(rows, out) and (loops := self.loops()) is not None:
-            self.copy(loops, rows, places, out, here)
+            self.copy(loops, rows, places, out, out_places)
             return
         n_rows = len(rows) if places is None else len(places)
         for part in row_slices(n_rows, max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):
                 stored = rows[part] if places is None else np.take(rows, places[part], axis=0, mode="clip")
-                piece = out[part] if here is None else np.empty_like(stored, out.dtype)
+                piece = out[part] if out_places is None else np.empty_like(stored, out.dtype)
                 piece[...] = stored
             self(piece)
-            if here is not None:
-                out[here[part]] = piece
+            if out_places is not None:
+                out[out_places[part]] = piece
 
     def copy(
         self,
@@ -170,7 +170,7 @@ class Affine:
         rows: npt.NDArray[Any],
         places: IntArray | None,
         out: npt.NDArray[Any],
-        here: IntArray | None,
+        out_places: IntArray | None,
         codec: Unpack | None = None,
     ) -> None:
         """Copy rows by compiled loops (see ``Change.take``), which decode them first if there is a codec."""
@@ -179,8 +179,8 @@ class Affine:
             rows, missing = codec.seen(rows)
             factor, offset = codec.packing.scale, codec.packing.offset
         source, target = (array.reshape(len(array), *self._row_view) for array in (rows, out))
-        n_rows = len(out if here is None else here)
-        sources, targets = checked_places(places, n_rows, len(rows)), checked_places(here, n_rows, len(out))
+        n_rows = len(out if out_places is None else out_places)
+        sources, targets = checked_places(places, n_rows, len(rows)), checked_places(out_places, n_rows, len(out))
         loops.take(source, sources, target, targets, *self._flat, missing, factor, offset)
 
 
@@ -202,7 +202,7 @@ class _UnpackedAffine:
             self._affine.copy(loops, rows, NOWHERE, rows.astype(self._affine.work), NOWHERE, self._codec)
 
     def take(
-        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
     ) -> None:
         """See ``CopyChange``; ``out`` has the dtype of the computation."""
         if not out.size:
@@ -210,7 +210,7 @@ class _UnpackedAffine:
         loops = self._affine.loops(self._codec.loop)
         if loops is None or not _are_plain(rows, out):
             raise TypeError(f"rows of {rows.dtype} are decoded by Numba alone, and have to lie in one piece")
-        self._affine.copy(loops, rows, places, out, here, self._codec)
+        self._affine.copy(loops, rows, places, out, out_places, self._codec)
 
 
 def _are_plain(*arrays: npt.NDArray[Any]) -> bool:

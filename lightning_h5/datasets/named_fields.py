@@ -52,15 +52,16 @@ class NamedFields:
         self.dtype: torch.dtype | None = None
         self._named_dtypes: dict[str, torch.dtype | None] = {}
         if isinstance(dtype, Mapping):
-            self._named_dtypes = {name: torch_dtype(one, f"dtype[{name!r}]") for name, one in dtype.items()}
+            self._named_dtypes = {name: torch_dtype(value, f"dtype[{name!r}]") for name, value in dtype.items()}
         else:
             self.dtype = torch_dtype(dtype, "dtype")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
         self.keys, self.target_axes = keys_of(field_map)
         if isinstance(load_fields, Sequence) and not isinstance(load_fields, str):
-            known = {*load_fields, *map(self.key, load_fields)}
-            load_fields = [*load_fields, *(name for name in samples.segments.constants if name not in known)]
+            names_and_keys = {*load_fields, *map(self.key, load_fields)}
+            constants = [name for name in samples.segments.constants if name not in names_and_keys]
+            load_fields = [*load_fields, *constants]
         self._load_fields, self._field_map, self._decode, self._samples = load_fields, field_map, decode, samples
 
     def key(self, name: str) -> str:
@@ -72,7 +73,7 @@ class NamedFields:
         """The other files that have an array, by the name of the field."""
         mapped = list(self._field_map or {})
         pairs = zip(mapped, paths_of(self._field_map, mapped), strict=True)
-        return {name: others for name, others in pairs if others is not None}
+        return {name: paths for name, paths in pairs if paths is not None}
 
     @without_frames
     def in_files(
@@ -104,11 +105,11 @@ class NamedFields:
             raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
         of_filters = [*filters.columns, *filters.of_label]
         names = names_to_load(catalog, paths, options, self._load_fields, self.keys, of_filters, bad)
-        mapped, others = self._field_map or {}, self.of_other_files
+        mapped, other_files = self._field_map or {}, self.of_other_files
         keys: dict[str, Any] = {}
         for name in names:
             key = mapped[name] if stacked_keys(mapped.get(name), name) else self.key(name)
-            keys[name] = {"path": others[name], "key": key} if name in others else key
+            keys[name] = {"path": other_files[name], "key": key} if name in other_files else key
         return Fields.of(
             keys,
             None,
@@ -125,10 +126,10 @@ class NamedFields:
         """Return fields with dtypes that follow from what is stored, and with flags."""
         named = list(zip(fields.names, arrays, strict=False))
         dtypes = [self._dtype_of(name, array) for name, array in named]
-        asked = tuple(replace(field, dtype=dtype) for field, dtype in zip(fields.asked, dtypes, strict=True))
+        requests = tuple(replace(request, dtype=dtype) for request, dtype in zip(fields.requests, dtypes, strict=True))
         flags = tuple(self._is_flag(name, array) for name, array in named)
         layout = fields.sample_layout
-        return replace(fields, asked=asked, sample_layout=replace(layout, x=replace(layout.x, flags=flags)))
+        return replace(fields, requests=requests, sample_layout=replace(layout, x=replace(layout.x, flags=flags)))
 
     def _is_flag(self, name: str, array: ArrayLayout) -> bool:
         is_integer = not array.row_shape and array.dtype.kind in ("b", "i", "u")

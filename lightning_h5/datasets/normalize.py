@@ -243,7 +243,7 @@ def normalized(
             f"the statistics are of the fields {listing(stats)}; the data has {listing(fields.names)}{absent} Name "
             "fields of the data, or compute the statistics from these files."
         )
-    affines, dtypes = {}, [request.dtype for request in fields.asked]
+    affines, dtypes = {}, [request.dtype for request in fields.requests]
     for at, of_field in by_place.items():
         if (dtype := dtypes[at]) is not None and not dtype.is_floating_point:
             raise H5ValueError(
@@ -259,8 +259,8 @@ def normalized(
         for at, affine in sorted(affines.items())
     }
     digest = hashlib.sha256(repr((numbers, dtypes)).encode()).hexdigest()[:32]
-    requests = tuple(replace(request, dtype=dtype) for request, dtype in zip(fields.asked, dtypes, strict=True))
-    return replace(fields, asked=requests, affines=affines, normalization=digest)
+    requests = tuple(replace(request, dtype=dtype) for request, dtype in zip(fields.requests, dtypes, strict=True))
+    return replace(fields, requests=requests, affines=affines, normalization=digest)
 
 
 def _affine(stats: FieldStats, name: str, arrays: Sequence[ArrayLayout]) -> Affine:
@@ -275,10 +275,10 @@ def _affine(stats: FieldStats, name: str, arrays: Sequence[ArrayLayout]) -> Affi
     if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
         content = "of complex numbers" if array.dtype.kind == "c" else "text"
         raise H5ValueError(f"the statistics have {name!r}, which is {content} in {array.path!r}. Remove it from them.")
-    if stats.row_shape is not None and (others := [other for other in shapes if other != stats.row_shape]):
+    if other_shapes := [row_shape for row_shape in shapes if stats.row_shape not in (None, row_shape)]:
         raise H5ValueError(
             f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; those of "
-            f"{shapes[others[0]].path!r} have {others[0]}. Compute them from these files."
+            f"{shapes[other_shapes[0]].path!r} have {other_shapes[0]}. Compute them from these files."
         )
     n_channels = stats.mean.size if stats.mean.ndim else 0
     wide = np.ones(len(shape), dtype=np.int64)

@@ -248,8 +248,9 @@ class CachingDataset(FileDataset):
         hits, columns = cache.take(located, self._buffers, all_cores=at_once and not is_forked())
         self.counters.add(cache_hits=len(hits), cache_misses=len(rows) - len(hits))
         if epoch is not None and len(hits):
-            for reader in self._chunked_readers().values():
-                reader.skip(located[hits], epoch)
+            boxes = self.table.boxes(self.table.indexer.rows_of(located[hits]).fields)
+            for field, reader in self._chunked_readers().items():
+                reader.skip(boxes[field], epoch)
         if len(hits) and len(hits) == len(rows):
             return lambda: RawBatch(rows, columns)
         is_missing = np.ones(len(rows), dtype=np.bool_)

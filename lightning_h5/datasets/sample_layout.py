@@ -121,17 +121,12 @@ class FieldPlan:
         return buffers.tensor(tuple(column.shape), self.dtype).copy_(column)
 
 
-def is_of_tensors(column: Column) -> bool:
-    """Return whether a column is a list of tensors, which may have several shapes."""
-    return isinstance(column, list) and bool(column) and isinstance(column[0], torch.Tensor)
-
-
 def as_tensor(value: Any, dtype: torch.dtype | None) -> Any:
     """Return an array that was decoded as a tensor; text as it is."""
     if not isinstance(value, np.ndarray):
         return value
-    made = torch.from_numpy(value)
-    return made if dtype is None else made.to(dtype)
+    tensor = torch.from_numpy(value)
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -216,7 +211,7 @@ class SamplePart:
             )
         numbers = rows.tolist()
         samples = [self.sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
-        lengths = [] if length_of is None else [axis_length(self._field_of(each, field), axis) for each in samples]
+        lengths = [] if length_of is None else [axis_length(self._field_of(sample, field), axis) for sample in samples]
         try:
             batch = collated_samples(samples, how, buffers)
         except Exception as error:  # tensors of different shapes, or types that torch cannot collate
@@ -242,7 +237,7 @@ class SampleLayout:
         y: the target, the columns after them; or None.
         with_index: put each row's index last in a tuple, or under ``"index"`` in a dict.
         n_rows: of the dataset, if numbers of rows go beyond it and are shown modulo that; otherwise 0.
-        more: what a sample has besides its parts and its index; the last columns of what is read.
+        extras: names of the columns that follow the parts and the index in a sample; the last columns that are read.
         collate: how samples of several shapes become a batch; None stacks them.
         length_of: the field of the input with steps that are counted for ``"length"``, and their axis in a sample; None
             if samples have equally many.
@@ -252,7 +247,7 @@ class SampleLayout:
     y: SamplePart | None
     with_index: bool
     n_rows: int = 0
-    more: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
     collate: Collate | None = None
     length_of: tuple[int, int] | None = None
 
@@ -282,7 +277,7 @@ class SampleLayout:
                     name: column[place].item()
                     if isinstance(column, torch.Tensor) and column.ndim == 1
                     else column[place]
-                    for name, column in self._more_of(columns)
+                    for name, column in self._extras_of(columns)
                 },
             )
             for place, row in enumerate(rows.tolist())
@@ -293,7 +288,7 @@ class SampleLayout:
         if not self.has_transforms:  # otherwise its samples are dense
             columns = [column.csr() if isinstance(column, CsrRows) else column for column in columns]
         if self._is_built_of_columns:
-            columns = [collated(column, None) if isinstance(column, list) else column for column in columns]
+            columns = [collated(column, None) for column in columns]
             built = [part.build(columns[own]) for part, own in self._parts]
             return built[0] if len(built) == 1 else tuple(built)
         parts, length = [], {}
@@ -304,7 +299,7 @@ class SampleLayout:
             if counted is not None:
                 length["length"] = torch.tensor(lengths, dtype=torch.int64)
         index = {"index": torch.from_numpy(self.shown(rows.copy()))} if self.with_index else {}
-        return self._join(parts, length | index, dict(self._more_of(columns)))
+        return self._join(parts, length | index, dict(self._extras_of(columns)))
 
     def shown(self, number: Any) -> Any:
         """Return what ``with_index`` adds for a row, or rows."""
@@ -326,20 +321,20 @@ class SampleLayout:
     def _is_built_of_columns(self) -> bool:
         """Whether columns are parts of a batch as they were read."""
         is_changed = self.has_transforms or self.collate is not None or self.length_of is not None
-        return not (is_changed or self.with_index or self.more)
+        return not (is_changed or self.with_index or self.extras)
 
-    def _more_of(self, columns: Sequence[Column]) -> list[tuple[str, Column]]:
-        return list(zip(self.more, columns[len(columns) - len(self.more) :], strict=True))
+    def _extras_of(self, columns: Sequence[Column]) -> list[tuple[str, Column]]:
+        return list(zip(self.extras, columns[len(columns) - len(self.extras) :], strict=True))
 
     @cached_property
     def is_as_read(self) -> bool:
-        """Whether a batch is the field, or the tuple of both, as they were read."""
+        """Whether a batch is the field, or the tuple of both, as they were read, if these are tensors."""
         if self.has_transforms or self.with_index or self.collate or self.length_of or self.x.fields.kind != "single":
             return False
         return self.y is None or self.y.fields.kind == "single"
 
-    def _join(self, parts: list[Any], index: dict[str, Any], more: dict[str, Any]) -> Any:
-        added = index | more
+    def _join(self, parts: list[Any], index: dict[str, Any], extras: dict[str, Any]) -> Any:
+        added = index | extras
         if added and len(parts) == 1 and isinstance(parts[0], dict):
             return parts[0] | added
         parts = [*parts, *added.values()]
@@ -347,11 +342,11 @@ class SampleLayout:
 
 
 def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the NumPy dtype to gather into: the one asked for, if NumPy casts to it as torch does, or as stored."""
+    """Return the NumPy dtype to gather into: the requested one if NumPy casts to it as torch does, else as stored."""
     try:
-        wanted = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
+        target = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:  # bfloat16
         return stored
     # Torch rounds twice: to 32 bits, then to 16.
-    is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
-    return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored
+    is_same = target != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
+    return target if is_same and np.can_cast(stored, target, "same_kind") else stored

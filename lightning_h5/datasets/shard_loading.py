@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -187,7 +188,7 @@ class _Loading:
         holders = self._holders
         facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
         self.do("meeting the ranks", lambda: {name: holder.rank for name, holder in holders.items()}, facts)
-        self._ranks = {name: [int(one[name]) for one in self.near] for name in holders}  # on this machine
+        self._ranks = {name: [int(ranks[name]) for ranks in self.near] for name in holders}  # on this machine
         n_near = len(self.near)
         for name, holder in holders.items():
             group = NodeGroup((holder.rank,))
@@ -203,25 +204,27 @@ class _Loading:
         for holder in self._holders.values():
             holder.close()
 
-    def do(self, what: str, step: Callable[[], Any], facts: Mapping[str, Any] | None = None) -> None:
+    def do(self, name: str, step: Callable[[], Any], facts: Mapping[str, Any] | None = None) -> None:
         """Take a step, which fails on all ranks if it fails on one.
 
         Args:
-            what: the step, for messages.
+            name: the step, for messages.
             step: returns an answer for all ranks.
             facts: what must be equal on all ranks.
         """
-        failure, mine = None, None
-        with exchange(what, self._patience, self._is_alone) as ranks:
+        failure, answer = None, None
+        with exchange(name, self._patience, self._is_alone) as ranks:
             try:
                 self._exchange = ranks
-                mine = step()
+                answer = step()
             except Exception as error:
                 failure = error
-            found = ranks.agree(facts or {}, failure, {"process": self._me, "answer": mine})
-        is_near = [rank == ranks.rank or are_near(one["process"], self._me) for rank, one in enumerate(found)]
-        self.answers = [one["answer"] for one in found]
-        self.near = [one for one, near in zip(self.answers, is_near, strict=True) if near]
+            messages = ranks.agree(facts or {}, failure, {"process": self._me, "answer": answer})
+        is_near = [
+            rank == ranks.rank or are_near(message["process"], self._me) for rank, message in enumerate(messages)
+        ]
+        self.answers = [message["answer"] for message in messages]
+        self.near = list(compress(self.answers, is_near))
         self.place = sum(is_near[: ranks.rank])
 
     def check_memory(self, spare: Sequence[HoldsShard]) -> None:
@@ -261,8 +264,9 @@ class _Loading:
         shared = [name for name, group in self._groups.items() if group.size > 1]
 
         def make() -> dict[str, Any]:
-            made = shared if self.place == 0 else ()
-            return {name: [os.getpid(), self._hold(name).descriptor] for name in made}
+            if self.place:
+                return {}
+            return {name: [os.getpid(), self._hold(name).descriptor] for name in shared}
 
         def open_it() -> bool:
             try:
@@ -324,20 +328,20 @@ def my_part(tasks: Sequence[BulkTask], group: NodeGroup) -> Iterator[BulkTask]:
         before += task.n_decoded
 
 
-def _lacks(found: AvailableMemory | None, needed: int) -> bool:
-    return found is not None and needed + HEADROOM > found.n_bytes
+def _lacks(memory: AvailableMemory | None, needed: int) -> bool:
+    return memory is not None and needed + HEADROOM > memory.n_bytes
 
 
 def _check_memory(needed: int, n_processes: int, names: Sequence[str]) -> None:
-    found = available_memory()
-    if found is None or not _lacks(found, needed):
+    memory = available_memory()
+    if memory is None or not _lacks(memory, needed):
         return
     shards = f"the shards of {', '.join(map(repr, names))}" if names != [""] else "the shards"
     ranks = f"{n_processes} ranks of this machine" if n_processes > 1 else "this rank"
     raise H5ValueError(
         f"{shards} take {_memory_size(needed)} on {ranks}, and {_memory_size(HEADROOM)} while they are loaded; "
-        f"{_memory_size(found.n_bytes)} are left ({found.limit}). "
-        f"{_memory_size(max(0, found.n_bytes - HEADROOM))} would fit: take a smaller dtype (uint8 as stored is a "
+        f"{_memory_size(memory.n_bytes)} are left ({memory.limit}). "
+        f"{_memory_size(max(0, memory.n_bytes - HEADROOM))} would fit: take a smaller dtype (uint8 as stored is a "
         "quarter of float32, and the GPU can cast it), fewer fields, more machines, share_memory=True if ranks of a "
         "machine hold the same rows. Or read on demand, with LazyH5DataModule or H5LazyDataset."
     )

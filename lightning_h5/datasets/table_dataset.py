@@ -19,7 +19,7 @@ from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, close_when_collected
 from ..readers import TaskQueue
 from ..readers.buffers import BufferPool, Column
-from ..samples import BatchRows, RowTable
+from ..samples import BatchRows, Places, RowTable
 from ..types import Identity, IntArray
 from .base import RawBatch, RowDataset
 from .collate import Collate
@@ -90,43 +90,36 @@ class TableDataset(RowDataset):
             batch: their rows.
             read: returns the rows of each field, from files or from memory.
         """
-        columns = [
+        columns: list[Column] = [
             assembler.column(rows, column, self._buffers)
             for assembler, rows, column in zip(self.assemblers, batch.fields, read(), strict=True)
         ]
-        return RawBatch(numbers, (*self._in_samples(batch, columns), *self._further_columns(batch)))
-
-    def _in_samples(self, asked: BatchRows, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns of arrays as those of fields: the arrays of a sparse matrix are one."""
-        found = list(columns)
-        for at in sorted(self.fields.matrices, reverse=True):
-            values, stored = found[at : at + 2]
-            lengths = asked.fields[at].lengths
-            assert isinstance(values, torch.Tensor), "a matrix has numbers"
-            assert isinstance(stored, torch.Tensor), "a matrix has numbers"
-            assert lengths is not None, "rows have a length each"
-            found[at : at + 2] = [self.fields.matrices[at].column(values, stored, lengths, self._buffers)]
-        return found
+        for at in sorted(self.fields.matrices, reverse=True):  # the two arrays of a matrix make one column
+            values, indices = map(torch.as_tensor, columns[at : at + 2])
+            lengths = batch.fields[at].lengths_of(len(numbers))
+            columns[at : at + 2] = [self.fields.matrices[at].column(values, indices, lengths, self._buffers)]
+        return RawBatch(numbers, (*columns, *self._further_columns(batch)))
 
     @property
     def dense_bytes(self) -> int:
         """Bytes of a sample's rows of sparse matrices, if these are dense in a batch."""
         sizes = [
-            one.n_columns * (dtype.itemsize if (dtype := self.plans[at].dtype) is not None else 0)
-            for at, one in self.fields.matrices.items()
-            if not one.as_csr
+            matrix.n_columns * (dtype.itemsize if (dtype := self.plans[at].dtype) is not None else 0)
+            for at, matrix in self.fields.matrices.items()
+            if not matrix.as_csr
         ]
         return sum(sizes)
 
-    def _further_columns(self, asked: BatchRows) -> list[Column]:
-        """Return the masks of samples, and their segments and steps, as far as they are asked for."""
+    def _further_columns(self, batch: BatchRows) -> list[Column]:
+        """Return the requested masks, segments and steps of samples; rows have none of these."""
+        if batch.places is None:
+            return []
+        n_samples = len(batch.places.segments)
         columns: list[Column] = [
-            self.assemblers[field].mask(asked.fields[field], len(asked.places.segments))
-            for field in self.fields.masked
-            if asked.places is not None
+            self.assemblers[field].mask(batch.fields[field], n_samples) for field in self.fields.masked
         ]
         if self.sample_layout.with_index and self.table.indexer.has_places:
-            columns += places_columns(self.table, asked)
+            columns += places_columns(self.table, batch.places)
         return columns
 
     def layouts(self) -> Iterator[ArrayLayout]:
@@ -139,9 +132,9 @@ class TableDataset(RowDataset):
 
     def identity(self) -> Identity:
         """See ``RowDataset.identity``."""
-        table, found = self.table, {"sampled": self.table.digest_of(self.indices)}
-        whole = whole_digest(table.layouts, table.guards, self.options)
-        return found if whole is None else found | {"whole": whole}
+        identity = {"sampled": self.table.digest_of(self.indices)}
+        whole = whole_digest(self.table.layouts, self.table.guards, self.options)
+        return identity if whole is None else identity | {"whole": whole}
 
     def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
         """See ``RowDataset.places_of``."""
@@ -206,12 +199,12 @@ def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int
         if differs is shapes and (collate == "pad" or batch_size == 1):
             continue
         at = next(at for at, value in enumerate(differs) if value != differs[0])
-        first, other = (table.name_of_part(int(table.layouts.firsts[kind])) for kind in (0, at))
+        first, second = (table.name_of_part(int(table.layouts.firsts[kind])) for kind in (0, at))
         cure = "Write them alike" if differs is counts else "Pass collate_fn='pad'"
         key = fields.keys[field]
         title = repr(key) if key == name else f"{key!r} (field {name!r})"
         raise H5ValueError(
-            f"{title} has rows of the shape {shapes[0]} in {first!r} and {shapes[at]} in {other!r}, which cannot be "
+            f"{title} has rows of the shape {shapes[0]} in {first!r} and {shapes[at]} in {second!r}, which cannot be "
             f"in one batch. {cure}, pass collate_fn='list', or give all samples one shape in a transform."
         )
 
@@ -220,13 +213,11 @@ def _short_path(path: str) -> str:
     return repr(path if len(path) <= MAX_NAME else f"...{path[-MAX_NAME:]}")
 
 
-def places_columns(table: RowTable, asked: BatchRows) -> tuple[list[str], torch.Tensor]:
+def places_columns(table: RowTable, places: Places) -> tuple[list[str], torch.Tensor]:
     """Return each sample's segment, by name, and its step, or the start of its patch along each axis that is cut."""
-    assert asked.places is not None, "samples are rows"
-    segments = table.indexer.segments
-    steps: IntArray = asked.places.steps
+    segments, steps = table.indexer.segments, places.steps
     if segments.cut is not None:
-        steps = steps + segments.cut[asked.places.segments]
-    numbers, which = np.unique(segments.numbers_of(asked.places.segments), return_inverse=True)
+        steps = steps + segments.cut[places.segments]
+    numbers, inverse = np.unique(segments.numbers_of(places.segments), return_inverse=True)
     names = [table.segment_name(number) for number in numbers.tolist()]
-    return [names[at] for at in which.tolist()], torch.from_numpy(steps.copy())
+    return [names[at] for at in inverse.tolist()], torch.from_numpy(steps.copy())

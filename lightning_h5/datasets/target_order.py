@@ -43,7 +43,7 @@ def sampled_places(n_rows: int, world_size: int) -> IntArray:
 def sampled_values(targets: Column) -> list[TargetValue] | None:
     """Return each target as a plain value: a number, text, or a digest of a vector; None if these are no labels."""
     if not isinstance(targets, torch.Tensor):
-        return [each if isinstance(each, str) else repr(each) for each in targets]
+        return [target if isinstance(target, str) else repr(target) for target in targets]
     if not len(targets):
         return []
     rows = targets.reshape(len(targets), -1).cpu() if targets.numel() else targets
@@ -65,8 +65,8 @@ def are_in_order(values: Sequence[TargetValue]) -> bool:
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     if len(values) < MIN_SAMPLES or len(codes) == 1:
         return False
-    found = np.array([codes[value] for value in values])
-    n_runs = 1 + np.count_nonzero(np.diff(found))
+    codes_in_order = np.array([codes[value] for value in values])
+    n_runs = 1 + np.count_nonzero(np.diff(codes_in_order))
     if n_runs == len(codes) <= len(values) // 2:
         return True
     if isinstance(values[0], str):
@@ -131,8 +131,8 @@ class TargetComparison:
         n_together = max(1, GATHERED_BYTES // max(1, self.row_bytes))
         for start in range(0, len(places) if self.keys else 0, n_together):
             for number, column in enumerate(self.read(places[start : start + n_together])):
-                before, more = values[number], sampled_values(column)
-                values[number] = None if before is None or more is None else before + more
+                earlier, new = values[number], sampled_values(column)
+                values[number] = None if earlier is None or new is None else earlier + new
         return [self.shard.rank, values]
 
     def compare(self, answers: Sequence[Any]) -> None:

@@ -43,7 +43,7 @@ from .keys import (
     without_slashes,
     words_in,
 )
-from .layout import ArrayLayout, ArrayView, Codec, Decoding, Filter, filters_of, path_of, stack_arrays
+from .layout import ArrayLayout, ArrayView, Codec, Decoding, Filter, Runs, filters_of, path_of, stack_arrays
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
@@ -85,6 +85,7 @@ __all__ = [
     "MetadataIndex",
     "OpenOptions",
     "Packing",
+    "Runs",
     "ScalarError",
     "SparseGroup",
     "StackedKeys",

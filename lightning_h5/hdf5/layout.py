@@ -241,14 +241,14 @@ class ArrayLayout:
         row_axes: Sequence[int],
         selection: Mapping[int, int | slice | Sequence[int]] | None = None,
         *,
-        period: int | None = None,
+        keeps_axes: bool = False,
     ) -> ArrayLayout:
         """Return the array with its rows counted along other axes, or with a part of it alone.
 
         Args:
             row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
             selection: part of other axes, by axis: an index, a slice or indices; other axes are kept whole.
-            period: rows are numbered as if the last of ``row_axes`` had this length; None for its own.
+            keeps_axes: also if the rows lie one after the other in the file, and the array could do without a view.
 
         Raises:
             H5ValueError: an axis has no such index.
@@ -256,16 +256,16 @@ class ArrayLayout:
         if self.value is not None:
             return self
         if self.decoding is not None:
-            return self.decoding.array.seen(row_axes, selection, period=period).decoded(self.decoding.codec)
+            return self.decoding.array.seen(row_axes, selection, keeps_axes=keeps_axes).decoded(self.decoding.codec)
         if self.stacked:
-            return stack_arrays([array.seen(row_axes, selection, period=period) for array in self.stacked], self.key)
+            views = [array.seen(row_axes, selection, keeps_axes=keeps_axes) for array in self.stacked]
+            return stack_arrays(views, self.key)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
         parts = tuple(self._selection((selection or {}).get(axis, slice(None)), axis, shape) for axis in others)
         is_whole = all(part == slice(0, shape[axis], 1) for axis, part in zip(others, parts, strict=True))
         if row_axes == (0,) and is_whole:
             return self
-        period = (shape[row_axes[-1]] if row_axes else 1) if period is None else period
         axes = tuple(
             len(range(shape[axis])[part]) if isinstance(part, slice) else len(part)
             for axis, part in zip(others, parts, strict=True)
@@ -276,7 +276,9 @@ class ArrayLayout:
             "axes": axes,
             "row_shape": (*axes, *self.row_shape[len(self.axes) :]),
         }
-        is_cut_elsewhere = row_axes == tuple(range(len(row_axes))) and is_whole and period == shape[len(row_axes) - 1]
+        # Orders of epochs follow from what has a view: most arrays that are one row do.
+        is_first = row_axes == tuple(range(len(row_axes))) if row_axes else shape[-1] == 1
+        is_cut_elsewhere = is_first and is_whole and not keeps_axes
         if is_cut_elsewhere and self.offset is not None and (self.digests is None or self.digests.kind == "chunks"):
             return self.with_changes(**changes)  # the same bytes, in rows of another size
         if self.chunks is not None:
@@ -285,7 +287,7 @@ class ArrayLayout:
             row_bytes = max(1, self.stored.itemsize * math.prod(shape[axis] for axis in others))
             block = [1] * len(row_axes)
             block[-1:] = [max(1, min(shape[axis], RUN_BYTES // row_bytes)) for axis in row_axes[-1:]]
-        return self.with_changes(**changes, view=ArrayView(self, row_axes, parts, tuple(block), period))
+        return self.with_changes(**changes, view=ArrayView(self, row_axes, parts, tuple(block)))
 
     def _selection(
         self, selection: int | slice | Sequence[int], axis: int, shape: tuple[int, ...]
@@ -309,12 +311,12 @@ class ArrayLayout:
             return self.decoding.array.in_cells(cell, n_values).decoded(self.decoding.codec)
         if self.stacked:
             return stack_arrays([array.in_cells(cell, n_values) for array in self.stacked], self.key)
-        grid = [-(-size // step) for size, step in zip((self.n_rows, *self.axes), cell, strict=True)]
+        view = ArrayView(self, tuple(range(len(cell))), (), cell, is_in_cells=True)
         return self.with_changes(
-            n_rows=math.prod(grid),
+            n_rows=math.prod(view.row_grid),
             axes=(n_values,),
             row_shape=(n_values, *self.row_shape[len(self.axes) :]),
-            view=ArrayView(self, (), (), (), 1, cell),
+            view=view,
         )
 
     def decoded(self, codec: Codec) -> ArrayLayout:
@@ -410,8 +412,6 @@ class ArrayLayout:
             return sum(array.chunk_span_bytes for array in self.stacked)
         if not self.chunks:
             return 0
-        if self.view is not None and self.view.cell is not None:
-            return self.chunk_bytes
         if self.view is not None:
             other_axes = self.view.other_axes
             return math.prod(-(-self.view.shape[axis] // self.chunks[axis]) for axis in other_axes) * self.chunk_bytes
@@ -448,16 +448,14 @@ class ArrayView:
         row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
         selections: the selected part of each other axis: an index (a row has no such axis then), a slice, or indices.
         block: along each of ``row_axes``, the number of indices that are read together.
-        period: length of the last of ``row_axes`` as rows are numbered; at least its own.
-        cell: shape of the cells that are the rows (see ``ArrayLayout.in_cells``); None if rows are counted along axes.
+        is_in_cells: what is read together is one row of flat values (see ``ArrayLayout.in_cells``).
     """
 
     array: ArrayLayout
     row_axes: tuple[int, ...]
     selections: tuple[int | slice | tuple[int, ...], ...]
     block: tuple[int, ...]
-    period: int
-    cell: tuple[int, ...] | None = None
+    is_in_cells: bool = False
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -474,16 +472,21 @@ class ArrayView:
         """Number of blocks along each of ``row_axes``."""
         return tuple(-(-self.shape[axis] // step) for axis, step in zip(self.row_axes, self.block, strict=True))
 
-    def is_chunked(self, chunks: tuple[int, ...] | None) -> bool:
-        """Return whether the rows that are read together are chunks of this shape."""
-        if chunks is None or self.cell is not None:
-            return self.cell == chunks
-        return self.block == tuple(chunks[axis] for axis in self.row_axes)
+    @property
+    def has_lines(self) -> bool:
+        """Whether rows are numbered along two axes."""
+        return len(self.row_axes) > 1 and not self.is_in_cells
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the rows that are read together are those of chunks."""
+        chunks = self.array.chunks
+        return chunks is not None and self.block == tuple(chunks[axis] for axis in self.row_axes)
 
     @cached_property
     def runs(self) -> Runs | None:
         """Where rows lie if each is a few long pieces of an array without chunks; None otherwise."""
-        if self.row_axes != (0,) or self.cell is not None:
+        if self.row_axes != (0,) or self.is_in_cells:
             return None
         array, sizes = self.array, self.shape[1:]
         if array.offset is None or array.digests is not None or array.dtype.hasobject:

@@ -441,7 +441,9 @@ class H5DataLoader(DataLoader[Any]):
         """Finish batches that were read together, each when it is requested."""
         sizes = [len(token.rows) for token in tokens]
         as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is
-        if as_read and not self._pins and not tokens[0].samples:
+        # Lists and rows in CSR form are collated to tensors, or raise that they cannot be stacked.
+        are_tensors = all(isinstance(column, torch.Tensor) for column in raw.columns)
+        if as_read and are_tensors and not self._pins and not tokens[0].samples:
             batches = raw.split_columns(sizes)
             return batches if len(raw.columns) > 1 else (column for (column,) in batches)
         # Not `map`, which a StopIteration in one batch would end, losing the others.

@@ -180,9 +180,9 @@ def close_pipes_of_fork(error: BaseException) -> None:
     """
     at = error.__traceback__
     while at is not None:
-        code, found = at.tb_frame.f_code, at.tb_frame.f_locals
-        if code.co_name == "_launch" and code.co_filename.endswith("popen_fork.py") and "code" in found:
+        code, variables = at.tb_frame.f_code, at.tb_frame.f_locals
+        if code.co_name == "_launch" and code.co_filename.endswith("popen_fork.py") and "code" in variables:
             for name in ("parent_r", "child_w", "child_r", "parent_w"):
                 with suppress(OSError, KeyError):
-                    os.close(found[name])
+                    os.close(variables[name])
         at = at.tb_next

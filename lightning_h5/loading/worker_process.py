@@ -27,11 +27,12 @@ from typing import Any
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from ..datasets import RowDataset, WorkerFailure, WorkerMemory, naming_shared_memory, open_worker_buffers, start_worker
+from ..datasets import RowDataset, WorkerFailure, start_worker
 from ..errors import H5Error, stop_iteration
 from ..staging import Address, use_network
 from ..threads import naming_task_limits
 from ..types import BatchToken
+from .worker_buffers import WorkerMemory, naming_shared_memory, open_worker_buffers
 
 __all__ = [
     "HEADER",

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
-from ..datasets import WorkerFailure, naming_shared_memory, starting_workers, worker_memory
+from ..datasets import WorkerFailure
 from ..errors import H5Error, H5ValueError, H5WorkerError
 from ..staging import network_address
 from ..threads import EndingThread
 from ..types import BatchToken
 from .prefetch import CLOSED
+from .worker_buffers import naming_shared_memory, starting_workers, worker_memory
 from .worker_failures import (
     close_pipes_of_fork,
     resource_that_ran_out,
@@ -68,8 +69,8 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # the main process
 
 
 def _close_inherited() -> None:
-    for each in list(_sockets):
-        each.close()
+    for connection in list(_sockets):
+        connection.close()
 
 
 # If a forked child kept these open, workers would not notice the end of the main process.
@@ -243,23 +244,24 @@ class WorkerPool:
 
     def _take_answers(self) -> bool:
         """Wait a moment for answers; return whether any came."""
-        some = False
+        has_answers = False
         for queue in self._queues:
             if not queue.is_closed:
-                wanted = select.POLLIN | select.POLLOUT if queue.flush() else select.POLLIN
-                self._poll.modify(queue.connection, wanted)
+                events = select.POLLIN | select.POLLOUT if queue.flush() else select.POLLIN
+                self._poll.modify(queue.connection, events)
         ready = {descriptor for descriptor, _ in self._poll.poll(POLL_SECONDS * 1000)}
         for queue in self._queues:
             if queue.connection.fileno() not in ready:
                 continue
-            if (came := queue.read()) is not None:
-                answer = pickle.loads(came[1])  # also for an abandoned pass, to release its memory
-                if (task := self._tasks.pop(came[0], None)) is not None:
+            if (numbered_message := queue.read()) is not None:
+                number, message = numbered_message
+                answer = pickle.loads(message)  # also for an abandoned pass, to release its memory
+                if (task := self._tasks.pop(number, None)) is not None:
                     task.answer, task.is_done = answer, True
-                some = True
+                has_answers = True
             if queue.is_closed:
                 self._poll.unregister(queue.connection)
-        return some
+        return has_answers
 
     def _has_begun(self, worker: int) -> bool:
         return self._queues[worker].has_answered or self.dataset.counters.begun_by(worker) is not None
@@ -271,7 +273,7 @@ class WorkerPool:
     def _why_it_ended(self, worker: int) -> str:
         process = self.processes[worker]
         process.join(GRACE_SECONDS)
-        n_more = sum(not one.is_alive() for one in self.processes) - 1
+        n_more = sum(not worker_process.is_alive() for worker_process in self.processes) - 1
         return why_it_ended(
             f"worker {worker}" + (f" ({n_more} more ended, too)" if n_more > 0 else ""),
             process.exitcode,

@@ -1,10 +1,10 @@
 """Rows in, ndarray out."""
 
 from .base import InMemoryReader, check_bounds, checked_places, row_slices, take_rows
-from .block_map import BlockMap, RowGrid
+from .block_map import BlockMap, Boxes, RowGrid
+from .block_memory import BlockMemory
 from .block_sources import BlockSource, Change, CopyChange, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
-from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 from .chunked import BegunRead, ChunkedReader, CopyRows
 from .codecs import Conventions, DecodeRequest, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of, unpacked
@@ -26,6 +26,7 @@ __all__ = [
     "BlockMap",
     "BlockMemory",
     "BlockSource",
+    "Boxes",
     "BulkTarget",
     "BulkTask",
     "Change",

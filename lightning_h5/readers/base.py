@@ -246,10 +246,10 @@ class FasterWay:
         if not self._is_warm[way]:
             self._is_warm[way] = True
             return
-        mine, other = self._paces[way], self._paces[1 - way]
-        if is_trial := not mine or (bool(other) and min(other) <= min(mine)):
-            mine.clear()  # outdated
-        mine.append(seconds / n_bytes)
+        paces, paces_of_other = self._paces[way], self._paces[1 - way]
+        if is_trial := not paces or (bool(paces_of_other) and min(paces_of_other) <= min(paces)):
+            paces.clear()  # outdated
+        paces.append(seconds / n_bytes)
         self._last_seconds[way] = seconds
         self._since_trial = 0.0 if is_trial else self._since_trial + seconds
 

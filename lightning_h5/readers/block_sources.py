@@ -20,7 +20,7 @@ from ..hdf5 import ArrayLayout
 from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
-from .chunk_cache import BlockMemory
+from .block_memory import BlockMemory
 from .codecs import Unpack
 
 __all__ = [
@@ -48,7 +48,7 @@ class CopyChange(Protocol):
         ...
 
     def take(
-        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
     ) -> None:
         """Copy rows, and change the copies.
 
@@ -56,7 +56,7 @@ class CopyChange(Protocol):
             rows: shape ``(n_rows, *row_shape)``.
             places: which rows to copy, shape ``(n,)``; None for all.
             out: memory for rows, in one piece, of any dtype.
-            here: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
+            out_places: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
         """
         ...
 
@@ -219,7 +219,7 @@ class FieldLayouts(Sequence[ArrayLayout]):
         """Return arrays that are described one by one, each as a kind of its own."""
         if isinstance(layouts, FieldLayouts):
             return layouts
-        numbers, n_rows = np.arange(len(layouts)), np.array([one.n_rows for one in layouts], dtype=np.int64)
+        numbers, n_rows = np.arange(len(layouts)), np.array([array.n_rows for array in layouts], dtype=np.int64)
         return cls(numbers.astype(np.int32), numbers, n_rows, layouts.__getitem__)
 
     def __len__(self) -> int:
@@ -262,7 +262,7 @@ class BlockSources(Sequence[BlockSource]):
 
     def __init__(self, layouts: FieldLayouts, open_source: Callable[[int, ArrayLayout], BlockSource]) -> None:
         self._layouts, self._open = layouts, open_source
-        self.examples = [open_source(*one) for one in zip(layouts.firsts.tolist(), layouts.examples, strict=True)]
+        self.examples = [open_source(*array) for array in zip(layouts.firsts.tolist(), layouts.examples, strict=True)]
         self._are_examples = len(self.examples) == len(layouts)
         self._opened: dict[int, BlockSource] = {}
         self._lock = threading.Lock()
@@ -284,13 +284,12 @@ class BlockSources(Sequence[BlockSource]):
 
     @property
     def grids(self) -> npt.NDArray[np.int64]:
-        """How the rows of each array are cut into blocks (``RowGrid``), shape ``(n_arrays, 5)``."""
-        found = np.array([source.grid for source in self.examples], dtype=np.int64).reshape(-1, 5)[self._layouts.kinds]
+        """How the rows of each array are cut into blocks (``RowGrid``), shape ``(n_arrays, 4)``."""
+        grids = np.array([source.grid for source in self.examples], dtype=np.int64).reshape(-1, 4)[self._layouts.kinds]
         is_own = np.array([array.view is None for array in self._layouts.examples])[self._layouts.kinds]
-        for name in ("size", "period"):
-            at = RowGrid._fields.index(name)
-            found[:, at] = np.where(is_own, self._layouts.n_rows, found[:, at])
-        return found
+        size = RowGrid._fields.index("size")
+        grids[:, size] = np.where(is_own, self._layouts.n_rows, grids[:, size])
+        return grids
 
     def opened(self, number: int) -> BlockSource:
         """Return the source of an array, opened now or kept open."""

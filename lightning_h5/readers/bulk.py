@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ..hdf5 import ArrayLayout
 from ..progress_bar import progress_bar
 from ..types import IntArray
+from .block_memory import BlockMemory
 from .block_sources import BlockSource
-from .chunk_cache import BlockMemory
 from .thread_pool import usable_cores
 
 __all__ = ["ArrayTarget", "BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places", "run_with_progress"]
@@ -92,9 +92,9 @@ def bulk_tasks(
     scratch = _Scratch(layout)
     tasks = []
     for at in range(0, len(blocks), step):
-        some, cuts = blocks[at : at + step], starts[at : at + step + 1]
-        read = _BulkRead(source, rows, target, first, some, cuts, scratch)
-        tasks.append(BulkTask(int(cuts[-1] - cuts[0]) * row_bytes, len(some) * size * row_bytes, read))
+        task_blocks, cuts = blocks[at : at + step], starts[at : at + step + 1]
+        read = _BulkRead(source, rows, target, first, task_blocks, cuts, scratch)
+        tasks.append(BulkTask(int(cuts[-1] - cuts[0]) * row_bytes, len(task_blocks) * size * row_bytes, read))
     return tasks
 
 
@@ -110,14 +110,14 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, report: Callable[[int], ob
     n_threads = max(1, min(n_cores, len(tasks), MAX_AT_A_TIME // max(1, largest)))
     todo = iter(tasks)
     lock, over = threading.Lock(), threading.Event()
-    done = 0
+    n_done = 0
 
     def work() -> None:
-        nonlocal done
+        nonlocal n_done
         n_bytes = 0
         while not over.is_set():
             with lock:
-                done += n_bytes
+                n_done += n_bytes
                 if (task := next(todo, None)) is None:
                     return
             try:
@@ -127,17 +127,17 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, report: Callable[[int], ob
                 raise
             n_bytes = task.n_bytes
 
-    reported = 0
+    n_reported = 0
     with ThreadPoolExecutor(n_threads, thread_name_prefix="lightning_h5-load") as pool:
         try:
-            left = {pool.submit(work) for _ in range(n_threads)}
-            while left:
-                ended, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
-                for one in ended:
-                    one.result()
-                seen = done
-                report(seen - reported)
-                reported = seen
+            running = {pool.submit(work) for _ in range(n_threads)}
+            while running:
+                ended, running = wait(running, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()
+                n_bytes = n_done  # threads add to it
+                report(n_bytes - n_reported)
+                n_reported = n_bytes
         finally:
             over.set()
 
@@ -238,7 +238,7 @@ def _blocks_of(rows: range | IntArray, size: int) -> IntArray:
 
 def run_with_progress(
     tasks: Sequence[BulkTask],
-    what: str,
+    name: str,
     *,
     delay: float = 2,
     shows_bar: bool = True,
@@ -248,20 +248,20 @@ def run_with_progress(
 
     Args:
         tasks: the tasks.
-        what: the name of the work.
+        name: of the work.
         delay: seconds before the bar is shown.
         shows_bar: whether it is shown.
         report: called regularly, in this thread, with the bytes done since the last call.
     """
     n_bytes = sum(task.n_bytes for task in tasks)
-    with progress_bar(n_bytes, what, shows_progress=shows_bar, delay=delay) as bar:
+    with progress_bar(n_bytes, name, shows_progress=shows_bar, delay=delay) as bar:
 
-        def done(n_bytes: int) -> None:
+        def advance(n_bytes: int) -> None:
             bar.update(n_bytes)
             if report is not None:
                 report(n_bytes)
 
-        do_tasks(tasks, usable_cores(), done)
+        do_tasks(tasks, usable_cores(), advance)
 
 
 def first_places(rows: range | IntArray, bounds: IntArray) -> IntArray:

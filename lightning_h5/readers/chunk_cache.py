@@ -8,33 +8,20 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5Error
 from ..types import IntArray
+from .block_memory import BlockMemory
+from .block_sources import BlockSource
 
-if TYPE_CHECKING:
-    from .block_sources import BlockSource
-
-__all__ = ["BlockMemory", "ChunkCache", "Lease", "load_tasks", "scratch"]
+__all__ = ["ChunkCache", "Lease", "load_tasks"]
 
 NOWHERE = -1
-
-_scratch = threading.local()  # per thread, shared by all readers, which take turns
-
-
-def scratch(use: str, n_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return memory of this thread, which the next call for the same use overwrites."""
-    held: npt.NDArray[np.uint8] | None = getattr(_scratch, use, None)
-    if held is None or len(held) < n_bytes:
-        held = np.empty(n_bytes, dtype=np.uint8)
-        setattr(_scratch, use, held)
-    return held[:n_bytes]
 
 
 class Lease(NamedTuple):
@@ -49,30 +36,6 @@ class Lease(NamedTuple):
     slots: IntArray
     is_new: npt.NDArray[np.bool_]
     held: IntArray
-
-
-class BlockMemory(Sequence[npt.NDArray[Any]]):
-    """The memory of blocks: a sequence of arrays of shape ``(n_rows, *row_shape)``, or bytes.
-
-    Args:
-        rows: memory of all blocks.
-        firsts: the first row of each block in it.
-        n_rows: rows of each block.
-    """
-
-    def __init__(self, rows: npt.NDArray[Any], firsts: IntArray, n_rows: int) -> None:
-        self._rows, self._firsts, self._n_rows = rows, firsts, n_rows
-
-    def __len__(self) -> int:
-        return len(self._firsts)
-
-    def __getitem__(self, at: Any) -> Any:
-        first = int(self._firsts[at])
-        return self._rows[first : first + self._n_rows]
-
-    def octets(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """Return the whole memory as bytes, and the start of each block in it."""
-        return self._rows.reshape(-1).view(np.uint8), self._firsts * self._rows.strides[0]
 
 
 class ChunkCache:
@@ -235,16 +198,16 @@ class ChunkCache:
             self._free.remove(slots if not len(missing) else slots[slots >= 0])  # cached blocks needed again
         is_new = np.zeros(len(blocks), dtype=np.bool_)
         if len(missing):
-            found = self._free.pop(len(missing))
-            self._is_done[found] = False
-            self._n_touched = max(self._n_touched, int(found.max(initial=-1)) + 1)
-            self._forget(found)
-            placed = missing[: len(found)]
-            slots[placed] = found
+            new_slots = self._free.pop(len(missing))
+            self._is_done[new_slots] = False
+            self._n_touched = max(self._n_touched, int(new_slots.max(initial=-1)) + 1)
+            self._forget(new_slots)
+            placed = missing[: len(new_slots)]
+            slots[placed] = new_slots
             is_new[placed] = True
-            self._slot_of[blocks[placed]] = found
-            self._block_of[found] = blocks[placed]
-            self._n_tasks[found] = n_tasks[placed]
+            self._slot_of[blocks[placed]] = new_slots
+            self._block_of[new_slots] = blocks[placed]
+            self._n_tasks[new_slots] = n_tasks[placed]
         return Lease(slots, is_new, slots if len(missing) == is_new.sum() else slots[slots >= 0])
 
     def _forget(self, slots: IntArray) -> None:
@@ -336,10 +299,10 @@ class _Stack:
     def push(self, numbers: IntArray) -> None:
         """Add numbers that are not on the stack, the last one on top."""
         if self._top + len(numbers) > len(self._entries):
-            kept = self._entries[: self._top][self._counts(0, self._top)]
-            self._entries[: len(kept)] = kept
-            self._place[kept] = np.arange(len(kept))
-            self._top = len(kept)
+            entries = self._entries[: self._top][self._counts(0, self._top)]
+            self._entries[: len(entries)] = entries
+            self._place[entries] = np.arange(len(entries))
+            self._top = len(entries)
         places = np.arange(self._top, self._top + len(numbers))
         self._entries[places] = numbers
         self._place[numbers] = places
@@ -353,19 +316,19 @@ class _Stack:
         parts = [np.empty(0, dtype=np.int64)]
         while n:
             bottom = max(0, self._top - n)
-            found = self._entries[bottom : self._top][self._counts(bottom, self._top)][::-1]
-            self.has[found] = False
+            popped = self._entries[bottom : self._top][self._counts(bottom, self._top)][::-1]
+            self.has[popped] = False
             self._top = bottom
-            self._n -= len(found)
-            n -= len(found)
-            parts.append(found)
+            self._n -= len(popped)
+            n -= len(popped)
+            parts.append(popped)
         return np.concatenate(parts)
 
     def remove(self, numbers: IntArray) -> None:
         """Remove those of some different numbers that are on the stack."""
-        there = numbers[self.has[numbers]]
-        self.has[there] = False
-        self._n -= len(there)
+        entries = numbers[self.has[numbers]]
+        self.has[entries] = False
+        self._n -= len(entries)
 
     def _counts(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         entries = self._entries[start:stop]

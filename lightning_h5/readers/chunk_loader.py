@@ -15,8 +15,8 @@ from ..hdf5 import ArrayLayout, check_piece, size_of
 from ..sizes import bytes_text
 from ..types import IntArray
 from .block_map import RowGrid
+from .block_memory import BlockMemory, scratch
 from .block_sources import TASK_BYTES
-from .chunk_cache import BlockMemory, scratch
 from .filters.pipeline import ChunkLoop, Pipeline
 from .raw_io import forget_stored, give_back, prefetch_stored, read_stored, read_with
 
@@ -69,8 +69,13 @@ class ChunkLoader:
 
     def will_need_chunks(self, chunks: IntArray) -> None:
         """Begin to fetch chunks by their numbers (see ``BlockSource.will_need``)."""
-        there = chunks[self._table.offsets[chunks] >= 0]
-        prefetch_stored(self._layout, self._table.offsets[there], self._table.sizes[there], self._counters)
+        prefetch_stored(self._layout, *self._stored_pieces(chunks), self._counters)
+
+    def _stored_pieces(self, chunks: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
+        """Return position in the file, and stored bytes, of those chunks that were written."""
+        offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
+        is_written = offsets >= 0
+        return offsets[is_written], sizes[is_written]
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
@@ -90,9 +95,9 @@ class ChunkLoader:
         ]
         # A block can have many chunks: decode at most one task's worth together.
         n = max(1, TASK_BYTES // max(1, self._per_line * self._chunk_bytes))
-        for some in (lines[start : start + n] for start in range(0, len(lines), n)):
-            values, at = self.values([first + part for first, line, _ in some for part in line]), 0
-            for _, line, rows in some:
+        for task_lines in (lines[start : start + n] for start in range(0, len(lines), n)):
+            values, at = self.values([first + part for first, line, _ in task_lines for part in line]), 0
+            for _, line, rows in task_lines:
                 self._load_line(values[at : at + len(line)], line[0], rows)
                 at += len(line)
 
@@ -125,12 +130,12 @@ class ChunkLoader:
         self._count(int(sizes.sum()), len(chunks), len(chunks), took)
         return True
 
-    def _count(self, n_bytes: int, n_chunks: int, n_there: int, took: float) -> None:
+    def _count(self, n_bytes: int, n_chunks: int, n_written: int, took: float) -> None:
         """Count chunks that were read and decoded, and the seconds of reading; missing chunks count as decoded."""
         self._counters.add(
             bytes_read=n_bytes,
             bytes_decoded=n_chunks * self._chunk_bytes,
-            chunks_decoded=n_there,
+            chunks_decoded=n_written,
             read_seconds=took,
             decode_seconds=-took,  # callers count the time of both
         )
@@ -152,16 +157,14 @@ class ChunkLoader:
                 "batch_size, a smaller cache_bytes, or a smaller num_workers."
             ) from error
         if self._gives_back:
-            there = np.asarray(chunks)[self._table.offsets[chunks] >= 0]
-            give_back(self._layout, self._table.offsets[there], self._table.sizes[there])
+            give_back(self._layout, *self._stored_pieces(chunks))
 
     def _decode_again(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Decode chunks; once more if their mirror was damaged."""
         try:
             self._decode(chunks, out, firsts)
         except H5CorruptError:
-            there = np.asarray(chunks)[self._table.offsets[chunks] >= 0]
-            if not forget_stored(self._layout, self._table.offsets[there], self._table.sizes[there]):
+            if not forget_stored(self._layout, *self._stored_pieces(chunks)):
                 raise
             self._decode(chunks, out, firsts)  # the mirror may be damaged, and the file right
 
@@ -173,9 +176,9 @@ class ChunkLoader:
             for first in firsts[missing].tolist():
                 piece = out[first : first + n_bytes]
                 np.ndarray((n_bytes // layout.stored.itemsize,), layout.stored, piece)[...] = self._fill
-            there = np.flatnonzero(~missing)
-            offsets, sizes, masks, firsts = offsets[there], sizes[there], masks[there], firsts[there]
-            n_chunks, chunks = len(chunks), np.asarray(chunks)[there].tolist()
+            written = np.flatnonzero(~missing)
+            offsets, sizes, masks, firsts = offsets[written], sizes[written], masks[written], firsts[written]
+            n_chunks, chunks = len(chunks), np.asarray(chunks)[written].tolist()
         else:
             n_chunks = len(chunks)
         stops = sizes.cumsum()
@@ -240,9 +243,8 @@ class ChunkLoader:
     def _region(self, part: int) -> tuple[slice, ...]:
         """Return the slices of a part along the axes of a row."""
         region: list[slice] = []
-        for n, step, size in zip(
-            *(reversed(each) for each in (self._table.grid[1:], self._chunks[1:], self._layout.axes)), strict=True
-        ):
+        axes = list(zip(self._table.grid[1:], self._chunks[1:], self._layout.axes, strict=True))
+        for n, step, size in reversed(axes):
             part, at = divmod(part, n)
             region.append(slice(at * step, min((at + 1) * step, size)))
         return tuple(reversed(region))

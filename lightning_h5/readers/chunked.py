@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..types import IntArray
-from .base import check_bounds, row_slices, take_rows
-from .block_map import BlockMap, Pieces
+from .base import row_slices, take_rows
+from .block_map import BlockMap, Boxes, Pieces
 from .block_sources import BlockSources, Change, CopyChange, FieldLayouts
 from .chunk_cache import ChunkCache, Lease, load_tasks
 from .thread_pool import TaskQueue
@@ -38,12 +38,12 @@ class Changes(NamedTuple):
     """What rows are changed by when they are copied out of blocks.
 
     Attributes:
-        each: the different changes; empty if there are none.
+        kinds: the different changes; empty if there are none.
         of_array: for several changes, the number of that of each array.
         in_place: the change of all rows if it can be made in place too.
     """
 
-    each: tuple[CopyChange, ...] = ()
+    kinds: tuple[CopyChange, ...] = ()
     of_array: IntArray | None = None
     in_place: Change | None = None
 
@@ -54,7 +54,7 @@ class Changes(NamedTuple):
 
 
 class ChunkedReader:
-    """One field of all files of a dataset; reads rows by their number over all files.
+    """One field of all files of a dataset.
 
     Args:
         layouts: the array of each file, or of each part of one, of one row shape and dtype.
@@ -62,10 +62,10 @@ class ChunkedReader:
         n_bytes: memory for decoded blocks. Blocks larger than that are read without a cache.
         work: shares loading among threads.
         counters: counts blocks used and loaded.
-        rows: rows that this dataset has, in any order; None for all. A block is done when all of them were read.
+        rows: rows that this dataset has, numbered over all files, in any order; None for all. A block is done when all
+            of them were read.
         retain: keep blocks after their last row of an epoch, for the next. None keeps them if all fit.
         changes: change rows when they are copied out of a block.
-        first_row: number of each file's first row (see ``BlockMap``).
         reads: returns how often an epoch reads rows of each block, if that is not once each of ``rows``.
     """
 
@@ -80,7 +80,6 @@ class ChunkedReader:
         rows: IntArray | None = None,
         retain: bool | None = None,
         changes: Changes = Changes(),  # noqa: B008  # immutable
-        first_row: IntArray | None = None,
         reads: CountReads | None = None,
     ) -> None:
         first = layouts.examples[0]
@@ -89,7 +88,7 @@ class ChunkedReader:
         self._name = f"{first.key!r} in {first.path!r}{more}"
         self._sources, self._work, self._counters = sources.each, work, counters
         self._is_staged = any(layout.guard.staging is not None for layout in layouts.examples)
-        self.map = BlockMap(sources.grids, first_row)
+        self.map = BlockMap(sources.grids)
         self._n_tasks = sources.of_kinds(lambda source: -(-source.n_parts // source.parts_together))
         slot_rows = max(source.rows_per_block for source in sources.examples)
         self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
@@ -108,13 +107,13 @@ class ChunkedReader:
         """Return rows in the order requested (see ``RowReader.read``).
 
         Args:
-            rows: any rows.
+            rows: any rows, numbered over all files.
             out: memory of any dtype to read into; numbers are cast as by ``astype``.
             epoch: the epoch, in which each row is read at most once; None without a plan.
         """
         if out is None:
             out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
-        self.begin(np.asarray(rows, dtype=np.int64), out, epoch).finish()
+        self.begin(self.map.boxes(np.asarray(rows, dtype=np.int64)), out, epoch).finish()
         return out
 
     @property
@@ -128,7 +127,7 @@ class ChunkedReader:
         return self._cache is not None and self._cache.is_complete()
 
     def begin(
-        self, rows: IntArray, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
+        self, boxes: Boxes, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
     ) -> BegunRead:
         """Begin to read: lease slots for blocks, and start to load those that are not cached.
 
@@ -136,20 +135,19 @@ class ChunkedReader:
         one after the other, so that a later one does not take the slots that an earlier one waits for.
 
         Args:
-            rows: any rows.
+            boxes: any rows.
             out: memory to read into, or what copies rows to where they belong; such rows are as stored.
             epoch: see ``read``.
             all_cores: allow torch's threads for copies, if this is a thread of the caller.
         """
-        if len(rows) and rows.view(np.uint64).max() >= self.map.n_rows:  # negative rows are huge as unsigned numbers
-            check_bounds(rows, self.map.n_rows, self._name)  # raises
-        pieces = self.map.pieces(rows)
+        self.map.check(boxes, self._name)
+        pieces = self.map.pieces(boxes)
         copy: CopyRows = out if callable(out) else self._copy_to(out, pieces)
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(pieces.blocks))
             places = pieces.of_rows(complete.places(pieces.blocks) * complete.slot_rows + pieces.within)
             changes = self._changes
-            is_whole = not changes.each or changes.in_place is not None
+            is_whole = not changes.kinds or changes.in_place is not None
             if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
                 copy = partial(_copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, places, copy)
@@ -166,36 +164,36 @@ class ChunkedReader:
 
     def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
-        each, of_array = self._changes.each, self._changes.of_array
-        if of_array is None or len(each) == 1:
-            return partial(_copy_rows, out=out, change=next(iter(each), None))
-        which = pieces.repeated(of_array[self._file_of(pieces.blocks)])
+        changes, of_array = self._changes.kinds, self._changes.of_array
+        if of_array is None or len(changes) == 1:
+            return partial(_copy_rows, out=out, change=next(iter(changes), None))
+        numbers = pieces.repeated(of_array[self._file_of(pieces.blocks)])
 
-        def copy(rows: npt.NDArray[Any], places: IntArray, here: IntArray | None) -> None:
-            here = np.arange(len(which)) if here is None else here
-            for number in np.unique(which[here]).tolist():
-                some = np.flatnonzero(which[here] == number)
-                _copy_rows(rows, places[some], here[some], out=out, change=each[number])
+        def copy(rows: npt.NDArray[Any], places: IntArray, out_places: IntArray | None) -> None:
+            out_places = np.arange(len(numbers)) if out_places is None else out_places
+            for number in np.unique(numbers[out_places]).tolist():
+                is_changed = numbers[out_places] == number
+                _copy_rows(rows, places[is_changed], out_places[is_changed], out=out, change=changes[number])
 
         return copy
 
-    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+    def prefetch(self, boxes: Boxes, epoch: int | None = None) -> bool:
         """Start to load the blocks of rows, as far as slots are free; return False if there were too few."""
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
         self._leave_last_epoch(cache, epoch)
-        needed = np.unique(self.map.pieces(np.asarray(rows, dtype=np.int64)).blocks)
+        needed = np.unique(self.map.pieces(boxes).blocks)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
         return bool((lease.slots >= 0).all())
 
-    def skip(self, rows: IntArray, epoch: int) -> None:
+    def skip(self, boxes: Boxes, epoch: int) -> None:
         """Note rows that an epoch gets from elsewhere: blocks without any other row left free their slots."""
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return
-        blocks, counts = np.unique(self.map.locate(rows)[0], return_counts=True)
+        blocks, counts = np.unique(self.map.locate(boxes)[0], return_counts=True)
         cache.let_go(blocks[self.note_read(cache, blocks, counts, epoch)])
 
     def close(self) -> None:
@@ -273,8 +271,9 @@ class ChunkedReader:
             return load_tasks(cache, self._sources[0], blocks, slots)
         files = self._file_of(blocks)
         for file in np.unique(files).tolist():
-            here = np.flatnonzero(files == file)
-            tasks += load_tasks(cache, self._sources[file], blocks[here] - self.map.first_block[file], slots[here])
+            is_in_file = files == file
+            numbers = blocks[is_in_file] - self.map.first_block[file]
+            tasks += load_tasks(cache, self._sources[file], numbers, slots[is_in_file])
         return tasks
 
     def note_read(self, cache: ChunkCache, blocks: IntArray, counts: IntArray, epoch: int) -> npt.NDArray[np.bool_]:
@@ -300,7 +299,8 @@ class ChunkedReader:
         if self._reads is not None:
             return np.minimum(self._reads(self.map), MAX_READS).astype(np.int32)
         if self._rows is not None:
-            return np.bincount(self.map.locate(self._rows)[0], minlength=self.map.n_blocks).astype(np.int32)
+            blocks, _ = self.map.locate(self.map.boxes(self._rows))
+            return np.bincount(blocks, minlength=self.map.n_blocks).astype(np.int32)
         return self.map.rows_of_blocks().astype(np.int32)
 
     def pick(self, block: int, within: IntArray) -> npt.NDArray[Any]:
@@ -347,14 +347,14 @@ class _PickedRead:
 
     def __init__(self, reader: ChunkedReader, blocks: IntArray, pieces: Pieces, copy: CopyRows) -> None:
         self._reader, self._blocks, self._copy = reader, blocks, copy
-        self._which, self._within = pieces.repeated(pieces.blocks), pieces.of_rows(pieces.within)
+        self._block_of_rows, self._within = pieces.repeated(pieces.blocks), pieces.of_rows(pieces.within)
 
     def finish(self) -> None:
         """Read and decode the rows."""
         for number, block in enumerate(self._blocks.tolist()):
-            here = np.flatnonzero(self._which == number)
-            within, places = np.unique(self._within[here], return_inverse=True)
-            self._copy(self._reader.pick(block, within), places, here)
+            out_places = np.flatnonzero(self._block_of_rows == number)
+            within, places = np.unique(self._within[out_places], return_inverse=True)
+            self._copy(self._reader.pick(block, within), places, out_places)
 
     def cancel(self) -> None:
         """Do nothing: there is no lease."""
@@ -410,8 +410,8 @@ class _CachedRead:
         pieces, slots = self._pieces, slot_of[self._pieces.blocks]
         places = pieces.of_rows(slots * self._cache.slot_rows + pieces.within)
         is_all = len(self._part) == len(self._blocks) and not len(self.left)
-        here = None if is_all else np.flatnonzero(pieces.repeated(slots >= 0))
-        self._copy_rows(self._cache.rows, places if here is None else places[here], here)
+        out_places = None if is_all else np.flatnonzero(pieces.repeated(slots >= 0))
+        self._copy_rows(self._cache.rows, places if out_places is None else places[out_places], out_places)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._pieces.blocks, self._pieces.sizes, len(self._blocks))[self._part].astype(np.int64)
@@ -427,7 +427,12 @@ def _n_different(numbers: IntArray) -> int:
 
 
 def _copy_on_all_cores(
-    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: Change | None
+    rows: npt.NDArray[Any],
+    places: IntArray,
+    out_places: IntArray | None,
+    *,
+    out: npt.NDArray[Any],
+    change: Change | None,
 ) -> None:
     """Copy all rows to ``out`` with the threads of torch, and change them there."""
     take_rows(rows, places, out, all_cores=True)
@@ -436,24 +441,29 @@ def _copy_on_all_cores(
 
 
 def _copy_rows(
-    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: CopyChange | None
+    rows: npt.NDArray[Any],
+    places: IntArray,
+    out_places: IntArray | None,
+    *,
+    out: npt.NDArray[Any],
+    change: CopyChange | None,
 ) -> None:
-    """Copy rows to their places in ``out`` (``here``; None is all of it), and change them."""
+    """Copy rows to their places in ``out`` (``out_places``; None is all of it), and change them."""
     if change is not None and out.flags.c_contiguous:
-        change.take(rows, places, out, here)
-    elif here is None and out.flags.c_contiguous and out.dtype == rows.dtype:
+        change.take(rows, places, out, out_places)
+    elif out_places is None and out.flags.c_contiguous and out.dtype == rows.dtype:
         np.take(rows, places, axis=0, out=out, mode="clip")  # other modes allocate a buffer
     else:
-        for some in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
+        for part in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
-                out[some if here is None else here[some]] = _taken_rows(rows, places[some], out.dtype, change)
+                out[part if out_places is None else out_places[part]] = _copies(rows, places[part], out.dtype, change)
 
 
-def _taken_rows(
+def _copies(
     rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: CopyChange | None
 ) -> npt.NDArray[Any]:
     if change is None:
         return np.take(rows, places, axis=0, mode="clip")
-    taken = np.empty((len(places), *rows.shape[1:]), dtype)
-    change.take(rows, places, taken)
-    return taken
+    copies = np.empty((len(places), *rows.shape[1:]), dtype)
+    change.take(rows, places, copies)
+    return copies

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, process_pool
+from ..hdf5 import ArrayLayout, Runs, process_pool
 from ..types import IntArray
 from .base import LayoutReader, address, check_bounds, take_rows
 from .many_reads import is_cached
@@ -118,13 +118,17 @@ class ContiguousReader(_StoredRows):
 
 
 class RunsReader(_StoredRows):
-    """Reads a part of each row of an array without chunks: its pieces by position, a batch in one call."""
+    """Reads a part of each row of an array without chunks: its pieces by position, a batch in one call.
 
-    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+    Args:
+        layout: the array.
+        runs: the array's ``runs``.
+        counters: counts bytes.
+    """
+
+    def __init__(self, layout: ArrayLayout, runs: Runs, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
-        assert layout.runs is not None, "rows are long pieces of an array without chunks"
-        self._runs = layout.runs
-        self._row_bytes = len(self._runs.begins) * self._runs.n_bytes
+        self._runs, self._row_bytes = runs, len(runs.begins) * runs.n_bytes
 
     def _places(self, rows: IntArray) -> IntArray:
         runs = self._runs
@@ -202,10 +206,10 @@ class MappedReader(_StoredRows):
         places = self._places(rows).tolist()
         try:
             with process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
-                seen = {is_cached(fd, place) for place in places}
+                answers = {is_cached(fd, place) for place in places}
         except OSError:  # reading it raises the error
             return False
-        return False if False in seen else None if None in seen else True
+        return False if False in answers else None if None in answers else True
 
     def _map(self) -> npt.NDArray[np.uint8]:
         with self._lock:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5MemoryError
-from ..hdf5 import ArrayLayout, Codec
+from ..hdf5 import ArrayLayout, Codec, Decoding
 from ..types import IntArray, RowReader
 from .base import LayoutReader, checked_places, row_slices
+from .block_memory import BlockMemory, scratch
 from .block_sources import BlockSource
-from .chunk_cache import BlockMemory, scratch
 from .codecs import Unpack
 from .row_codecs import RowCodec, bytes_of
 from .thread_pool import TaskQueue
@@ -30,10 +30,9 @@ ROWS_OF_A_TASK = 8  # that are decoded one by one
 NOWHERE = np.empty(0, np.int64)
 
 
-def compiled_codec(layout: ArrayLayout) -> Codec:
+def compiled_codec(layout: ArrayLayout, decoding: Decoding) -> Codec:
     """Return what decodes rows of an array, compiled for them if that is possible."""
-    assert layout.decoding is not None, "rows are as stored"
-    stored, codec = layout.decoding.array, layout.decoding.codec
+    stored, codec = decoding.array, decoding.codec
     if not isinstance(codec, Unpack) or stored.dtype == np.float16:  # Numba has no float16
         return codec
     codec = codec.compiled()
@@ -52,23 +51,25 @@ class DecodedReader(LayoutReader):
 
     Args:
         layout: the array with decoded rows.
+        decoding: how they are decoded.
         reader: reads rows as they are stored.
         counters: counts bytes.
     """
 
-    def __init__(self, layout: ArrayLayout, reader: RowReader, counters: Counters | None = None) -> None:
+    def __init__(
+        self, layout: ArrayLayout, decoding: Decoding, reader: RowReader, counters: Counters | None = None
+    ) -> None:
         super().__init__(layout, counters)
-        assert layout.decoding is not None, "rows are as stored"
-        self._reader, self._codec = reader, layout.decoding.codec
+        self._reader, self._decoding, self._codec = reader, decoding, decoding.codec
 
     def compile(self) -> None:
         """Compile what decodes rows, if that is possible."""
-        self._codec = compiled_codec(self.layout)
+        self._codec = compiled_codec(self.layout, self._decoding)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        for some in row_slices(len(rows), max(1, self.layout.row_bytes)):
-            stored = None if self._reader.dtype.hasobject else _stored_memory(len(rows[some]), self._reader)
-            self._codec.decode(self._reader.read(rows[some], stored), out[some])
+        for cut in row_slices(len(rows), max(1, self.layout.row_bytes)):
+            stored = None if self._reader.dtype.hasobject else _stored_memory(len(rows[cut]), self._reader)
+            self._codec.decode(self._reader.read(rows[cut], stored), out[cut])
 
     def close(self) -> None:
         """Close the reader of stored rows."""
@@ -80,21 +81,21 @@ class DecodedSource:
 
     Args:
         layout: the array with decoded rows.
+        decoding: how they are decoded.
         source: loads its rows as they are stored.
     """
 
     n_parts = 1
 
-    def __init__(self, layout: ArrayLayout, source: BlockSource) -> None:
-        assert layout.decoding is not None, "rows are as stored"
-        self.stored, self._codec = source, layout.decoding.codec
-        self._layout, self._array = layout, layout.decoding.array
+    def __init__(self, layout: ArrayLayout, decoding: Decoding, source: BlockSource) -> None:
+        self.stored, self._codec = source, decoding.codec
+        self._layout, self._decoding = layout, decoding
         self.n_rows, self.rows_per_block, self.grid = source.n_rows, source.rows_per_block, source.grid
         self.parts_together, self.picks_rows = max(1, source.parts_together // source.n_parts), source.picks_rows
 
     def compile(self) -> None:
         """Compile what decodes rows, if that is possible."""
-        self._codec = compiled_codec(self._layout)
+        self._codec = compiled_codec(self._layout, self._decoding)
 
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""
@@ -102,7 +103,7 @@ class DecodedSource:
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
-        rows = _stored_memory(self.rows_per_block, self._array)
+        rows = _stored_memory(self.rows_per_block, self._decoding.array)
         stored = BlockMemory(rows, np.zeros(1, np.int64), self.rows_per_block)
         for block, out in zip(blocks, memory, strict=True):
             self.stored.load([block], range(self.stored.n_parts), stored)
@@ -110,7 +111,8 @@ class DecodedSource:
 
     def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See ``BlockSource.pick``."""
-        stored: npt.NDArray[Any] = np.empty((len(rows), *self._array.row_shape), self._array.dtype)
+        array = self._decoding.array
+        stored: npt.NDArray[Any] = np.empty((len(rows), *array.row_shape), array.dtype)
         self.stored.pick(block, rows, stored)
         self._codec.decode(stored, out)
 
@@ -133,13 +135,14 @@ class DecodedCopies:
         self._codec.take(np.empty((1, 1), stored), NOWHERE, np.empty((1, 1), self._dtype), NOWHERE)
 
     def take(
-        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
     ) -> None:
         """See ``CopyChange``; ``out`` is of the dtype of decoded rows."""
         if not out.size:
             return
-        n_rows = len(out if here is None else here)
-        self._codec.take(rows, checked_places(places, n_rows, len(rows)), out, checked_places(here, n_rows, len(out)))
+        n_rows = len(out if out_places is None else out_places)
+        places, out_places = checked_places(places, n_rows, len(rows)), checked_places(out_places, n_rows, len(out))
+        self._codec.take(rows, places, out, out_places)
 
 
 class EncodedReader(LayoutReader):
@@ -147,6 +150,7 @@ class EncodedReader(LayoutReader):
 
     Args:
         layout: the array with decoded rows.
+        codec: decodes a row.
         reader: reads rows as they are stored.
         work: shares decoding among threads; None decodes in this one.
         counters: counts bytes.
@@ -155,15 +159,14 @@ class EncodedReader(LayoutReader):
     def __init__(
         self,
         layout: ArrayLayout,
+        codec: RowCodec,
         reader: RowReader,
         work: TaskQueue | None = None,
         counters: Counters | None = None,
     ) -> None:
         super().__init__(layout, counters)
-        assert layout.decoding is not None, "rows are as stored"
-        assert isinstance(layout.decoding.codec, RowCodec), "rows have one shape"
-        self._reader, self._codec, self._work = reader, layout.decoding.codec, work
-        self.fills_memory, self._is_scalar = self._codec.fills_memory, layout.is_scalar
+        self._reader, self._codec, self._work = reader, codec, work
+        self.fills_memory, self._is_scalar = codec.fills_memory, layout.is_scalar
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         self.read_to(rows, out, np.arange(len(rows)))
@@ -172,7 +175,7 @@ class EncodedReader(LayoutReader):
         self,
         rows: IntArray,
         out: npt.NDArray[Any],
-        here: IntArray,
+        out_places: IntArray,
         memory: Sequence[npt.NDArray[Any]] | None = None,
     ) -> None:
         """Read rows to some places.
@@ -180,7 +183,7 @@ class EncodedReader(LayoutReader):
         Args:
             rows: of the array.
             out: objects.
-            here: the place of each row in ``out``.
+            out_places: the place of each row in ``out``.
             memory: for each place memory that a row of its shape may be decoded to; it is then in ``out``.
 
         Raises:
@@ -190,7 +193,7 @@ class EncodedReader(LayoutReader):
         is_bytes = stored.dtype.kind in "OV" or self._is_scalar
 
         def decode(places: range) -> None:
-            for at, to in zip(places, here[places.start : places.stop].tolist(), strict=True):
+            for at, to in zip(places, out_places[places.start : places.stop].tolist(), strict=True):
                 row = bytes_of(stored[at]) if is_bytes else stored[at]
                 out[to] = self._decoded(row, int(rows[at]), None if memory is None else memory[to])
 

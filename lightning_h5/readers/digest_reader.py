@@ -13,7 +13,17 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5ValueError
-from ..hdf5 import ArrayDigests, ArrayLayout, OpenOptions, blank_digests, check_piece, digest_of, kind_of, native
+from ..hdf5 import (
+    ArrayDigests,
+    ArrayLayout,
+    ChunkTable,
+    OpenOptions,
+    blank_digests,
+    check_piece,
+    digest_of,
+    kind_of,
+    native,
+)
 from ..types import IntArray
 from .base import LayoutReader
 from .bulk import BulkTask
@@ -84,10 +94,8 @@ def digest_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigest
     return _tasks_of_array(layout, options, digests, note)
 
 
-def verify_tasks(layout: ArrayLayout, options: OpenOptions) -> list[BulkTask]:
+def verify_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests) -> list[BulkTask]:
     """Return tasks that compare a whole array with its digests; each raises ``H5CorruptError`` if a piece differs."""
-    digests = layout.digests
-    assert digests is not None, "an array with digests"
 
     def compare(piece: int, data: Any, mask: int) -> None:
         check_piece(digests, piece, data, layout, mask=mask)
@@ -101,14 +109,14 @@ def _tasks_of_array(
     size = layout.chunk_bytes if digests.kind == "chunks" else digests.rows_per_piece * layout.stored_row_bytes
     step, counters = max(1, TASK_BYTES // max(1, size)), Counters()
 
-    def run(some: range) -> None:
-        for piece, data, mask in _pieces(layout, options, digests, some, counters):
+    def run(pieces: range) -> None:
+        for piece, data, mask in _pieces(layout, options, digests, pieces, counters):
             visit(piece, data, mask)
 
     n = len(digests.pieces)
     return [
-        BulkTask(len(some) * size, len(some) * size, partial(run, some))
-        for some in (range(start, min(start + step, n)) for start in range(0, n, step))
+        BulkTask(len(pieces) * size, len(pieces) * size, partial(run, pieces))
+        for pieces in (range(start, min(start + step, n)) for start in range(0, n, step))
     ]
 
 
@@ -116,8 +124,8 @@ def _pieces(
     layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, numbers: range, counters: Counters
 ) -> Iterator[tuple[int, Any, int]]:
     """Yield number, bytes, and filter mask of each piece that was written."""
-    if digests.kind == "chunks":
-        yield from _chunks(layout, numbers, counters)
+    if digests.kind == "chunks" and layout.table is not None:
+        yield from _chunks(layout, layout.table, numbers, counters)
         return
     reader = H5pyReader(_with_all_members(layout), options)
     for piece in numbers:
@@ -131,9 +139,9 @@ def _pieces(
             yield piece, _bytes_of_rows(reader.read(np.arange(first, stop)), layout), 0
 
 
-def _chunks(layout: ArrayLayout, numbers: range, counters: Counters) -> Iterator[tuple[int, Any, int]]:
-    table = layout.table
-    assert table is not None, "an array in chunks"
+def _chunks(
+    layout: ArrayLayout, table: ChunkTable, numbers: range, counters: Counters
+) -> Iterator[tuple[int, Any, int]]:
     written = np.array([number for number in numbers if table.offsets[number] >= 0], dtype=np.int64)
     offsets, sizes = table.offsets[written], table.sizes[written]
     data, stop = _stored(layout, offsets, sizes, [f"chunk {number}" for number in written], counters), 0

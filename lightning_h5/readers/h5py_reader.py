@@ -20,8 +20,8 @@ from ..errors import H5CorruptError, H5FileError, H5MemoryError
 from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_list, kind_of, process_pool
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader
+from .block_memory import BlockMemory
 from .block_sources import BlockSource, ReaderSource
-from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 from .contiguous import ContiguousReader
 from .filters.pipeline import why_not_decodable
@@ -214,9 +214,9 @@ class _TextHeaps:
 
     def _check_block(self, source: BlockSource, block: int) -> None:
         size, layout = source.rows_per_block, self._layout
-        found = np.zeros((size, *layout.axes), dtype=self._references.stored)
-        source.load([block], range(source.n_parts), BlockMemory(found, np.zeros(1, dtype=np.int64), size))
-        heaps = set(found["address"][found["length"] > 0].tolist()) - self._heaps
+        references = np.zeros((size, *layout.axes), dtype=self._references.stored)
+        source.load([block], range(source.n_parts), BlockMemory(references, np.zeros(1, dtype=np.int64), size))
+        heaps = set(references["address"][references["length"] > 0].tolist()) - self._heaps
         with process_pool().reading(layout.path, layout.guard) as pread:
             for address in sorted(heaps):
                 if (why := _heap_damage(pread, layout.guard.n_bytes, address + layout.user_block)) is not None:
@@ -290,12 +290,12 @@ class _ListHeaps:
         Raises:
             H5CorruptError: a list is damaged, or missing.
         """
-        found, layout, n_bytes = self._references.read(rows), self._layout, 0
+        references, layout, n_bytes = self._references.read(rows), self._layout, 0
         heaps: dict[int, bytes] = {}
-        order = np.argsort(found["address"], kind="stable").tolist()
+        order = np.argsort(references["address"], kind="stable").tolist()
         with process_pool().reading(layout.path, layout.guard) as pread:
             for at in order:
-                length, address, number = found[at].tolist()
+                length, address, number = references[at].tolist()
                 data: bytes | None = b""
                 if length:
                     if address not in heaps:
@@ -320,15 +320,15 @@ def _heap_at(pread: Callable[[int, int], bytes], n_file: int, address: int) -> b
     return pread(n_bytes, address)
 
 
-def _object_in(heap: bytes, wanted: int, length: int) -> bytes | None:
+def _object_in(heap: bytes, number: int, length: int) -> bytes | None:
     """Return the bytes of an object in a heap; None if it is not there, or shorter."""
     at = HEAP_HEADER.size
     while at + HEAP_OBJECT.size <= len(heap):
-        number, _, _, size = HEAP_OBJECT.unpack_from(heap, at)
-        step = HEAP_OBJECT.size + (size + 7) // 8 * 8 if number else size  # the size of free space includes the header
+        key, _, _, size = HEAP_OBJECT.unpack_from(heap, at)
+        step = HEAP_OBJECT.size + (size + 7) // 8 * 8 if key else size  # the size of free space includes the header
         if not HEAP_OBJECT.size <= step <= len(heap) - at:
             return None
-        if number == wanted:
+        if key == number:
             first = at + HEAP_OBJECT.size
             return heap[first : first + length] if length <= size else None
         at += step

@@ -79,8 +79,8 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
         if len(left) == len(offsets) and not _has_nowait(fd):
             _without_nowait.add(device)
     if len(left) > PROBED and not is_slow:
-        more, is_slow = _probe(pieces, left[:PROBED])
-        n_bytes, left = n_bytes + more, left[PROBED:]
+        n_probed, is_slow = _probe(pieces, left[:PROBED])
+        n_bytes, left = n_bytes + n_probed, left[PROBED:]
     if not is_slow or len(left) < 2:
         return n_bytes + (pieces.wait(left) if len(left) else 0)
     if not is_known:
@@ -98,12 +98,12 @@ def _is_known_as_slow(device: int) -> bool:
     return n_left > 0
 
 
-def _probe(pieces: _FilePieces, which: IntArray) -> tuple[int, bool]:
+def _probe(pieces: _FilePieces, numbers: IntArray) -> tuple[int, bool]:
     """Read some pieces; return their bytes, and whether most took long: other threads may have had Python's lock."""
     n_bytes, times = 0, []
-    for at in range(len(which)):
+    for at in range(len(numbers)):
         began = perf_counter()
-        n_bytes += pieces.wait(which[at : at + 1])
+        n_bytes += pieces.wait(numbers[at : at + 1])
         times.append(perf_counter() - began)
     return n_bytes, _are_slow(times)
 
@@ -185,7 +185,7 @@ class _FilePieces(Protocol):
         """
         ...
 
-    def wait(self, which: IntArray) -> int:
+    def wait(self, numbers: IntArray) -> int:
         """Read pieces one after the other; return their bytes, of fewer after one that cannot be read."""
         ...
 
@@ -215,7 +215,7 @@ class _PlainPieces:
     def read_cached(self) -> tuple[int, IntArray, bool]:
         """See ``_FilePieces``."""
         memory, offsets, sizes = self._memory, self._offsets, list[int]()
-        reads = map(os.preadv, repeat(self._fd), ([one] for one in memory), offsets, repeat(_NOWAIT))
+        reads = map(os.preadv, repeat(self._fd), ([piece] for piece in memory), offsets, repeat(_NOWAIT))
         times, is_slow = list[float](), False
         while len(sizes) < len(memory) and not is_slow:
             began = perf_counter()
@@ -232,9 +232,9 @@ class _PlainPieces:
                 os.posix_fadvise(self._fd, offsets[at], len(memory[at]), _WILLNEED)
         return sum(sizes), np.array([*left, *range(len(sizes), len(memory))], np.int64), is_slow
 
-    def wait(self, which: IntArray) -> int:
+    def wait(self, numbers: IntArray) -> int:
         """See ``_FilePieces``."""
-        return sum(os.preadv(self._fd, [self._memory[at]], self._offsets[at]) for at in which.tolist())
+        return sum(os.preadv(self._fd, [self._memory[at]], self._offsets[at]) for at in numbers.tolist())
 
 
 class _CompiledPieces:
@@ -263,9 +263,9 @@ class _CompiledPieces:
         )
         return n_bytes, left[:n_left], bool(is_slow)
 
-    def wait(self, which: IntArray) -> int:
+    def wait(self, numbers: IntArray) -> int:
         """See ``_FilePieces``."""
-        n_bytes: int = self._loops.wait(_system_functions(), self._fd, self._memory, self._offsets, which)
+        n_bytes: int = self._loops.wait(_system_functions(), self._fd, self._memory, self._offsets, numbers)
         return n_bytes
 
 
@@ -295,9 +295,8 @@ def _compile_read_loops() -> _ReadLoops | None:
     functions = _system_functions()
     if functions is None or (read_cached := compiled(_cached_loop())) is None:
         return None
-    wait, advise = compiled(_waiting_loop()), compiled(_advising_loop())
-    assert wait is not None, "the same compiler"
-    assert advise is not None, "the same compiler"
+    if (wait := compiled(_waiting_loop())) is None or (advise := compiled(_advising_loop())) is None:
+        return None
     memory, nothing = np.empty((0, 2), np.int64), np.empty(0, np.int64)
     read_cached(functions, 0, memory, nothing, nothing)
     wait(functions, 0, memory, nothing, nothing)
@@ -349,9 +348,9 @@ def _cached_loop() -> Callable[..., tuple[int, int, bool]]:
 def _waiting_loop() -> Callable[..., int]:
     call = c_call()
 
-    def loop(functions: tuple[int, ...], fd: int, memory: IntArray, offsets: IntArray, which: IntArray) -> int:
+    def loop(functions: tuple[int, ...], fd: int, memory: IntArray, offsets: IntArray, numbers: IntArray) -> int:
         n_bytes = 0
-        for at in which:
+        for at in numbers:
             n = call(functions[0], (np.int32(fd), memory[at, 0], memory[at, 1], offsets[at]))
             if n < 0:
                 break
@@ -425,10 +424,10 @@ class _Request:
 _team = HelperThreads("lightning_h5-read", IN_FLIGHT, idle_seconds=1.0)
 
 
-def _read_by_team(pieces: _FilePieces, which: IntArray) -> int:
+def _read_by_team(pieces: _FilePieces, numbers: IntArray) -> int:
     """Read pieces with many threads; return their bytes."""
-    n_readers = min(len(which), max(LEAST_IN_FLIGHT, IN_FLIGHT // (worker_count() or 1)))
-    request = _Request(pieces, np.array_split(which, min(len(which), SLICES * n_readers)))
+    n_readers = min(len(numbers), max(LEAST_IN_FLIGHT, IN_FLIGHT // (worker_count() or 1)))
+    request = _Request(pieces, np.array_split(numbers, min(len(numbers), SLICES * n_readers)))
     for _ in range(n_readers - 1):
         _team.put(request.help)
     return request.finish()

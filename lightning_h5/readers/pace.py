@@ -34,16 +34,16 @@ class ReadPace:
         """Whether reads wait, or nothing was read yet."""
         return self._threads_per_core is None or self.is_slow
 
-    def threads(self, n_cores: int, most: int) -> int:
+    def threads(self, n_cores: int, max_threads: int) -> int:
         """Return how many threads should read.
 
         Args:
             n_cores: cores for them.
-            most: of threads, unless there are more cores.
+            max_threads: maximum, unless there are more cores.
         """
         if not self.is_slow:
             return n_cores
-        return max(n_cores, min(most, ceil(n_cores * (self._threads_per_core or 1.0))))
+        return max(n_cores, min(max_threads, ceil(n_cores * (self._threads_per_core or 1.0))))
 
     def look(self, counters: Counters) -> None:
         """Judge by what was read since the last look, now and then.
@@ -55,11 +55,11 @@ class ReadPace:
         if now < self._next_look:
             return
         self._next_look = now + INTERVAL
-        seen = counters.own("bytes_read", "chunks_decoded", "read_seconds", "decode_seconds")
-        n_bytes, n_calls, reading, decoding = (new - old for new, old in zip(seen, self._last, strict=True))
+        totals = counters.own("bytes_read", "chunks_decoded", "read_seconds", "decode_seconds")
+        n_bytes, n_calls, reading, decoding = (new - old for new, old in zip(totals, self._last, strict=True))
         if reading + decoding < LEAST_SECONDS:
             return
-        self._last = seen
+        self._last = totals
         copying = min(reading, n_bytes / COPY_BYTES + n_calls * CALL_SECONDS)
         busy = copying + max(0.0, decoding)
         self._threads_per_core = (reading + max(0.0, decoding)) / max(busy, 1e-9)

@@ -78,17 +78,18 @@ def _read_staged(
     with process_pool().mirror(layout.path, layout.guard) as mirror:
         sizes = stops - starts
         staged = mirror.stage(offsets, sizes, _neighbors(layout), counters)
-        here, is_read = staged.is_there, False
+        is_there, is_complete = staged.is_there, False
         with suppress(OSError):  # of the local disk
-            if here.all():
-                is_read = read_pieces(mirror.fd, out, starts, stops, offsets) == len(out)
-            elif here.any():
-                is_read = read_pieces(mirror.fd, out, starts[here], stops[here], offsets[here]) == sizes[here].sum()
-        here = mirror.is_unchanged(staged) & is_read
-        counters.add(mirror_bytes=int(sizes[here].sum()))
-        if here.all():
+            if is_there.all():
+                is_complete = read_pieces(mirror.fd, out, starts, stops, offsets) == len(out)
+            elif is_there.any():
+                n_read = read_pieces(mirror.fd, out, starts[is_there], stops[is_there], offsets[is_there])
+                is_complete = n_read == sizes[is_there].sum()
+        is_read = mirror.is_unchanged(staged) & is_complete
+        counters.add(mirror_bytes=int(sizes[is_read].sum()))
+        if is_read.all():
             return True
-        rest = ~here
+        rest = ~is_read
         pieces = list(zip(starts[rest].tolist(), stops[rest].tolist(), offsets[rest].tolist(), strict=True))
         return mirror.read_origin(out.data, pieces, counters) == int(sizes[rest].sum())
 
@@ -122,11 +123,11 @@ def read_with(
         began = perf_counter()
         staged = mirror.stage(offsets, sizes, _neighbors(layout), counters)
         waited = perf_counter() - began
-        found = read(mirror.fd) if staged.is_there.all() else None
-        if found is None or not mirror.is_unchanged(staged).all():
+        took = read(mirror.fd) if staged.is_there.all() else None
+        if took is None or not mirror.is_unchanged(staged).all():
             return None
         counters.add(mirror_bytes=int(sizes.sum()))
-        return found + waited
+        return took + waited
 
 
 def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, counters: Counters) -> None:

@@ -27,7 +27,7 @@ from .h5py_reader import H5pyReader
 from .row_codecs import RowCodec
 from .stacked import StackReader, StackSource
 from .thread_pool import TaskQueue
-from .view_source import BlockReader, CellSource, ViewSource
+from .view_source import BlockReader, ViewSource
 
 __all__ = ["fallback_reason", "is_pooled", "open_chunked", "open_reader", "open_source"]
 
@@ -62,12 +62,12 @@ def open_reader(
     reader: LayoutReader
     if layout.stacked and layout.decoding is None:
         opened = partial(open_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
-        reader = StackReader(layout, [opened(one) for one in layout.stacked], counters)
+        reader = StackReader(layout, [opened(array) for array in layout.stacked], counters)
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
-    if layout.runs is not None:
-        reader = RunsReader(layout, counters)
+    if (runs := layout.runs) is not None:
+        reader = RunsReader(layout, runs, counters)
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.view is not None and layout.decoding is None:
         reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
@@ -75,8 +75,8 @@ def open_reader(
     if layout.decoding is not None:
         stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
         if isinstance(layout.decoding.codec, RowCodec):
-            return EncodedReader(layout, stored, work, counters)
-        reader = DecodedReader(layout, stored, counters)
+            return EncodedReader(layout, layout.decoding.codec, stored, work, counters)
+        reader = DecodedReader(layout, layout.decoding, stored, counters)
         if layout.n_bytes >= MIN_COMPILED and not held_bytes:
             reader.compile()
     elif (in_blocks or is_out_of_proportion(layout.filters)) and _is_decoded_here(layout, options):
@@ -122,7 +122,7 @@ def is_pooled(layout: ArrayLayout, options: OpenOptions, *, in_runs: bool = Fals
     is_number = kind_of(layout.dtype) == "number" and not stored.dtype.hasobject  # members of tables may be numbers
     layout = stored
     if layout.stacked:
-        return any(is_pooled(one, options, in_runs=in_runs) for one in layout.stacked)
+        return any(is_pooled(array, options, in_runs=in_runs) for array in layout.stacked)
     if layout.is_contiguous or layout.runs is not None:
         return in_runs and bool(layout.row_bytes) and is_number and not options.swmr
     if layout.view is not None:
@@ -139,7 +139,7 @@ def fallback_reason(layout: ArrayLayout) -> str | None:
     if layout.decoding is not None:
         layout = layout.decoding.array
     if layout.stacked:
-        return next((why for one in layout.stacked if (why := fallback_reason(one)) is not None), None)
+        return next((reason for array in layout.stacked if (reason := fallback_reason(array)) is not None), None)
     if layout.plain_reason is not None or layout.is_contiguous or layout.storage != "chunked":
         return layout.plain_reason
     return why_not_decodable(layout)
@@ -157,7 +157,6 @@ def open_chunked(
     retain: bool | None = None,
     prepare: Change | None = None,
     dtype: np.dtype[Any] | None = None,
-    first_row: IntArray | None = None,
     reads: CountReads | None = None,
 ) -> ChunkedReader:
     """Return the reader for one field of all files, for arrays that are decoded by blocks. Opens nothing yet.
@@ -175,7 +174,6 @@ def open_chunked(
             are decoded whole, are not small and are of this dtype, if they stay for later epochs, or if copying does
             not change them at once. Packed numbers are decoded when they are copied, by the same rule.
         dtype: of the memory that rows are copied to, and changed in; None if the caller copies stored rows itself.
-        first_row: see ``ChunkedReader``.
         reads: see ``ChunkedReader``.
     """
     arrays = FieldLayouts.of(layouts)
@@ -212,7 +210,6 @@ def open_chunked(
         rows=rows,
         retain=retain,
         changes=copies or Changes.all_by(None if is_changed else prepare),
-        first_row=first_row,
         reads=reads,
     )
 
@@ -220,8 +217,12 @@ def open_chunked(
 def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[Any] | None) -> Changes | None:
     """Return what decodes rows as they are copied to memory of a dtype; None if blocks are decoded instead."""
     decodings = [array.decoding for array in arrays.examples]
-    codecs = [one.codec.compiled() for one in decodings if one is not None and isinstance(one.codec, Unpack)]
-    stored = {one.array.dtype for one in decodings if one is not None}
+    codecs = [
+        decoding.codec.compiled()
+        for decoding in decodings
+        if decoding is not None and isinstance(decoding.codec, Unpack)
+    ]
+    stored = {decoding.array.dtype for decoding in decodings if decoding is not None}
     is_at_once = len(codecs) == len(decodings) and all(codec.is_compiled for codec in codecs)
     if dtype is None or dtype != arrays.examples[0].dtype or len(stored) != 1 or not is_at_once:
         return None
@@ -231,10 +232,10 @@ def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[A
         return None
     numbers: dict[Unpack, int] = {}
     of_kind = np.array([numbers.setdefault(codec, len(numbers)) for codec in codecs])
-    each = tuple(DecodedCopies(codec, dtype) if then is None else then.after(codec) for codec in numbers)
-    for one in each:
-        one.compile(next(iter(stored)))
-    return Changes(each, of_kind[arrays.kinds])
+    changes = tuple(DecodedCopies(codec, dtype) if then is None else then.after(codec) for codec in numbers)
+    for change in changes:
+        change.compile(next(iter(stored)))
+    return Changes(changes, of_kind[arrays.kinds])
 
 
 def _compile_source(source: BlockSource) -> None:
@@ -243,9 +244,9 @@ def _compile_source(source: BlockSource) -> None:
         source.compile()
         source = source.stored
     if isinstance(source, StackSource):
-        for one in source.sources:
-            _compile_source(one)
-    if isinstance(source, ChunkLoader | ViewSource | CellSource):
+        for stacked in source.sources:
+            _compile_source(stacked)
+    if isinstance(source, ChunkLoader | ViewSource):
         source.compile()
 
 
@@ -260,7 +261,9 @@ def _may_change_blocks(sources: BlockSources, arrays: FieldLayouts) -> bool:
 def _fits_all(sources: BlockSources, arrays: FieldLayouts, n_bytes: int) -> bool:
     """Return whether all blocks fit into memory of this size."""
     n_blocks = BlockMap(sources.grids).n_blocks
-    return n_blocks * max(one.rows_per_block for one in sources.examples) * arrays.examples[0].row_bytes <= n_bytes
+    return (
+        n_blocks * max(source.rows_per_block for source in sources.examples) * arrays.examples[0].row_bytes <= n_bytes
+    )
 
 
 def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> BlockSource:
@@ -275,11 +278,12 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     if layout.value is not None:
         return ReaderSource(ValueReader(layout, counters), rows_per_run)
     if layout.decoding is not None:
-        return DecodedSource(layout, open_source(layout.decoding.array, options, rows_per_run, counters))
+        stored = open_source(layout.decoding.array, options, rows_per_run, counters)
+        return DecodedSource(layout, layout.decoding, stored)
     if layout.stacked:
         return _stack_source(layout, options, rows_per_run, counters)
-    if layout.runs is not None:
-        return ReaderSource(RunsReader(layout, counters), rows_per_run, gives_back=options.gives_back)
+    if (runs := layout.runs) is not None:
+        return ReaderSource(RunsReader(layout, runs, counters), rows_per_run, gives_back=options.gives_back)
     if layout.view is not None:
         return _view_source(layout, options, counters)
     if layout.is_contiguous:
@@ -296,31 +300,30 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
 def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> StackSource:
     """Return the source of blocks of several arrays that are stacked: blocks are those of the coarsest one."""
     size = layout.rows_per_chunk if layout.rows_per_chunk > 1 else rows_per_run
-    sources = [open_source(one, options, size, counters) for one in layout.stacked]
+    sources = [open_source(array, options, size, counters) for array in layout.stacked]
     if len({source.grid for source in sources}) > 1:
-        grid = RowGrid(1, layout.n_rows, 1, size, layout.n_rows)
-        for at, one in enumerate(layout.stacked):
+        grid = RowGrid(1, layout.n_rows, 1, size)
+        for at, array in enumerate(layout.stacked):
             if sources[at].grid != grid:  # blocks of another size
-                reader = open_reader(one, options, in_blocks=True, counters=counters)
+                reader = open_reader(array, options, in_blocks=True, counters=counters)
                 assert isinstance(reader, LayoutReader), "it is not held in memory"
                 sources[at] = ReaderSource(reader, size, grid)
     return StackSource(layout, sources)
 
 
-def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource | CellSource:
+def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource:
     """Return the source of blocks of an array that is seen another way."""
     assert layout.view is not None, "it is seen as it is stored"
-    array, kind = layout.view.array, ViewSource if layout.view.cell is None else CellSource
+    array = layout.view.array
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
-    has_chunks = layout.view.is_chunked(array.chunks)
-    is_decoded_here = has_chunks and array.table is not None and fallback_reason(array) is None
+    is_decoded_here = layout.view.is_chunked and array.table is not None and fallback_reason(array) is None
     if is_decoded_here and not has_digests_of_rows and not options.swmr:
-        return kind(layout, options, counters, ChunkLoader(array, counters), None)
+        return ViewSource(layout, options, counters, ChunkLoader(array, counters), None)
     check_decoding_memory(array.filters, array.chunk_bytes, array.path, array.key, options.files)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
     reader = _checked_by_digests(H5pyReader(array, options, counters), array, options) if takes_rows else None
-    return kind(layout, options, counters, None, reader)
+    return ViewSource(layout, options, counters, None, reader)
 
 
 def _checked_by_digests(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:

@@ -13,8 +13,8 @@ from ..counters import Counters
 from ..hdf5 import ArrayLayout
 from ..types import IntArray, RowReader
 from .base import LayoutReader, row_slices
+from .block_memory import BlockMemory, scratch
 from .block_sources import TASK_BYTES, BlockSource
-from .chunk_cache import BlockMemory, scratch
 
 __all__ = ["StackReader", "StackSource"]
 
@@ -33,10 +33,10 @@ class StackReader(LayoutReader):
         self._readers = tuple(readers)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        for some in row_slices(len(rows), max(1, self.layout.row_bytes)):
+        for cut in row_slices(len(rows), max(1, self.layout.row_bytes)):
             for at, reader in enumerate(self._readers):
-                memory = _stack_memory(len(rows[some]), reader.row_shape, reader.dtype)
-                out[some][..., at] = reader.read(rows[some], memory)
+                memory = _stack_memory(len(rows[cut]), reader.row_shape, reader.dtype)
+                out[cut][..., at] = reader.read(rows[cut], memory)
 
     def close(self) -> None:
         """Close the readers."""
@@ -69,12 +69,12 @@ class StackSource:
         """See ``BlockSource.load``."""
         size, step = self.rows_per_block, max(1, TASK_BYTES // self._block_bytes)
         for start in range(0, len(blocks), step):
-            some = blocks[start : start + step]
+            task_blocks = blocks[start : start + step]
             for part in parts:
                 source, array = self.sources[part], self._layout.stacked[part]
-                rows = _stack_memory(len(some) * size, array.row_shape, array.dtype)
-                firsts = np.arange(len(some)) * size
-                source.load(some, range(source.n_parts), BlockMemory(rows, firsts, size))
+                rows = _stack_memory(len(task_blocks) * size, array.row_shape, array.dtype)
+                firsts = np.arange(len(task_blocks)) * size
+                source.load(task_blocks, range(source.n_parts), BlockMemory(rows, firsts, size))
                 with np.errstate(all="ignore"):  # rows beyond the end of the array are undefined
                     for at, first in enumerate(firsts.tolist(), start):
                         out = memory[at]

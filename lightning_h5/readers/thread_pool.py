@@ -105,8 +105,8 @@ class TaskQueue:
 
     def _start_waiting(self) -> None:
         """Have threads run tasks while reads wait: more than there are cores, until tasks run out."""
-        most = MAX_WAITING // (worker_count() or 1)
-        n_new = self.pace.threads(usable_cores(), most) - 1 - self._team - self._waiting.n_unfinished
+        max_threads = MAX_WAITING // (worker_count() or 1)
+        n_new = self.pace.threads(usable_cores(), max_threads) - 1 - self._team - self._waiting.n_unfinished
         for _ in range(min(self._todo.qsize(), n_new)):
             self._waiting.put(partial(self._help_until, self._over))
 

@@ -19,16 +19,16 @@ from ..errors import H5CorruptError
 from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
-from .block_map import BlockMap, RowGrid
+from .block_map import BlockMap, Boxes, RowGrid
+from .block_memory import BlockMemory
 from .block_sources import TASK_BYTES, BlockSource
-from .chunk_cache import BlockMemory
 from .chunk_loader import ChunkLoader
 
-__all__ = ["BlockReader", "CellSource", "ViewSource", "read_slab"]
+__all__ = ["BlockReader", "ViewSource", "read_slab"]
 
 
 Part = int | slice | npt.NDArray[np.int64]
-"""What is taken of an axis."""
+"""What is selected of an axis."""
 
 
 class _AxisPiece(NamedTuple):
@@ -36,7 +36,7 @@ class _AxisPiece(NamedTuple):
 
     Attributes:
         number: of the chunk along the axis.
-        source: what is taken of it.
+        source: what is selected of it.
         target: where that belongs in a row; None if rows have no such axis.
     """
 
@@ -46,7 +46,7 @@ class _AxisPiece(NamedTuple):
 
 
 class ViewSource:
-    """Loads blocks of an array that is seen another way.
+    """Loads blocks of an array that is seen another way. What a block has beyond the array is undefined.
 
     Chunks are decoded here, if this package can decode them and need not know more than their bytes; the HDF5 library
     reads everything else, a slab for each block.
@@ -72,26 +72,28 @@ class ViewSource:
         assert layout.view is not None, "it is seen as it is stored"
         self.layout, self.view, self._options, self._counters = layout, layout.view, options, counters
         self._loader, self._reader = loader, reader
-        self.n_rows, self.rows_per_block = layout.n_rows, math.prod(layout.view.block)
+        view, inner = layout.view, layout.row_shape[1:] if layout.view.is_in_cells else layout.row_shape
+        self.n_rows, self.rows_per_block = layout.n_rows, 1 if view.is_in_cells else math.prod(view.block)
         self.grid = RowGrid.of(layout, self.rows_per_block)
-        self._block_shape = (*layout.view.block, *layout.row_shape)
-        self._parts = [()] if loader is None else list(product(*_pieces_of(layout.view)))
+        self._block_shape = (*view.block, *inner)
+        self._n_values = math.prod(self._block_shape)
+        self._parts = [()] if loader is None else list(product(*_pieces_of(view)))
         self.n_parts = max(1, len(self._parts))
         self._chunk_bytes = max(1, layout.chunk_bytes)
-        part_bytes = self._chunk_bytes if loader is not None else self.rows_per_block * layout.row_bytes
+        part_bytes = self._chunk_bytes if loader is not None else self._n_values * layout.dtype.itemsize
         self.parts_together = max(1, TASK_BYTES // max(1, part_bytes))
-        is_in_order = layout.view.row_axes == tuple(range(len(layout.view.row_axes)))
+        is_in_order = view.row_axes == tuple(range(len(view.row_axes)))
         # A chunk that has the rows of a block as they are kept is decoded directly into it.
         self._is_direct = (
             loader is not None
             and is_in_order
             and len(self._parts) == 1
-            and self._block_shape == (layout.chunks or ())
+            and self._block_shape[: len(view.shape)] == (layout.chunks or ())
             and not layout.members
             and layout.stored.base.isnative
-            and all(isinstance(one, slice) for one in layout.view.selections)
+            and all(isinstance(selection, slice) for selection in view.selections)
         )
-        self._order = (*layout.view.row_axes, *layout.view.other_axes)
+        self._order = (*view.row_axes, *view.other_axes)
 
     def compile(self) -> None:
         """See ``ChunkLoader.compile``."""
@@ -136,15 +138,15 @@ class ViewSource:
         assert self.layout.table is not None, "it has chunks"
         grid = self.layout.table.grid
         steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
-        found = np.zeros((len(blocks), 1), dtype=np.int64)
-        places = np.unravel_index(blocks, self.view.row_grid) if self.view.row_axes else ()
-        for axis, at in zip(self.view.row_axes, places, strict=True):
-            found[:, 0] += at * steps[axis]
-        of_parts = [
+        firsts = np.zeros((len(blocks), 1), dtype=np.int64)  # of each block
+        indices = np.unravel_index(blocks, self.view.row_grid) if self.view.row_axes else ()
+        for axis, index in zip(self.view.row_axes, indices, strict=True):
+            firsts[:, 0] += index * steps[axis]
+        offsets = [
             sum(piece.number * steps[axis] for axis, piece in zip(self.view.other_axes, part, strict=True))
             for part in parts
         ]
-        return (found + np.array(of_parts, dtype=np.int64)).reshape(-1)
+        return (firsts + np.array(offsets, dtype=np.int64)).reshape(-1)
 
     def _copy(self, values: npt.NDArray[Any], part: Sequence[_AxisPiece], rows: npt.NDArray[Any]) -> None:
         """Copy what a chunk, or a slab, has of a block's rows."""
@@ -161,9 +163,9 @@ class ViewSource:
                 axis += piece.target is not None
         else:
             values = values[(*all_rows, *(piece.source for piece in part))]
-        block = rows.reshape(self._block_shape)
-        if sum(isinstance(one, np.ndarray) for one in target) > 1:
-            block[np.ix_(*(np.arange(n)[one] for one, n in zip(target, block.shape, strict=False)))] = values
+        block = rows.reshape(-1)[: self._n_values].reshape(self._block_shape)
+        if sum(isinstance(indices, np.ndarray) for indices in target) > 1:
+            block[np.ix_(*(np.arange(n)[indices] for indices, n in zip(target, block.shape, strict=False)))] = values
         else:
             block[tuple(target)] = values
 
@@ -172,110 +174,26 @@ class ViewSource:
     def _load_slab(self, block: int, rows: npt.NDArray[Any]) -> None:
         view, layout = self.view, self.layout
         slab = [slice(0, n) for n in view.shape]
-        places = np.unravel_index(block, view.row_grid) if view.row_axes else ()
-        for axis, at, step in zip(view.row_axes, places, view.block, strict=True):
-            slab[axis] = slice(int(at) * step, min((int(at) + 1) * step, view.shape[axis]))
+        indices = np.unravel_index(block, view.row_grid) if view.row_axes else ()
+        for axis, index, step in zip(view.row_axes, indices, view.block, strict=True):
+            slab[axis] = slice(int(index) * step, min((int(index) + 1) * step, view.shape[axis]))
         pieces = []
-        for axis, taken in zip(view.other_axes, view.selections, strict=True):
-            low, high = _hull(taken)
+        for axis, selection in zip(view.other_axes, view.selections, strict=True):
+            low, high = _hull(selection)
             slab[axis] = slice(low, high)
             source: Part
-            if isinstance(taken, int):
+            if isinstance(selection, int):
                 source = 0
-            elif isinstance(taken, slice):
-                source = slice(0, high - low, taken.step)
+            elif isinstance(selection, slice):
+                source = slice(0, high - low, selection.step)
             else:
-                source = np.array(taken, np.int64) - low
-            pieces.append(_AxisPiece(0, source, None if isinstance(taken, int) else slice(None)))
+                source = np.array(selection, np.int64) - low
+            pieces.append(_AxisPiece(0, source, None if isinstance(selection, int) else slice(None)))
         self._copy(read_slab(layout, slab, self._options, self._reader, self._counters), pieces, rows)
-
-
-class CellSource:
-    """Loads the cells of an array, a row each (see ``ArrayLayout.in_cells``). What is beyond the array is undefined.
-
-    Args:
-        layout: an array that is seen as cells.
-        options: how its file is opened if the HDF5 library reads.
-        counters: counts bytes read and decoded.
-        loader: decodes the array's chunks; None if the library reads.
-        reader: reads rows of the array as it is stored, if these have to be read whole; None otherwise.
-    """
-
-    picks_rows = False
-    n_parts = 1
-    rows_per_block = 1
-
-    def __init__(
-        self,
-        layout: ArrayLayout,
-        options: OpenOptions,
-        counters: Counters,
-        loader: ChunkLoader | None,
-        reader: LayoutReader | None,
-    ) -> None:
-        assert layout.view is not None, "it is seen as cells"
-        assert layout.view.cell is not None, "it is seen as cells"
-        self._layout, self._options, self._counters = layout, options, counters
-        self._loader, self._reader = loader, reader
-        self._cell, self._shape = layout.view.cell, layout.view.shape
-        self._grid = tuple(-(-size // step) for size, step in zip(self._shape, self._cell, strict=True))
-        self._inner = layout.row_shape[1:]  # axes of an array-valued element
-        self._n_values = math.prod(self._cell)
-        self.n_rows, self.grid = layout.n_rows, RowGrid.of(layout, 1)
-        cell_bytes = max(1, self._n_values * layout.stored.itemsize)
-        self.parts_together = self._together = max(1, TASK_BYTES // cell_bytes)
-        self._is_direct = loader is not None and not layout.members and layout.stored.base.isnative
-
-    def compile(self) -> None:
-        """See ``ChunkLoader.compile``."""
-        if self._loader is not None:
-            self._loader.compile()
-
-    def will_need(self, blocks: IntArray) -> None:
-        """See ``BlockSource.will_need``."""
-        if self._loader is not None:
-            self._loader.will_need_chunks(blocks)
-
-    def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
-        """See ``BlockSource.load``."""
-        began = perf_counter()
-        if self._loader is None:
-            for cell, rows in zip(blocks, memory, strict=True):
-                self._load_slab(cell, self._values_in(rows))
-            self._counters.add(library_seconds=perf_counter() - began)
-            return
-        if self._is_direct:
-            self._loader.decode(blocks, *memory.octets())
-        else:
-            for start in range(0, len(blocks), self._together):
-                some = blocks[start : start + self._together]
-                for at, values in enumerate(self._loader.values(some), start):
-                    self._values_in(memory[at])[...] = values
-        self._counters.add(decode_seconds=perf_counter() - began)
-
-    def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """See ``BlockSource.pick``."""
-        memory = np.empty((1, *self._layout.row_shape), self._layout.dtype)
-        self.load([block], range(1), BlockMemory(memory, np.zeros(1, np.int64), 1))
-        out[...] = memory
-
-    def _values_in(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the memory of a row as a cell."""
-        return rows[0, : self._n_values].reshape(*self._cell, *self._inner)
-
-    def _load_slab(self, cell: int, values: npt.NDArray[Any]) -> None:
-        slab = [
-            slice(int(at) * step, min((int(at) + 1) * step, size))
-            for at, step, size in zip(np.unravel_index(cell, self._grid), self._cell, self._shape, strict=True)
-        ]
-        found = read_slab(self._layout, slab, self._options, self._reader, self._counters)
-        values[tuple(slice(one.stop - one.start) for one in slab)] = found
 
 
 class BlockReader(LayoutReader):
     """Reads rows by whole blocks that are decoded here, and keeps none.
-
-    Rows are numbered one after the other, whatever the period of a view is.
 
     Args:
         layout: the array.
@@ -286,18 +204,18 @@ class BlockReader(LayoutReader):
     def __init__(self, layout: ArrayLayout, source: BlockSource, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
         self._source = source
-        self._map = BlockMap([source.grid._replace(period=max(1, source.grid.size))])
+        self._map = BlockMap([source.grid])
         if kind_of(layout.dtype) == "text":
             self.dtype = np.dtype(object)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         source = self._source
-        blocks, within = self._map.locate(rows)
+        blocks, within = self._map.locate(Boxes(0, rows))
         memory = np.empty((source.rows_per_block, *self.row_shape), self.dtype)
         for block in np.unique(blocks).tolist():
             source.load([block], range(source.n_parts), BlockMemory(memory, np.zeros(1, np.int64), len(memory)))
-            here = np.flatnonzero(blocks == block)
-            out[here] = memory[within[here]]
+            is_in_block = blocks == block
+            out[is_in_block] = memory[within[is_in_block]]
 
 
 def read_slab(
@@ -316,7 +234,7 @@ def read_slab(
         H5CorruptError: it cannot be read.
     """
     assert layout.view is not None, "it is seen as it is stored"
-    n_bytes = math.prod(one.stop - one.start for one in slab) * layout.stored.itemsize
+    n_bytes = math.prod(part.stop - part.start for part in slab) * layout.stored.itemsize
     share = n_bytes / max(1, math.prod(layout.view.shape) * layout.stored.itemsize)
     counters.add(bytes_read=round(share * layout.n_stored_bytes), bytes_decoded=n_bytes)
     if reader is not None:
@@ -336,19 +254,19 @@ def read_slab(
 
 
 def _pieces_of(view: ArrayView) -> list[list[_AxisPiece]]:
-    """Return, for each axis of rows, what the chunks along it have of what is taken."""
+    """Return, for each axis of rows, what the chunks along it have of what is selected."""
     assert view.array.chunks is not None, "it has chunks"
     return [
-        _pieces_along(taken, view.array.chunks[axis], view.shape[axis])
-        for axis, taken in zip(view.other_axes, view.selections, strict=True)
+        _pieces_along(selection, view.array.chunks[axis], view.shape[axis])
+        for axis, selection in zip(view.other_axes, view.selections, strict=True)
     ]
 
 
-def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) -> list[_AxisPiece]:
-    if isinstance(taken, int):
-        return [_AxisPiece(taken // step, taken % step, None)]
-    if isinstance(taken, slice) and taken.step == 1:
-        low, high = taken.start, taken.stop
+def _pieces_along(selection: int | slice | tuple[int, ...], step: int, size: int) -> list[_AxisPiece]:
+    if isinstance(selection, int):
+        return [_AxisPiece(selection // step, selection % step, None)]
+    if isinstance(selection, slice) and selection.step == 1:
+        low, high = selection.start, selection.stop
         return [
             _AxisPiece(
                 number,
@@ -357,7 +275,7 @@ def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) ->
             )
             for number in range(low // step, -(-high // step) if high > low else 0)
         ]
-    indices = np.arange(size)[taken] if isinstance(taken, slice) else np.array(taken, np.int64)
+    indices = np.arange(size)[selection] if isinstance(selection, slice) else np.array(selection, np.int64)
     numbers = indices // step
     return [
         _AxisPiece(number, indices[numbers == number] - number * step, np.flatnonzero(numbers == number))
@@ -365,14 +283,14 @@ def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) ->
     ]
 
 
-def _hull(taken: int | slice | tuple[int, ...]) -> tuple[int, int]:
-    """Return the first index that is taken, and the one after the last."""
-    if isinstance(taken, int):
-        return taken, taken + 1
-    if isinstance(taken, slice):
-        return taken.start, taken.stop
-    return (min(taken), max(taken) + 1) if taken else (0, 0)
+def _hull(selection: int | slice | tuple[int, ...]) -> tuple[int, int]:
+    """Return the first index that is selected, and the one after the last."""
+    if isinstance(selection, int):
+        return selection, selection + 1
+    if isinstance(selection, slice):
+        return selection.start, selection.stop
+    return (min(selection), max(selection) + 1) if selection else (0, 0)
 
 
 def _slab_text(slab: Sequence[slice]) -> str:
-    return "[" + ", ".join(f"{one.start}:{one.stop}" for one in slab) + "]"
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in slab) + "]"

@@ -4,7 +4,7 @@ from .columns import column_of, count_rows, row_tasks, rows_without_line, text_t
 from .indexer import BatchRows, FieldRows, HeldSamples, MakesIndexer, Places, rows_of_all
 from .kinds import KindOfSamples, open_table, sample_kind
 from .labels import LabelCriterion
-from .read_costs import ReadCost, RowUnits, blocks_of, chunk_cache, cost_of_files
+from .read_costs import ReadCost, RowUnits, blocks_of, chunk_cache, cost_of_files, reads_of_blocks
 from .row_filters import Filters, NoRowPassesError, Where, criteria_of
 from .row_table import HELD_BYTES, RowTable
 from .row_tables import table_of_rows
@@ -54,6 +54,7 @@ __all__ = [
     "criteria_of",
     "groups_by_pattern",
     "open_table",
+    "reads_of_blocks",
     "row_tasks",
     "rows_of_all",
     "rows_without_line",

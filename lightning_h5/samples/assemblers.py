@@ -141,9 +141,9 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 """For dtypes that torch lacks most operations of, those with the same bits."""
 
 
-def _clear(steps: torch.Tensor, which: npt.NDArray[np.bool_]) -> None:
+def _clear(steps: torch.Tensor, is_padding: npt.NDArray[np.bool_]) -> None:
     """Set some steps to zero."""
-    steps.view(_SIGNED.get(steps.dtype, steps.dtype))[torch.from_numpy(which)] = 0
+    steps.view(_SIGNED.get(steps.dtype, steps.dtype))[torch.from_numpy(is_padding)] = 0
 
 
 def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:

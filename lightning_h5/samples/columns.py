@@ -186,25 +186,42 @@ def row_tasks(
     first: int,
     options: OpenOptions,
     counters: Counters,
+    n_rows: int | None = None,
 ) -> list[BulkTask]:
     """Return tasks that read rows of numbers, in ascending order, into a target from position ``first`` on.
 
     Rows beyond the end of the array are left out: another array of this part has more rows.
+
+    Args:
+        layout: the array.
+        rows: the rows, as they are numbered in the part.
+        target: receives them.
+        first: position of the first one in the target.
+        options: how files are opened if the HDF5 library reads.
+        counters: counts what is read.
+        n_rows: rows of the part; None if they are the array's own.
     """
     if not layout.row_bytes:
         return []
     if layout.view is not None:
-        return _view_tasks(layout, np.asarray(rows), target, first, options, counters)
+        n_in_part = layout.n_rows if n_rows is None else n_rows
+        return _view_tasks(layout, np.asarray(rows), n_in_part, target, first, options, counters)
     n_in_array = first_places(rows, np.array([layout.n_rows])).item()
     return bulk_tasks(source_of(layout, options, counters), layout, rows[:n_in_array], target, first)
 
 
 def _view_tasks(
-    layout: ArrayLayout, rows: IntArray, target: BulkTarget, first: int, options: OpenOptions, counters: Counters
+    layout: ArrayLayout,
+    rows: IntArray,
+    n_rows: int,
+    target: BulkTarget,
+    first: int,
+    options: OpenOptions,
+    counters: Counters,
 ) -> list[BulkTask]:
     """Return tasks that read rows of a view of an array. A task reads the lines that share chunks."""
     grid = RowGrid.of(layout, 1)
-    lines, steps = np.divmod(rows, max(1, grid.period))
+    lines, steps = np.divmod(rows, max(1, n_rows // max(1, grid.lines)))
     positions = np.flatnonzero((steps < grid.size) & (lines < grid.lines))  # of rows that the array has
     lines, steps = lines[positions], steps[positions]
     n_together = grid.along * max(1, VIEW_BYTES // (layout.row_bytes * grid.along * grid.across))

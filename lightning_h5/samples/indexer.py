@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checka
 import numpy as np
 
 from ..order import BlockTable, as_array, condensed, find_places, rows_at
-from ..readers import BlockMap
 from ..types import IntArray
 from .assemblers import Assembler
 from .segments import BoolArray, Segments
@@ -45,12 +44,19 @@ class FieldRows(NamedTuple):
         lengths: rows of each sample; None if each has equally many.
         is_valid: which rows are steps of the segment, and no padding; None if all are.
         patches: what samples have of the rows, if rows are cells.
+        runs: sizes of runs of rows that follow each other in a segment, one number if all are of one size; None if none
+            are known.
     """
 
     rows: IntArray
     lengths: IntArray | None = None
     is_valid: BoolArray | None = None
     patches: PatchRows | None = None
+    runs: IntArray | int | None = None
+
+    def lengths_of(self, n_samples: int) -> IntArray:
+        """Return the number of rows of each of the ``n_samples`` samples."""
+        return np.full(n_samples, len(self.rows) // max(1, n_samples)) if self.lengths is None else self.lengths
 
 
 class BatchRows(NamedTuple):
@@ -261,27 +267,6 @@ class Indexer(ABC):
             return BlockTable.of_sizes(np.diff(before, prepend=0) if len(before) == 1 else np.diff(before))
         samples = np.arange(len(self)) if samples is None else samples
         return BlockTable.of_runs(np.searchsorted(bounds, self.first_rows(samples), side="right"))
-
-    def reads_of_blocks(self, samples: IntArray | None, field: int, blocks: BlockMap) -> IntArray:
-        """Return how often an epoch reads rows of each block of a field; more than it can if that is not known.
-
-        Args:
-            samples: those of an epoch; None for all.
-            field: number of the field.
-            blocks: of the field.
-        """
-        if samples is None and self.segments.are_ascending:
-            numbers, low, high = blocks.ranges()
-            before, after = (self.n_reads_before(bounds, field) for bounds in (low, high))
-            if before is None or after is None:
-                return np.full(blocks.n_blocks, np.iinfo(np.int64).max)
-            return np.bincount(numbers, weights=after - before, minlength=blocks.n_blocks).astype(np.int64)
-        samples = np.arange(len(self)) if samples is None else samples
-        counts = np.zeros(blocks.n_blocks, dtype=np.int64)
-        for start in range(0, len(samples), SAMPLES_AT_A_TIME):
-            rows = self.rows_of(samples[start : start + SAMPLES_AT_A_TIME]).fields[field].rows
-            counts += np.bincount(blocks.locate(rows)[0], minlength=blocks.n_blocks)
-        return counts
 
     def is_cheap(self, *, by_rows: bool, by_steps: bool, n_parts: int) -> bool:
         """Return whether random access is as cheap as sequential access.

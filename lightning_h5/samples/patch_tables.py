@@ -42,17 +42,18 @@ class VolumeTable:
         Raises:
             H5ValueError: patches cannot be cut out of them.
         """
-        found: list[CellGrid | None] = []
-        for field, array in zip(self._fields, arrays, strict=True):
-            found.append(None if field.patch is None else self._grid(field, array, field.patch))
-        key = b"".join(b"-" if grid is None else grid.digest() for grid in found)
+        grids = tuple(
+            None if field.patch is None else self._grid(field, array, field.patch)
+            for field, array in zip(self._fields, arrays, strict=True)
+        )
+        key = b"".join(b"-" if grid is None else grid.digest() for grid in grids)
         if key not in self._grids:
-            self._check_lengths(found, arrays)
+            self._check_lengths(grids, arrays)
             self._first = self._first or tuple(arrays)
-            self._check_shapes(found, arrays)
-            self._grids[key] = tuple(found)
+            self._check_shapes(grids, arrays)
+            self._grids[key] = grids
         self._of_parts.append(key)
-        for at, grid in enumerate(found):
+        for at, grid in enumerate(grids):
             if grid is not None:
                 self._n_values[at] = max(self._n_values[at], math.prod(grid.cell))
 
@@ -62,23 +63,25 @@ class VolumeTable:
             raise H5ValueError(f"{array.key!r} in {array.path!r} holds text, and patches are cut out of numbers.")
         shape = (array.n_rows, *array.axes)
         line = None if field.axis is None else field.axis % len(shape)
-        taken = field.indices(array)
-        kept = [axis for axis, one in enumerate(taken) if axis != line and not isinstance(one, int)]
-        if len(kept) != len(patch):
-            lengths = tuple(len(one) for axis in kept if not isinstance(one := taken[axis], int))
+        indices = field.indices(array)
+        volume_axes = {
+            axis: len(index) for axis, index in enumerate(indices) if axis != line and not isinstance(index, int)
+        }
+        if len(volume_axes) != len(patch):
+            lengths = tuple(volume_axes.values())
             raise H5ValueError(
                 f"patch.shape has {len(patch)} axes for {field.name!r}, and a volume of {array.key!r} in "
                 f"{array.path!r} has the shape {lengths}. Pass a size for each of its axes, and None for axes that are "
                 "not cut; a mapping from fields to shapes if these differ."
             )
-        sizes = dict(zip(kept, patch, strict=True))
+        sizes = dict(zip(volume_axes, patch, strict=True))
         cell = cell_of(
             array, [shape[axis] if (size := sizes.get(axis, 1)) is None else size for axis in range(len(shape))]
         )
-        cuts = {axis: cut for cut, axis in enumerate(axis for axis in kept if sizes[axis] is not None)}
+        cuts = {axis: cut for cut, axis in enumerate(axis for axis, size in sizes.items() if size is not None)}
         axes = tuple(
-            CellAxis.of(one, shape[axis], cell[axis], cut=cuts.get(axis), is_line=axis == line)
-            for axis, one in enumerate(taken)
+            CellAxis.of(index, shape[axis], cell[axis], cut=cuts.get(axis), is_line=axis == line)
+            for axis, index in enumerate(indices)
         )
         return CellGrid(cell, axes, array.row_shape[len(array.axes) :])
 
@@ -88,13 +91,13 @@ class VolumeTable:
         return {axis.cut: axis.length for axis in axes if axis.cut is not None}
 
     def _check_lengths(self, grids: Sequence[CellGrid | None], arrays: Sequence[ArrayLayout]) -> None:
-        each = {
-            array.key: tuple(found.values())
+        lengths_by_key = {
+            array.key: tuple(lengths.values())
             for grid, array in zip(grids, arrays, strict=True)
-            if (found := self._lengths(grid))
+            if (lengths := self._lengths(grid))
         }
-        if len(set(each.values())) > 1:
-            text = ", ".join(f"{key!r} has {lengths}" for key, lengths in each.items())
+        if len(set(lengths_by_key.values())) > 1:
+            text = ", ".join(f"{key!r} has {lengths}" for key, lengths in lengths_by_key.items())
             raise H5ValueError(
                 f"the fields of a sample are cut at the same place, and volumes of {arrays[0].path!r} differ along the "
                 f"axes that patches are cut along: {text}. Load fields of one size, or select a part of the larger."
@@ -106,7 +109,7 @@ class VolumeTable:
         for before, grid, a, b in zip(first, grids, self._first, arrays, strict=True):
             if before is None or grid is None:
                 continue
-            left, right = (one.shape_of(self._options.sizes) for one in (before, grid))
+            left, right = before.shape_of(self._options.sizes), grid.shape_of(self._options.sizes)
             if left != right:
                 raise H5ValueError(
                     f"patches of {a.key!r} have the shape {left} in {a.path!r}, and those of {b.key!r} {right} in "
@@ -115,11 +118,13 @@ class VolumeTable:
 
     def in_cells(self, arrays: Sequence[tuple[ArrayLayout, ...]]) -> tuple[tuple[ArrayLayout, ...], ...]:
         """Return the arrays of all parts with their cells as rows; those without patches as they are."""
-        found = []
-        for of_part, key in zip(arrays, self._of_parts, strict=True):
-            pairs = zip(of_part, self._grids[key], self._n_values, strict=True)
-            found.append(tuple(a if grid is None else a.in_cells(grid.cell, n) for a, grid, n in pairs))
-        return tuple(found)
+        return tuple(
+            tuple(
+                array if grid is None else array.in_cells(grid.cell, n_values)
+                for array, grid, n_values in zip(of_part, self._grids[key], self._n_values, strict=True)
+            )
+            for of_part, key in zip(arrays, self._of_parts, strict=True)
+        )
 
     def indexer(self, starts: IntArray, n_lines: IntArray, arrays: Sequence[ArrayLayout], seed: int) -> Patches:
         """Return the patches of all volumes.
@@ -140,17 +145,19 @@ class VolumeTable:
         )
         firsts, lengths = np.repeat(starts[:-1], n_lines), np.repeat(np.diff(starts), n_lines)
         before = np.repeat(np.cumsum(n_lines) - n_lines, n_lines)
-        segments = Segments((Steps(firsts, lengths),), tuple(None if one.patch is None else 0 for one in self._fields))
+        segments = Segments(
+            (Steps(firsts, lengths),), tuple(None if field.patch is None else 0 for field in self._fields)
+        )
         kinds = np.repeat(np.array([numbers[key] for key in self._of_parts], dtype=np.int64), n_lines)
-        made = Patches(segments, volumes, kinds, np.arange(len(firsts)) - before, seed)
-        if not len(made):
+        patches = Patches(segments, volumes, kinds, np.arange(len(firsts)) - before, seed)
+        if not len(patches):
             largest = max(volume.lengths for volume in volumes)
             raise H5ValueError(
                 f"no volume is as large as a patch: patches have the size {self._options.sizes}, and the largest of "
                 f"{len(segments):,} volumes {largest}. Cut smaller patches, or pad them (patch.border='pad')."
             )
-        return made
+        return patches
 
     def _cut_lengths(self, grids: Sequence[CellGrid | None]) -> tuple[int, ...]:
-        found = next(found for grid in grids if (found := self._lengths(grid)))
-        return tuple(found[cut] for cut in range(len(found)))
+        lengths = next(lengths for grid in grids if (lengths := self._lengths(grid)))
+        return tuple(lengths[cut] for cut in range(len(lengths)))

@@ -13,11 +13,12 @@ import numpy as np
 from ..hdf5 import MAX_H5, ArrayLayout, OpenOptions
 from ..options import FileOptions
 from ..order import BlockTable
-from ..readers import is_pooled
+from ..readers import BlockMap, RowGrid, is_pooled
 from ..types import IntArray, cached_property
-from .row_table import RUN_BYTES, RowTable
+from .indexer import SAMPLES_AT_A_TIME
+from .row_table import RUN_BYTES, RowTable, lines_of
 
-__all__ = ["ReadCost", "RowUnits", "blocks_of", "chunk_cache", "cost_of_files"]
+__all__ = ["ReadCost", "RowUnits", "blocks_of", "chunk_cache", "cost_of_files", "reads_of_blocks"]
 
 UNIT_CHUNKS = 20
 """Chunks of a unit for each chunk that samples of two units share: a twentieth is decoded twice, at most."""
@@ -110,23 +111,22 @@ class RowUnits:
     @cached_property
     def _units(self) -> IntArray:
         """For each part the rows of a unit, and of a line that units end with; 0 if they do not."""
-        return self._table.layouts.of_kinds(self._unit)
+        layouts = self._table.layouts
+        n_rows = np.diff(self.starts)[layouts.firsts].tolist()
+        units = [self._unit(*kind) for kind in zip(layouts.examples, n_rows, strict=True)]
+        return np.array(units, dtype=np.int64).reshape(-1, 2)[layouts.kinds]
 
-    def _unit(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int]:
+    def _unit(self, arrays: Sequence[ArrayLayout], n_rows: int) -> tuple[int, int]:
         table = self._table
         fields = [field for field in table.step_fields if not self._is_held[field]]
-        views = [arrays[field].view for field in fields]
-        lines = {view.period for view in views if view is not None and len(view.row_axes) > 1}
-        across = max((view.block[0] for view in views if view is not None and len(view.row_axes) > 1), default=1)
-        along = [
-            arrays[field].rows_per_chunk if view is None else view.block[-1] if view.block else 1
-            for field, view in zip(fields, views, strict=True)
-            if not arrays[field].is_contiguous
-        ]
+        grids = [RowGrid.of(arrays[field], arrays[field].rows_per_chunk) for field in fields]
+        n_lines = max((lines_of(arrays[field])[0] for field in fields), default=0)
+        across = max((grid.across for grid in grids), default=1)
+        along = [grid.along for field, grid in zip(fields, grids, strict=True) if not arrays[field].is_contiguous]
         if not fields or max(along, default=1) == 1:
             row_bytes = sum(arrays[field].row_bytes for field in fields or table.step_fields)
             return max(1, RUN_BYTES // max(1, row_bytes)), 0
-        period = max(lines, default=0)
+        period = n_rows // n_lines if n_lines else 0
         if across > 1 and period:
             return across * period, period
         n_shared = -(-(table.indexer.reach - 1) // max(along))
@@ -147,6 +147,31 @@ def blocks_of(table: RowTable, samples: IntArray | None, *, of_all_fields: bool 
         of_all_fields: also of those that are held whole.
     """
     return table.indexer.blocks(RowUnits(table, of_all_fields=of_all_fields), samples)
+
+
+def reads_of_blocks(table: RowTable, samples: IntArray | None, field: int, blocks: BlockMap) -> IntArray:
+    """Return how often an epoch reads rows of each block of a field; more than it can if that is not known.
+
+    Args:
+        table: the rows.
+        samples: those of an epoch; None for all.
+        field: number of the field.
+        blocks: of the field.
+    """
+    indexer = table.indexer
+    if samples is None and indexer.segments.are_ascending:
+        numbers, parts, low, high = blocks.ranges()
+        firsts = table.rows_of_own(field, parts, low)
+        before, after = (indexer.n_reads_before(rows, field) for rows in (firsts, firsts + high - low))
+        if before is None or after is None:
+            return np.full(blocks.n_blocks, np.iinfo(np.int64).max)
+        return np.bincount(numbers, weights=after - before, minlength=blocks.n_blocks).astype(np.int64)
+    samples = np.arange(len(indexer)) if samples is None else samples
+    counts = np.zeros(blocks.n_blocks, dtype=np.int64)
+    for start in range(0, len(samples), SAMPLES_AT_A_TIME):
+        boxes = table.boxes(indexer.rows_of(samples[start : start + SAMPLES_AT_A_TIME]).fields)[field]
+        counts += np.bincount(blocks.locate(boxes)[0], minlength=blocks.n_blocks)
+    return counts
 
 
 def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,12 @@ import numpy.typing as npt
 
 from ..catalog import PartLayouts
 from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
+from ..readers import Boxes
 from ..types import IntArray, cached_property
 from .assemblers import Assembler
-from .indexer import BatchRows, Indexer
+from .indexer import FieldRows, Indexer
 
-__all__ = ["HELD_BYTES", "RUN_BYTES", "Parts", "RowTable", "starts_of"]
+__all__ = ["HELD_BYTES", "RUN_BYTES", "Parts", "RowTable", "lines_of", "starts_of"]
 
 HELD_BYTES = 16 << 20
 """An array whose rows take no more than this, over all files, is read whole, once, in each process."""
@@ -134,20 +134,44 @@ class RowTable:
             return Assembler()
         return self.indexer.assembler(field, is_ragged=self.is_ragged[field], place=self.step_places[field])
 
-    def files_touched(self, asked: BatchRows) -> list[int]:
-        """Return the numbers of the files that rows are in."""
+    def boxes(self, fields: Sequence[FieldRows]) -> list[Boxes]:
+        """Return the rows of each field as its arrays count them; fields with the same rows share an object."""
+        boxes: list[Boxes] = []
+        shared: dict[tuple[int, int], Boxes] = {}
+        for number, (rows, group) in enumerate(zip(fields, self._alike, strict=True)):
+            key = id(rows), group
+            if key not in shared:
+                shared[key] = self._boxes(number, rows)
+            boxes.append(shared[key])
+        return boxes
+
+    @cached_property
+    def _alike(self) -> list[int]:
+        """For each field its number, and -1 for fields with arrays that count steps as rows are numbered."""
+        return [-1 if self.has_steps[at] and self._own_sizes[at] is None else at for at in range(self.n_fields)]
+
+    def _boxes(self, field: int, rows: FieldRows) -> Boxes:
+        if not self.has_steps[field]:
+            return Boxes(*self._locate_values(field, rows.rows))
+        sizes, boxes = self._own_sizes[field], Boxes(0, rows.rows, rows.runs)
+        if self.n_parts == 1 and sizes is None:
+            return boxes
+        boxes = boxes.without_empty_runs()
+        firsts, runs = boxes.firsts, boxes.sizes
+        parts, local = self.locate(firsts)
+        if runs is not None and (firsts + runs > self.starts[parts + 1]).any():  # segments go on in the next part
+            runs, firsts = None, rows.rows
+            parts, local = self.locate(firsts)
+        own = local if sizes is None else _own_rows(local, *(size[parts] for size in sizes))
+        return Boxes(parts, own if runs is None else rows.rows + np.repeat(own - firsts, runs), runs)
+
+    def files_touched(self, boxes: Sequence[Boxes]) -> list[int]:
+        """Return the numbers of the files that the rows of a batch are in."""
         if len(self.paths) == 1:
             return [0]
-        rows = asked.fields[self.step_fields[0]].rows if self.step_fields else np.empty(0, np.int64)
-        if asked.places is not None:  # windows are runs: less work than to locate each row
-            ends = np.flatnonzero(np.diff(rows) != 1)
-            first = self.locate(np.append(rows[:1], rows[ends + 1]))[0]
-            last = self.locate(np.append(rows[ends], rows[-1:]))[0]
-            parts = first if np.array_equal(first, last) else self.locate(rows)[0]
-        else:
-            parts = self.locate(rows)[0]
-        touched: list[int] = np.unique(self.files_of(parts)).tolist()
-        return touched
+        parts = boxes[next(iter(self.step_fields), 0)].parts
+        files: list[int] = np.unique(self.files_of(np.atleast_1d(parts))).tolist()
+        return files
 
     def files_of(self, parts: IntArray) -> IntArray:
         """Return the file of each part."""
@@ -192,7 +216,7 @@ class RowTable:
         name = os.path.basename(self.name_of_part(part)) if self.parts is None else self.name_of_part(part)
         return f"{name}[{inside}]" if self.n_segments_of(part) > 1 else name
 
-    def locate_values(self, field: int, segments: IntArray) -> tuple[IntArray, IntArray]:
+    def _locate_values(self, field: int, segments: IntArray) -> tuple[IntArray, IntArray]:
         """Return the part, and the row inside the part, that has a field's value of each segment."""
         if self.first_segments is None:
             return segments, np.zeros(len(segments), dtype=np.int64)
@@ -241,38 +265,35 @@ class RowTable:
 
     def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Return the part, and the row inside the part, of each row."""
-        parts = np.searchsorted(self.starts, rows, side="right") - 1
+        parts = np.searchsorted(self.starts[:-1], rows, side="right") - 1
         return parts, rows - self.starts[parts]
 
+    def rows_of_own(self, field: int, parts: IntArray, own: IntArray) -> IntArray:
+        """Return the numbers of rows that a field's arrays count, over all parts; not of steps that segments share."""
+        if (sizes := self._own_sizes[field]) is None:
+            return self.starts[parts] + own
+        n_steps, n_own = (size[parts] for size in sizes)
+        lines, steps = np.divmod(own, np.maximum(n_own, 1))
+        return self.starts[parts] + np.where(n_steps > 0, lines * n_steps + steps, own)
+
     @cached_property
-    def own_sizes(self) -> list[tuple[IntArray, IntArray] | None]:
+    def _own_sizes(self) -> list[tuple[IntArray, IntArray] | None]:
         """For each field and part, steps of a segment as rows are numbered, and as the array has them.
 
-        None if these are the same, so that rows inside of a part are the array's own.
+        Rows are numbered for all fields alike, so segments along an axis have the steps of the longest array of a part.
+        None if these are the array's own, so that rows inside of a part are.
         """
-        return [self._own_sizes(field) for field in range(self.n_fields)]
+        return [self._own_sizes_of(field) for field in range(self.n_fields)]
 
-    def _own_sizes(self, field: int) -> tuple[IntArray, IntArray] | None:
+    def _own_sizes_of(self, field: int) -> tuple[IntArray, IntArray] | None:
         if not self.has_steps[field]:
             return None
         if self.is_shared[field]:
             sizes = self.layouts.n_rows(field)
             return sizes, np.zeros(len(sizes), dtype=np.int64)
-
-        def of_view(arrays: tuple[ArrayLayout, ...]) -> tuple[int, int]:
-            view = arrays[field].view
-            return (0, 0) if view is None or len(view.row_axes) < 2 else (view.period, view.shape[view.row_axes[-1]])
-
-        periods, sizes = self.layouts.of_kinds(of_view).T
-        return (periods, sizes) if (periods != sizes).any() else None
-
-    def own_rows(self, field: int, parts: IntArray, local: IntArray) -> IntArray:
-        """Return rows inside of their parts as a field's array has them."""
-        if (sizes := self.own_sizes[field]) is None:
-            return local
-        periods, own = (each[parts] for each in sizes)
-        lines, steps = np.divmod(local, np.maximum(periods, 1))
-        return np.where(periods > 0, lines * own + steps, local)
+        n_lines, sizes = self.layouts.of_kinds(lambda arrays: lines_of(arrays[field])).T
+        n_steps = np.where(n_lines > 0, np.diff(self.starts) // np.maximum(n_lines, 1), 0)
+        return (n_steps, sizes) if (n_steps != sizes).any() else None
 
     @property
     def identity(self) -> str:
@@ -298,7 +319,7 @@ class RowTable:
     def _is_cells(self, field: int) -> bool:
         """Return whether rows of a field are cells."""
         views = [arrays[field].view for arrays in self.layouts.examples]
-        return any(view is not None and view.cell is not None for view in views)
+        return any(view is not None and view.is_in_cells for view in views)
 
     def _n_bytes(self, field: int) -> float:
         """Return the bytes of all rows of a field."""
@@ -312,23 +333,30 @@ class RowTable:
         return [len({arrays[field].row_shape for arrays in self.layouts.examples}) > 1 for field in fields]
 
 
-def starts_of(layouts: PartLayouts, has_steps: Sequence[bool]) -> IntArray:
+def _own_rows(local: IntArray, n_steps: IntArray, n_own: IntArray) -> IntArray:
+    """Return rows inside of their parts as arrays have them, from the steps of their segments (see ``_own_sizes``)."""
+    lines, steps = np.divmod(local, np.maximum(n_steps, 1))
+    return np.where(n_steps > 0, lines * n_own + steps, local)
+
+
+def lines_of(array: ArrayLayout) -> tuple[int, int]:
+    """Return how many lines the rows of an array make, and the length of each; zeros if they have one axis alone."""
+    view = array.view
+    if view is None or not view.has_lines:
+        return 0, 0
+    *slow, fast = (view.shape[axis] for axis in view.row_axes)
+    return math.prod(slow), fast
+
+
+def starts_of(layouts: PartLayouts, has_steps: Sequence[bool], least: IntArray | int = 0) -> IntArray:
     """Return the first row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``.
 
     Args:
         layouts: the arrays of each part.
         has_steps: for each field whether its rows are steps.
+        least: rows of each part at least: those of segments along an axis, if each had the steps of the longest array.
     """
-    sizes = np.zeros(len(layouts), dtype=np.int64)
+    sizes = np.zeros(len(layouts), dtype=np.int64) + least
     for at in np.flatnonzero(has_steps).tolist():
-        numbered = layouts.of_kinds(partial(_rows_numbered, at))
-        sizes = np.maximum(sizes, np.where(numbered < 0, layouts.n_rows(at), numbered))
+        sizes = np.maximum(sizes, layouts.n_rows(at))
     return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def _rows_numbered(field: int, arrays: Sequence[ArrayLayout]) -> int:
-    """Return how many numbers the rows of an array of a part take; -1 if it is its number of rows."""
-    view = arrays[field].view
-    if view is None or not view.row_axes:
-        return -1
-    return math.prod(view.shape[axis] for axis in view.row_axes[:-1]) * view.period

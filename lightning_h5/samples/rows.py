@@ -70,8 +70,7 @@ class Rows(Indexer):
 
     def over(self, rows: Sequence[range | IntArray | None], samples: range | IntArray) -> HeldSamples:
         """See ``Indexer.over``: each sample's place is looked up once."""
-        held = rows[0]
-        assert held is not None, "all fields are in memory"
+        held = next(field_rows for field_rows in rows if field_rows is not None)  # all fields have the same
         return HeldSamples(self, condensed(places_in(held, samples)), (range(len(held)),) * len(rows))
 
     def first_rows(self, samples: IntArray) -> IntArray:

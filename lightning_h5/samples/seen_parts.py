@@ -27,7 +27,7 @@ class DescribedParts(PartLayouts):
     Attributes:
         stored: the arrays as they are stored.
         columns: for each field its array.
-        seen: for each field how it is seen.
+        fields: for each field how its arrays are seen.
         kinds: see ``PartLayouts``.
         firsts: see ``PartLayouts``.
         periods: for each kind, see ``SegmentField.seen``.
@@ -36,7 +36,7 @@ class DescribedParts(PartLayouts):
 
     stored: StoredParts
     columns: tuple[int, ...]
-    seen: tuple[SegmentField, ...]
+    fields: tuple[SegmentField, ...]
     kinds: npt.NDArray[np.int32]
     firsts: IntArray
     periods: list[int]
@@ -50,12 +50,12 @@ class DescribedParts(PartLayouts):
     def one(self, part: int, field: int) -> ArrayLayout:
         """See ``PartLayouts.one``."""
         kind, stored = self.kinds[part], self.stored.one(part, self.columns[field])
-        return self.seen[field].seen(stored, self.periods[kind], self.n_values[kind])
+        return self.fields[field].seen(stored, self.periods[kind], self.n_values[kind])
 
     def with_fields(self, fields: Sequence[int]) -> DescribedParts:
         """See ``PartLayouts.with_fields``."""
         columns = tuple(self.columns[field] for field in fields)
-        return replace(self, columns=columns, seen=tuple(self.seen[field] for field in fields))
+        return replace(self, columns=columns, fields=tuple(self.fields[field] for field in fields))
 
     def first_bytes(self, parts: IntArray, field: int) -> list[int | str]:
         """See ``PartLayouts.first_bytes``."""
@@ -71,51 +71,51 @@ class DescribedParts(PartLayouts):
 
     def n_rows(self, field: int) -> IntArray:
         """See ``PartLayouts.n_rows``."""
-        is_as_stored = self.seen[field].is_as_stored
+        is_as_stored = self.fields[field].is_as_stored
         return self.stored.table.n_rows[:, self.columns[field]] if is_as_stored else super().n_rows(field)
 
     def check_places(self) -> None:
         """Raise an ``H5CorruptError`` if arrays of a part share bytes, or have chunks beyond the end of the file."""
         stored = self.stored
-        each = [at for column in self.columns for at in stored.columns_of(column)]
-        different = {stored.names.keys[column]: column for column in each}
+        stored_columns = [at for column in self.columns for at in stored.columns_of(column)]
+        column_by_key = {stored.names.keys[column]: column for column in stored_columns}
         n_bytes = np.array([guard.n_bytes for guard in stored.guards])[stored.files]
-        for part in stored.table.suspicious(sorted(different.values()), n_bytes).tolist():
+        for part in stored.table.suspicious(sorted(column_by_key.values()), n_bytes).tolist():
             check_no_overlap(self[part])
-            for array in [array for one in self[part] for array in one.stored_arrays]:
+            for array in [array for layout in self[part] for array in layout.stored_arrays]:
                 if array.table is not None and array.view is None and fallback_reason(array) is None:
                     ChunkLoader(array, Counters())  # compares the places of chunks with the size of the file
 
     def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
         """See ``PartLayouts.identity_of``."""
-        others = [other.path for other in guard.others]
-        has_more = any(meaning_of(array) for arrays in self.examples for array in arrays)
+        other_paths = [other_guard.path for other_guard in guard.others]
+        has_meaning = any(meaning_of(array) for arrays in self.examples for array in arrays)
         layouts = (self.one(part, field) for part in parts.tolist() for field in range(self.n_fields))
-        if has_more or guard.grows:
-            return file_identity(path, layouts, grows=guard.grows, others=others)
-        return file_identity(path, (), others=others, schemas=self._schemas(parts))
+        if has_meaning or guard.grows:
+            return file_identity(path, layouts, grows=guard.grows, others=other_paths)
+        return file_identity(path, (), others=other_paths, schemas=self._schemas(parts))
 
     def _schemas(self, parts: IntArray) -> Iterator[bytes]:
         """Yield what the identity of a file has of each array, without describing it."""
         for start in range(0, len(parts), PARTS_AT_A_TIME):
-            some = parts[start : start + PARTS_AT_A_TIME]
-            stars, kinds = [self.stored.stars[part] for part in some.tolist()], self.kinds[some].tolist()
-            each = [self._schemas_of(field, some, stars, kinds) for field in range(self.n_fields)]
-            yield b"".join([text for of_part in zip(*each, strict=True) for text in of_part])
+            batch = parts[start : start + PARTS_AT_A_TIME]
+            stars, kinds = [self.stored.stars[part] for part in batch.tolist()], self.kinds[batch].tolist()
+            of_fields = [self._schemas_of(field, batch, stars, kinds) for field in range(self.n_fields)]
+            yield b"".join([text for of_part in zip(*of_fields, strict=True) for text in of_part])
 
     def _schemas_of(self, field: int, parts: IntArray, stars: list[str], kinds: list[int]) -> Iterator[bytes]:
         table, column, examples = self.stored.table, self.columns[field], [arrays[field] for arrays in self.examples]
         key = self.stored.names.key_pattern(column)
         in_path = path_of(key)
-        is_as_stored = self.seen[field].is_as_stored
+        is_as_stored = self.fields[field].is_as_stored
         stars = [self.stored.names.star(column, star) for star in stars]
-        for part, star, kind, known in zip(parts.tolist(), stars, kinds, table.places(parts, column), strict=True):
+        for part, star, kind, place in zip(parts.tolist(), stars, kinds, table.places(parts, column), strict=True):
             example = examples[kind]
-            if known is None:
-                one = self.one(part, field)
-                known, name = (one.n_rows, one.offset, one.n_stored_bytes, one.table), one.name
+            if place is None:
+                layout = self.one(part, field)
+                place, name = (layout.n_rows, layout.offset, layout.n_stored_bytes, layout.table), layout.name
             else:
                 name = filled(in_path, star)
-            n_rows, offset, n_stored, chunks = known
+            n_rows, offset, n_stored, chunks = place
             n_rows = n_rows if is_as_stored else example.n_rows
             yield identity_text(example, filled(key, star), name, n_rows, offset, n_stored, chunks)

@@ -185,7 +185,8 @@ class SegmentTableBuilder(TableBuilder):
             names = Parts(stored.files, NamedParts(self._names, stored.stars), self._aliases)
         parts, step_places = self._volumes_of(stored) if self._volumes is not None else self._steps_of(stored)
         has_steps = tuple(field.step_axis is not None for field in self._fields)
-        starts = starts_of(parts, has_steps)
+        n_steps = 0 if self._volumes is not None else self._n_lines * self._lengths.max(axis=1, initial=0)
+        starts = starts_of(parts, has_steps, n_steps)
         return RowTable(
             tuple(self._paths),
             parts,
@@ -372,7 +373,7 @@ class SegmentTableBuilder(TableBuilder):
         """Return the arrays of all parts with columns of a side table among them."""
         side = self._catalog.joins.side
         assert side is not None, "columns are asked for"
-        if side.has_slices:
+        if side.slices:
             self._lines = lines_of_slices(side, own, self._names, *self._along_axis(own))
         else:
             self._lines = lines_of_parts(side, own, self._names, self._options, self._aliases)

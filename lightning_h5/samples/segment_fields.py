@@ -181,7 +181,7 @@ class SegmentField:
 
         Args:
             layout: the array as it is stored.
-            period: steps of a segment as rows are numbered, if segments are along an axis.
+            period: steps of the longest array's segments, if segments are along an axis.
             n_values: length of axis 0 of an array with a value for each segment; None if there is none.
         """
         if self.is_whole:
@@ -191,7 +191,8 @@ class SegmentField:
         if not row_axes and layout.n_rows == n_values:
             row_axes = [0]
         taken = {axis % n_axes: _taken_of_axis(one, self.name) for axis, one in self.taken.items()}
-        return self.asked.decoded(layout.seen(row_axes, taken, period=period if len(row_axes) == 2 else None))
+        is_shorter = len(row_axes) == 2 and self.length(layout, row_axes[1]) < period
+        return self.asked.decoded(layout.seen(row_axes, taken, keeps_axes=is_shorter))
 
     def indices(self, layout: ArrayLayout) -> list[int | IntArray]:
         """Return what is taken of each axis of an array: an index, or indices.

@@ -130,8 +130,7 @@ class _Slices:
     def __init__(self, side: SideTable) -> None:
         self._side = side
         self._by_array: dict[str, list[tuple[int, list[str]]]] = {}
-        assert side.column_on is not None, "a column names slices"
-        for line, text in enumerate(side.column(side.column_on).values.tolist()):
+        for line, text in enumerate(side.slices):
             name, _, inside = text.partition("$")
             self._by_array.setdefault(name, []).append((line, inside.replace(" ", "").split(",")))
 

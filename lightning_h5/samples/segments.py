@@ -131,12 +131,12 @@ class Segments:
         if in_runs:
             is_cut |= np.diff(places, prepend=-2) != 1
         begins = np.flatnonzero(is_cut)
-        which, inside = owners[begins], places[begins] - firsts[owners[begins]]
+        segments, inside = owners[begins], places[begins] - firsts[owners[begins]]
         ends = np.append(begins, len(owners))
-        cut = inside if self.cut is None else self.cut[which] + inside
+        cut = inside if self.cut is None else self.cut[segments] + inside
         steps = Steps(places[begins], np.diff(ends)) if in_runs else Steps(ends)
         order = self.order if in_runs else self.rows_at(places)
-        return replace(self, steps=(steps,), numbers=self.numbers_of(which), cut=cut, order=order)
+        return replace(self, steps=(steps,), numbers=self.numbers_of(segments), cut=cut, order=order)
 
     def of_fields(self, fields: Sequence[int]) -> Segments:
         """Return the segments of some fields."""
@@ -182,9 +182,9 @@ class Segments:
 
         ``low`` is a multiple of ``beat``.
         """
-        made = []
+        parts = []
         for steps in self.steps:
             lengths, first = steps.lengths_of(), low // steps.rate
             ends = np.where(high >= self.lengths, lengths, np.minimum(high // steps.rate, lengths))
-            made.append(Steps(steps.firsts_of() + first, np.maximum(ends - first, 0), steps.rate))
-        return replace(self, steps=tuple(made), cut=low if self.cut is None else self.cut + low)
+            parts.append(Steps(steps.firsts_of() + first, np.maximum(ends - first, 0), steps.rate))
+        return replace(self, steps=tuple(parts), cut=low if self.cut is None else self.cut + low)

@@ -80,10 +80,10 @@ class CsrRows(Sequence[torch.Tensor]):
         """Return the rows as a ``torch.sparse_csr`` tensor; values of one place are added up."""
         values, columns, ends = self.values, self.columns, self.ends
         if not self._is_in_order:
-            places, which = np.unique(self._places, return_inverse=True)
-            added = values.new_zeros(len(places))
-            _put(added, which, values, adds=True)
-            values = added
+            places, inverse = np.unique(self._places, return_inverse=True)
+            sums = values.new_zeros(len(places))
+            _put(sums, inverse, values, adds=True)
+            values = sums
             columns = places % self.n_columns
             ends = np.searchsorted(places, np.arange(1, len(self) + 1) * self.n_columns)
         _warn_of_nothing()
@@ -103,9 +103,9 @@ class CsrRows(Sequence[torch.Tensor]):
         lengths = np.concatenate([np.diff(rows.ends, prepend=0) for _, rows in parts])
         firsts = np.cumsum(lengths) - lengths
         ends = np.cumsum(lengths[places])
-        taken = np.arange(int(lengths.sum())) + np.repeat(firsts[places] - (ends - lengths[places]), lengths[places])
+        order = np.arange(int(lengths.sum())) + np.repeat(firsts[places] - (ends - lengths[places]), lengths[places])
         values, columns = (torch.cat([rows.values for _, rows in parts]), np.concatenate([r.columns for _, r in parts]))
-        return cls(values[torch.from_numpy(taken)], columns[taken], ends, parts[0][1].n_columns)
+        return cls(values[torch.from_numpy(order)], columns[order], ends, parts[0][1].n_columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +195,8 @@ class SparseField:
                 f"{self.group.keys[1]!r} names the column {wrong}, and a row of {self.group.key!r} has "
                 f"{self.group.n_columns}. The file is damaged there; copy or write it again."
             )
-        if self.columns is not None:
-            columns = self._places_of_columns[columns]
+        if self._place_of_column is not None:
+            columns = self._place_of_column[columns]
             stays = columns >= 0
             ends = np.concatenate([[0], np.cumsum(stays)])[ends]
             columns, values = columns[stays], values[torch.from_numpy(stays)]
@@ -204,20 +204,24 @@ class SparseField:
         return rows if self.as_csr else rows.dense(buffers)
 
     @cached_property
-    def _places_of_columns(self) -> IntArray:
-        assert self.columns is not None, "all columns are taken"
+    def _place_of_column(self) -> IntArray | None:
+        """Place of each column of the matrix in a row, or -1; None if rows have all columns."""
+        if self.columns is None:
+            return None
         places = np.full(self.group.n_columns, -1, dtype=np.int64)
         places[self.columns] = np.arange(len(self.columns))
         return places
 
 
-def sparse_field(group: SparseGroup, name: str, taken: Mapping[int, Any], codec: DecodeRequest | None) -> SparseField:
+def sparse_field(
+    group: SparseGroup, name: str, selection: Mapping[int, Any], codec: DecodeRequest | None
+) -> SparseField:
     """Return a field of a sparse matrix.
 
     Args:
         group: the matrix.
         name: what a sample calls it.
-        taken: the columns to take, as the user says (``select``).
+        selection: the columns to take, as the user says (``select``).
         codec: what the user asked for; None for dense rows.
 
     Raises:
@@ -227,20 +231,21 @@ def sparse_field(group: SparseGroup, name: str, taken: Mapping[int, Any], codec:
         raise H5ValueError(
             f"decode names {codec} for {name!r}, and {group.key!r} is a sparse matrix. Pass 'dense' or 'csr'."
         )
-    if set(taken) - {1, -1}:
+    if set(selection) - {1, -1}:
         raise H5ValueError(
-            f"select takes axes {sorted(taken)} of {name!r}, a sparse matrix. Take some of axis 1, its columns."
+            f"select takes axes {sorted(selection)} of {name!r}, a sparse matrix. Take some of axis 1, its columns."
         )
     columns = None
-    for one in taken.values():
-        given = slice(one.get("start"), one.get("stop"), one.get("step")) if isinstance(one, Mapping) else one
-        if isinstance(given, int):
-            raise H5ValueError(f"select takes the column {given} of {name!r}, a sparse matrix. Pass a list or a slice.")
+    for value in selection.values():
+        index = slice(value.get("start"), value.get("stop"), value.get("step")) if isinstance(value, Mapping) else value
+        if isinstance(index, int):
+            raise H5ValueError(f"select takes the column {index} of {name!r}, a sparse matrix. Pass a list or a slice.")
         try:
-            columns = np.arange(group.n_columns)[given]
+            columns = np.arange(group.n_columns)[index]
         except IndexError:
             raise H5ValueError(
-                f"select takes {one!r} of axis 1 of {name!r}, which has {group.n_columns} columns. Take some of these."
+                f"select takes {value!r} of axis 1 of {name!r}, which has {group.n_columns} columns. Take some of "
+                "these."
             ) from None
     if columns is not None and len(np.unique(columns)) < len(columns):
         raise H5ValueError(f"select takes a column of {name!r} twice. Name each once.")

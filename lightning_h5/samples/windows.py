@@ -122,7 +122,9 @@ class Windows(Indexer):
         own = places.steps if steps.rate == 1 else places.steps // steps.rate
         firsts, within = steps.firsts_of(places.segments), own[:, None] + one.offsets
         if self.pad is None:
-            return FieldRows(self.segments.rows_at((firsts[:, None] + within).reshape(-1)))
+            follow_each_other = one.step == 1 and len(one.offsets) > 1 and self.segments.order is None
+            runs = len(one.offsets) if follow_each_other else None
+            return FieldRows(self.segments.rows_at((firsts[:, None] + within).reshape(-1)), runs=runs)
         last = steps.lengths_of(places.segments)[:, None] - 1
         is_valid = (within >= 0) & (within <= last)
         rows = firsts[:, None] + np.clip(within, 0, last)
@@ -312,7 +314,8 @@ class WholeSegments(Indexer):
         if not has_all_steps:
             return FieldRows(self.segments.rows_at(steps.firsts_of(places.segments)))
         lengths = self._cropped(steps, places.segments)
-        return FieldRows(self.segments.rows_at(self.segments.places_of(places.segments, lengths, kind)), lengths)
+        rows = self.segments.rows_at(self.segments.places_of(places.segments, lengths, kind))
+        return FieldRows(rows, lengths, runs=lengths if self.segments.order is None else None)
 
     def _cropped(self, steps: Steps, segments: IntArray | slice = slice(None)) -> IntArray:
         """Return the steps of an array in samples of some segments, or of all."""

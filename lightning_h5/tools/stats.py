@@ -35,7 +35,17 @@ from ..hdf5 import (
 from ..options import FileOptions, SegmentOptions
 from ..order.shards import Rows
 from ..progress_bar import progress_bar
-from ..readers import BlockMap, BlockSource, BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
+from ..readers import (
+    BlockMap,
+    BlockSource,
+    Boxes,
+    BulkTask,
+    bulk_tasks,
+    do_tasks,
+    first_places,
+    open_source,
+    usable_cores,
+)
 from ..samples import (
     Places,
     RowTable,
@@ -289,11 +299,9 @@ def _rows_of_segments(rows: RowsLike, table: RowTable, key: str) -> list[IntArra
     """Return the rows, of each part, that some segments have."""
     segments = table.indexer.segments
     numbers = np.arange(len(segments))[_ascending(rows, len(segments), f"{key!r} (in segments)")]
-    rows_of_segments = WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64)))[0].rows
-    has_steps = table.has_steps[0]
-    parts, local = table.locate(rows_of_segments) if has_steps else table.locate_values(0, rows_of_segments)
-    array_rows = table.own_rows(0, parts, local) if has_steps else local
-    return [np.unique(array_rows[parts == part]) for part in range(len(table.layouts))]
+    (boxes,) = table.boxes(WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64))))
+    array_rows = {part: np.unique(rows) for part, (_, rows) in boxes.by_part().items()}
+    return [array_rows.get(part, np.empty(0, np.int64)) for part in range(len(table.layouts))]
 
 
 def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
@@ -417,8 +425,7 @@ def _tasks_of_view(
     source: BlockSource, layout: ArrayLayout, part_rows: Rows, target: _InOrder, first: int
 ) -> Iterator[list[BulkTask]]:
     """Yield a task for each block of an array with other axes of rows; rows of a block need not be consecutive."""
-    grid = source.grid
-    blocks, within = BlockMap([grid._replace(period=grid.size)]).locate(np.asarray(part_rows, dtype=np.int64))
+    blocks, within = BlockMap([source.grid]).locate(Boxes(0, np.asarray(part_rows, dtype=np.int64)))
     order = np.argsort(blocks, kind="stable")
     blocks, within = blocks[order], within[order]
     cuts = np.flatnonzero(np.diff(blocks, prepend=-1, append=-1))

@@ -351,3 +351,11 @@ def test_batches_are_tensors_of_the_same_dtypes_in_all(folder):
         )
         datamodule.teardown()
     assert each[0] == each[1] == each[2]
+
+
+@ALL
+def test_segments_of_several_lengths_are_refused_unless_the_user_says_how_they_become_a_batch(module, folder):
+    segments = {"groups": "data/*"}
+    options = {"x_key": "obs", "segments": segments, "sample": "segment", "shuffle": False}
+    with pytest.raises(H5ValueError, match=r"which cannot be stacked\. Pass collate_fn='pad'"):
+        batches_of(module, str(folder / "segments.hdf5"), **options)

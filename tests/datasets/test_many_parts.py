@@ -61,13 +61,13 @@ def described(dataset, path, part):
     layouts = dataset.table.layouts
     with open_h5(str(path)) as file:
         guard = ChangeGuard.of(str(path))
-        for field, one in enumerate(layouts.seen):
+        for field, segment_field in enumerate(layouts.fields):
             key = layouts.stored.names.key(field, layouts.stored.stars[part])
             if "@" in key:
                 full = segment_parts.attribute_of(file, str(path), f"data/p{part}", key, guard)
             else:
                 full = describe_array(file, str(path), key, FileOptions())
-            yield one.seen(full, 1, None)
+            yield segment_field.seen(full, 1, None)
 
 
 def same(a, b):

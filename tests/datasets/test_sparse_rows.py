@@ -19,6 +19,7 @@ from lightning_h5 import (
     H5LazyDataset,
     H5ValueError,
     LazyH5DataModule,
+    RankCachedH5DataModule,
     RankMemCachedH5Dataset,
 )
 
@@ -186,6 +187,24 @@ def test_each_chunk_is_decoded_once_an_epoch(tmp_path: Path) -> None:
     module.setup("fit")
     assert sum(float(batch.sum()) for batch in module.train_dataloader()) == dense.sum()
     assert module.datasets["train"].counters.total()["chunks_decoded"] <= 2.2 * (dense.sum() / 64)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("y_key", [None, "y"])
+@pytest.mark.parametrize("module", [LazyH5DataModule, RankCachedH5DataModule])
+def test_loaders_give_csr_tensors_of_rows_in_files_and_in_memory(tmp_path: Path, module: Any, y_key: Any) -> None:
+    dense = np.random.default_rng(0).integers(0, 3, (20, 6)).astype("f4")
+    write_matrix(tmp_path / "a.h5", dense)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["y"] = np.arange(20)
+    datamodule = module(
+        tmp_path / "a.h5", x_key="X", y_key=y_key, decode={"X": "csr"}, batch_size=8, shuffle=False, num_workers=0
+    )
+    datamodule.setup("fit")
+    batches = list(datamodule.train_dataloader())
+    matrices = batches if y_key is None else [x for x, _ in batches]
+    assert [matrix.layout for matrix in matrices] == [torch.sparse_csr] * 3
+    np.testing.assert_array_equal(np.concatenate([matrix.to_dense() for matrix in matrices]), dense)
 
 
 def test_values_of_anndata_itself(tmp_path: Path) -> None:

@@ -102,13 +102,13 @@ def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data
             assert_same_rows(out, values[rows])
         elif what == "begin":
             out = np.empty((len(rows), *values.shape[1:]), values.dtype)
-            reader.begin(rows, out, epoch).cancel()  # what was begun may be given up
-            begun = reader.begin(rows, out, epoch)
-            reader.prefetch(rows[::2])
+            reader.begin(reader.map.boxes(rows), out, epoch).cancel()  # what was begun may be given up
+            begun = reader.begin(reader.map.boxes(rows), out, epoch)
+            reader.prefetch(reader.map.boxes(rows[::2]))
             begun.finish()
             assert_same_rows(out, values[rows])
         elif what == "prefetch":
-            assert reader.prefetch(rows) in (True, False)
+            assert reader.prefetch(reader.map.boxes(rows)) in (True, False)
         else:
             reader.close()
     work.end_team(len(team))
@@ -142,7 +142,7 @@ def test_planned_epochs_are_right_in_any_order_and_interleaved(
     ahead = data.draw(st.integers(0, 3))
     for at, (epoch, rows) in enumerate(batches):
         for _, later in batches[at : at + ahead]:
-            reader.prefetch(later)
+            reader.prefetch(reader.map.boxes(later))
         assert_same_rows(reader.read(rows, epoch=epoch), values[rows])
     forget(layouts)
 
@@ -151,10 +151,10 @@ def test_an_epoch_that_was_left_early_leaves_all_slots_to_the_next_one(make_h5):
     values = np.arange(80).reshape(40, 2)
     layout = look(make_h5(x=Stored(values, "chunked", (4, 2), {"compression": "gzip"})))
     reader = open_pool(layout, n_blocks=5, retain=False)
-    assert reader.prefetch(np.arange(0, 20, 4))
+    assert reader.prefetch(reader.map.boxes(np.arange(0, 20, 4)))
     assert_same_rows(reader.read(np.arange(0, 20, 4), epoch=0), values[:20:4])  # each block has more rows to read
-    assert not reader.prefetch(np.array([20]), epoch=0)
-    assert reader.prefetch(np.array([0, *range(20, 36, 4)]), epoch=1)
+    assert not reader.prefetch(reader.map.boxes(np.array([20])), epoch=0)
+    assert reader.prefetch(reader.map.boxes(np.array([0, *range(20, 36, 4)])), epoch=1)
 
 
 CASTS = {
@@ -190,7 +190,7 @@ def test_reading_no_rows_holds_nothing(make_h5, n_blocks):
         for rows in ([], [0], [], [], [19], [7], [0, 19], []):
             rows = np.array(rows, dtype=np.int64)
             assert_same_rows(reader.read(rows, epoch=0), values[rows])
-            assert reader.prefetch(np.array([], dtype=np.int64))
+            assert reader.prefetch(reader.map.boxes(np.array([], dtype=np.int64)))
 
     in_threads(check, seconds=10)
 
@@ -214,7 +214,7 @@ def check_some(reader, values, seed, *, prefetches=False, epoch=None):
     for _ in range(4):
         rows = random.integers(0, len(values), random.integers(0, 60))
         if prefetches and random.integers(0, 2):
-            reader.prefetch(random.integers(0, len(values), 20))
+            reader.prefetch(reader.map.boxes(random.integers(0, len(values), 20)))
         found = reader.read(rows, epoch=epoch)
         assert np.array_equal(found, values[rows])
 

@@ -15,7 +15,7 @@ from tiers import examples
 
 import lightning_h5.readers.select
 from lightning_h5.counters import Counters
-from lightning_h5.readers import BlockMemory, ChunkLoader, chunk_cache, chunk_loader
+from lightning_h5.readers import BlockMemory, ChunkLoader, block_memory, chunk_loader
 from lightning_h5.readers.filters import compiled
 from lightning_h5.readers.filters.pipeline import Pipeline, decoder_of
 
@@ -239,7 +239,7 @@ def test_memory_for_decoding_does_not_grow_with_the_chunks_of_a_block(make_h5, i
 
     def load():
         source.load([0], range(source.n_parts), BlockMemory(rows, np.zeros(1, np.int64), 4))
-        return {use: len(held) for use, held in vars(chunk_cache._scratch).items()}
+        return {use: len(held) for use, held in vars(block_memory._scratch).items()}
 
     (held,) = in_threads(load)
     assert np.array_equal(rows, values)

@@ -238,7 +238,7 @@ def test_a_chunk_that_failed_ahead_of_time_is_no_matter_to_reads_of_others(damag
     reader = open_pool(damaged, work=work)
     team = work.start_team(n_team)
     for _ in range(3):
-        assert reader.prefetch(np.arange(ROWS))
+        assert reader.prefetch(reader.map.boxes(np.arange(ROWS)))
         for row in (0, 14, 20, 39):
             assert np.array_equal(reader.read(np.array([row])), VALUES[[row]])
         for row in (15, 19):
@@ -264,7 +264,7 @@ def test_of_many_threads_exactly_those_fail_that_need_the_chunk(damaged, n_block
         for _ in range(15):
             rows = random.integers(0, ROWS, 6) if seed % 2 else random.choice(GOOD_ROWS, 6)
             if seed % 3 == 0:
-                reader.prefetch(random.integers(0, ROWS, 6))
+                reader.prefetch(reader.map.boxes(random.integers(0, ROWS, 6)))
             if np.isin(rows, BAD_ROWS).any():
                 with pytest.raises(H5CorruptError, match=re.escape(name_of(damaged))):
                     reader.read(rows, epoch=seed % 2)

@@ -58,7 +58,7 @@ def windowed(window, seed):
 def run(reader, batches, epoch, ahead=0):
     for at, rows in enumerate(batches):
         for later in batches[at + 1 : at + 1 + ahead]:
-            reader.prefetch(later)
+            reader.prefetch(reader.map.boxes(later))
         assert np.array_equal(reader.read(rows, epoch=epoch), VALUES[rows])
 
 
@@ -165,4 +165,4 @@ def test_what_is_too_large_to_be_kept_is_decoded_a_chunk_at_a_time(layout):
     rows = np.array([3, 0, 3, ROWS - 1, 4])
     assert np.array_equal(reader.read(rows), VALUES[rows])
     assert n_decoded(counters) == 2 * layout.table.per_row
-    assert not reader.prefetch(rows) or n_decoded(counters) == 2 * layout.table.per_row
+    assert not reader.prefetch(reader.map.boxes(rows)) or n_decoded(counters) == 2 * layout.table.per_row

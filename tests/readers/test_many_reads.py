@@ -10,6 +10,7 @@ from factories import run_forked
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_h5 import jit
 from lightning_h5.readers import many_reads
 from lightning_h5.readers.many_reads import read_pieces
 from lightning_h5.threads import HelperThreads
@@ -208,6 +209,17 @@ def test_loops_are_compiled_once_many_pieces_were_read(fd, monkeypatch):
     while not compiled:
         read(fd, range(1000), [1] * 1000)
     assert compiled == [33_000]
+
+
+def test_any_number_of_pieces_is_read_without_numba(fd, monkeypatch):
+    monkeypatch.setattr(jit, "_numba", lambda: None)
+    monkeypatch.setattr(many_reads, "c_call", jit.c_call.__wrapped__)  # not the result that is kept
+    monkeypatch.setattr(many_reads, "_compiled", [])
+    monkeypatch.setattr(many_reads, "_n_plain", many_reads.MIN_COMPILED)
+    out, n_bytes = read(fd, range(1000), [1] * 1000)
+    assert n_bytes == 1000
+    assert out.tobytes() == CONTENT[:1000].tobytes()
+    assert many_reads._compiled == [None]
 
 
 def test_a_slow_file_system_is_read_by_a_team_at_once_and_probed_again(fd, monkeypatch):

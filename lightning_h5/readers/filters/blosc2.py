@@ -70,11 +70,11 @@ def check_memory(array: Any, n_bytes: int) -> None:
     Raises:
         ValueError: it does.
     """
-    found, piece = array.schunk.typesize, array.schunk.typesize
+    n_decoded, n_padded = array.schunk.typesize, array.schunk.typesize
     for size, step, block in zip(array.shape, array.chunks, array.blocks, strict=True):
-        found, piece = found * size, piece * -(-step // max(1, block)) * block
-    if found != n_bytes or piece > n_bytes << MAX_AXES:
-        raise ValueError(f"it decodes to {found:,} bytes in pieces of {piece:,}, not to {n_bytes:,}")
+        n_decoded, n_padded = n_decoded * size, n_padded * -(-step // max(1, block)) * block
+    if n_decoded != n_bytes or n_padded > n_bytes << MAX_AXES:
+        raise ValueError(f"it decodes to {n_decoded:,} bytes in pieces of {n_padded:,}, not to {n_bytes:,}")
 
 
 def _offsets(index: bytes, n_chunks: int) -> list[int]:
@@ -89,13 +89,13 @@ def _offsets(index: bytes, n_chunks: int) -> list[int]:
     return list(np.unique(offsets).tolist())
 
 
-def _check_chunk(data: memoryview, at: int, most: int) -> tuple[int, int, int]:
+def _check_chunk(data: memoryview, at: int, max_bytes: int) -> tuple[int, int, int]:
     """Flags, decoded and stored bytes of a chunk that is sound, judged by its header."""
     if not 0 <= at <= len(data) - LEAST:
         raise ValueError(f"a piece of it should be at its byte {at:,}, and it has {len(data):,}")
-    version, _, flags, _, n_bytes, block, stored, filters, codec, more = CHUNK.unpack_from(data, at)
-    is_known = version <= NEWEST and flags & IS_EXTENDED == IS_EXTENDED and not more & IS_LAZY
-    if not is_known or not LEAST <= stored <= len(data) - at or not 0 < n_bytes <= most or not 0 < block <= n_bytes:
+    version, _, flags, _, n_bytes, block, stored, filters, codec, further_flags = CHUNK.unpack_from(data, at)
+    is_known = version <= NEWEST and flags & IS_EXTENDED == IS_EXTENDED and not further_flags & IS_LAZY
+    if not is_known or not LEAST <= stored <= len(data) - at or not 0 < block <= n_bytes <= max_bytes:
         raise ValueError(f"what it declares of its piece at byte {at:,} cannot be")
     _built_in(filters, flags >> 5 in FORMATS and codec in CODECS)
     return flags, n_bytes, stored

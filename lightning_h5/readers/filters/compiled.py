@@ -24,7 +24,7 @@ from ...counters import worker_number
 from ...hdf5 import Filter
 from ...jit import c_call, compiled
 from ...types import IntArray
-from ..chunk_cache import scratch
+from ..block_memory import scratch
 from .decoders import shuffled
 from .native import HEADER, LONGEST_BLOCK
 from .pipeline import SHUFFLE, Bytes, Checksum, Decoder, NativeDecoder, register_loop
@@ -103,17 +103,16 @@ def loop_of(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
 def _compile_decoder(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
     if sys.platform == "win32":
         return None
-    sort = compiled(_SORTS[size])
-    if sort is None:
+    if (sort := compiled(_SORTS[size])) is None:
         return None
-    decode = compiled(_DECODERS[decoder.name](*decoder.options))
-    assert decode is not None, "the same compiler"
-    loop = compiled(_loop(decode, sort, size))
-    assert loop is not None, "the same compiler"
+    if (decode := compiled(_DECODERS[decoder.name](*decoder.options))) is None:
+        return None
+    if (loop := compiled(_loop(decode, sort, size))) is None:
+        return None
     nothing, none = np.empty(0, np.int64), np.empty(0, np.uint8)
-    found = ChunkLoop(decoder, loop, is_sorted=size > 1)
-    found(0, nothing, nothing, 0, none, nothing)
-    return found
+    chunk_loop = ChunkLoop(decoder, loop, is_sorted=size > 1)
+    chunk_loop(0, nothing, nothing, 0, none, nothing)
+    return chunk_loop
 
 
 @cache

@@ -140,8 +140,8 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
             _decode_blocks(data, bits, unpack, multiple=8 * size)
             data, n = bits, int.from_bytes(data[8:HEADER].tobytes(), "big") // size
         # With an ndarray it would take the item size from the dtype.
-        done = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
-        _whole_chunk(len(np.atleast_1d(done)), out)
+        decoded = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
+        _whole_chunk(len(np.atleast_1d(decoded)), out)
 
     return decode
 
@@ -186,19 +186,19 @@ def shuffled(step: Filter, itemsize: int) -> int:
 
 @register_bounded(GZIP)
 def _bounded_gzip(step: Filter, itemsize: int) -> BoundedDecoder:
-    return lambda data, most: np.frombuffer(_stream(zlib.decompressobj(), data, most), np.uint8)
+    return lambda data, max_bytes: np.frombuffer(_stream(zlib.decompressobj(), data, max_bytes), np.uint8)
 
 
 @register_bounded(BZIP2)
 def _bounded_bzip2(step: Filter, itemsize: int) -> BoundedDecoder:
-    return lambda data, most: np.frombuffer(_stream(bz2.BZ2Decompressor(), data, most), np.uint8)
+    return lambda data, max_bytes: np.frombuffer(_stream(bz2.BZ2Decompressor(), data, max_bytes), np.uint8)
 
 
-def _stream(stream: Any, data: Bytes, most: int) -> Any:
+def _stream(stream: Any, data: Bytes, max_bytes: int) -> Any:
     """Return what a decompressor of the standard library makes of a whole stream, at most a number of bytes."""
-    decoded = stream.decompress(data.data, most + 1)
-    if len(decoded) > most or not stream.eof:
-        raise ValueError(f"it decodes to more than {most:,} bytes, or has no end")
+    decoded = stream.decompress(data.data, max_bytes + 1)
+    if len(decoded) > max_bytes or not stream.eof:
+        raise ValueError(f"it decodes to more than {max_bytes:,} bytes, or has no end")
     return decoded
 
 
@@ -206,8 +206,8 @@ def _stream(stream: Any, data: Bytes, most: int) -> Any:
 def _bounded_zstd(step: Filter, itemsize: int) -> BoundedDecoder:
     function = importlib.import_module("imagecodecs").zstd_decode
 
-    def decode(data: Bytes, most: int) -> Bytes:
-        decoded: Bytes = function(data, out=np.empty(most, np.uint8))
+    def decode(data: Bytes, max_bytes: int) -> Bytes:
+        decoded: Bytes = function(data, out=np.empty(max_bytes, np.uint8))
         return decoded
 
     return decode
@@ -217,10 +217,10 @@ def _bounded_zstd(step: Filter, itemsize: int) -> BoundedDecoder:
 def _bounded_lzf(step: Filter, itemsize: int) -> BoundedDecoder:
     function = lzf_function()
 
-    def decode(data: Bytes, most: int) -> Bytes:
-        out = np.empty(min(most, MAX_LZF), np.uint8)
+    def decode(data: Bytes, max_bytes: int) -> Bytes:
+        out = np.empty(min(max_bytes, MAX_LZF), np.uint8)
         if not (n_bytes := function(address(data), len(data), address(out), len(out))):
-            raise ValueError(f"it is not LZF, or decodes to more than {most:,} bytes")
+            raise ValueError(f"it is not LZF, or decodes to more than {max_bytes:,} bytes")
         return out[:n_bytes]
 
     return decode
@@ -232,9 +232,9 @@ def _by_stated_size(size_of: Callable[[Bytes], int]) -> Callable[[Filter, int], 
         if function is None or isinstance(function, Checksum):
             raise ValueError(f"there is no decoder of {step.label!r}")
 
-        def decode(data: Bytes, most: int) -> Bytes:
-            if (n_bytes := size_of(data)) > most:
-                raise ValueError(f"it states that it decodes to {n_bytes:,} bytes, more than {most:,}")
+        def decode(data: Bytes, max_bytes: int) -> Bytes:
+            if (n_bytes := size_of(data)) > max_bytes:
+                raise ValueError(f"it states that it decodes to {n_bytes:,} bytes, more than {max_bytes:,}")
             out = np.empty(n_bytes, np.uint8)
             function(data, out)
             return out
@@ -293,11 +293,11 @@ def _with_fletcher32(step: Filter, itemsize: int) -> Checksum:
 def _strip_fletcher32(data: Bytes) -> Bytes:
     """Return the data without the checksum at its end."""
     body, stored = data[:-CHECKSUM_BYTES], int.from_bytes(data[-CHECKSUM_BYTES:].tobytes(), "little")
-    found = fletcher32(body)
+    checksum = fletcher32(body)
     # HDF5 before 1.6.3 wrote it with swapped bytes on some machines; the library accepts both.
-    swapped = (found & 0x00FF00FF) << 8 | (found >> 8) & 0x00FF00FF
-    if stored not in (found, swapped):
-        raise ValueError(f"its checksum is {found:#010x} and was {stored:#010x} when it was written")
+    swapped = (checksum & 0x00FF00FF) << 8 | (checksum >> 8) & 0x00FF00FF
+    if stored not in (checksum, swapped):
+        raise ValueError(f"its checksum is {checksum:#010x} and was {stored:#010x} when it was written")
     return body
 
 

@@ -67,13 +67,13 @@ def _libdeflate(path: str) -> NativeDecoder:
     function, place = _function(library, "libdeflate_zlib_decompress", arguments, _INT)
     make, _ = _function(library, "libdeflate_alloc_decompressor", [], _POINTER)
 
-    def each(own: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
+    def decode_each(own: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
         for at, (data, n_data, out, n_out) in enumerate(calls):
             if failed := function(own, data, n_data, out, n_out, None):
                 return at, _LIBDEFLATE_SAYS.get(failed, f"libdeflate gives up with number {failed}")
         return None
 
-    return NativeDecoder("libdeflate", each, (place,), new_state=_allocated(make))
+    return NativeDecoder("libdeflate", decode_each, (place,), new_state=_allocated(make))
 
 
 _LIBDEFLATE_SAYS = {
@@ -108,13 +108,13 @@ def lzf_function(path: str | None = None) -> Callable[..., int]:
 def _liblzf(path: str) -> NativeDecoder:
     function = lzf_function(path)
 
-    def each(nothing: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
+    def decode_each(nothing: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
         for at, call in enumerate(calls):
             if (n_bytes := function(*call)) != call[3]:
                 return at, _other_size(n_bytes, call[3])
         return None
 
-    return NativeDecoder("liblzf", each)
+    return NativeDecoder("liblzf", decode_each)
 
 
 register(LZF)(_with_liblzf("imagecodecs", "_lzf"))
@@ -147,13 +147,13 @@ def _with_zstd(step: Filter, itemsize: int) -> NativeDecoder:
 def _zstd() -> NativeDecoder:
     function, place, new_state = _zstd_functions(_plugin("zstd"))
 
-    def each(own: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
+    def decode_each(own: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
         for at, (data, n_data, out, n_out) in enumerate(calls):
             if (n_bytes := function(own, out, n_out, data, n_data)) != n_out:
                 return at, _other_size(n_bytes, n_out)
         return None
 
-    return NativeDecoder("zstd", each, (place,), new_state=new_state)
+    return NativeDecoder("zstd", decode_each, (place,), new_state=new_state)
 
 
 @register(LZ4)
@@ -213,12 +213,11 @@ def _bitshuffle(size: int, *, is_zstd: bool) -> NativeDecoder:
                 raise MemoryError("bitshuffle cannot allocate memory")
 
     functions = (of_zstd if is_zstd else of_lz4, of_sort)
-    made = new_state if is_zstd else int
-    return NativeDecoder("bitshuffle", _in_turn(decode), functions, (size, int(is_zstd)), made)
+    return NativeDecoder("bitshuffle", _in_turn(decode), functions, (size, int(is_zstd)), new_state if is_zstd else int)
 
 
 def _in_turn(decode: Callable[..., None]) -> Callable[[int, Iterable[_Call]], tuple[int, str] | None]:
-    def each(own: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
+    def decode_each(own: int, calls: Iterable[_Call]) -> tuple[int, str] | None:
         for at, call in enumerate(calls):
             try:
                 decode(own, *call)
@@ -226,7 +225,7 @@ def _in_turn(decode: Callable[..., None]) -> Callable[[int, Iterable[_Call]], tu
                 return at, str(error)
         return None
 
-    return each
+    return decode_each
 
 
 def blocks(

@@ -71,7 +71,7 @@ class NativeDecoder:
 
     Args:
         name: name of the format, by which compiled loops know what to call.
-        each: decodes with a state; see ``each``.
+        decode_each: decodes with a state; see the method.
         functions: addresses in this process of the C functions that compiled loops call.
         options: what compiled loops need to know of the format.
         new_state: creates a state, which only one thread at a time can use.
@@ -83,22 +83,22 @@ class NativeDecoder:
     def __init__(
         self,
         name: str,
-        each: Callable[[int, Iterable[_Call]], tuple[int, str] | None],
+        decode_each: Callable[[int, Iterable[_Call]], tuple[int, str] | None],
         functions: tuple[int, ...] = (),
         options: tuple[int, ...] = (),
         new_state: Callable[[], int] = int,
     ) -> None:
         self.name, self.functions, self.options, self.new_state = name, functions, options, new_state
-        self._each = each
+        self._decode_each = decode_each
         self.idle: deque[int] = deque()
 
     def __call__(self, data: Bytes, out: Bytes) -> None:
         """Decode one chunk."""
-        failed = self.each([(address(data), len(data), address(out), len(out))])
+        failed = self.decode_each([(address(data), len(data), address(out), len(out))])
         if failed is not None:
             raise ValueError(failed[1])
 
-    def each(self, calls: Iterable[_Call]) -> tuple[int, str] | None:
+    def decode_each(self, calls: Iterable[_Call]) -> tuple[int, str] | None:
         """Decode chunks one after the other.
 
         Args:
@@ -112,7 +112,7 @@ class NativeDecoder:
         except IndexError:
             state = self.new_state()
         try:
-            return self._each(state, calls)
+            return self._decode_each(state, calls)
         finally:
             self.idle.append(state)
 
@@ -183,15 +183,15 @@ def register_loop(maker: LoopMaker) -> LoopMaker:
 @cache
 def decoder_of(step: Filter, itemsize: int) -> Decoder | Checksum | None:
     """Return the decoder of a filter; None if no library for it is installed, or none supports the options."""
-    found: Decoder | Checksum | None = _first_made(_makers[step.id], step, itemsize)
-    return found
+    decoder: Decoder | Checksum | None = _first_made(_makers[step.id], step, itemsize)
+    return decoder
 
 
 @cache
 def bounded_decoder_of(step: Filter, itemsize: int) -> BoundedDecoder | None:
     """Return the decoder of a filter for data of unknown size; None as in ``decoder_of``."""
-    found: BoundedDecoder | None = _first_made(_bounded_makers[step.id], step, itemsize)
-    return found
+    decoder: BoundedDecoder | None = _first_made(_bounded_makers[step.id], step, itemsize)
+    return decoder
 
 
 def _first_made(makers: list[Maker], step: Filter, itemsize: int) -> Any:
@@ -216,17 +216,14 @@ class Pipeline:
     """
 
     def __init__(self, layout: ArrayLayout) -> None:
-        itemsize, compressed = layout.stored.itemsize, _compressed_before(layout.filters)
-        self._steps: list[Decoder | Checksum | _OfUnknownSize | None] = [
-            _OfUnknownSize(bounded_decoder_of(step, itemsize), layout.chunk_bytes)
-            if number in compressed
-            else decoder_of(step, itemsize)
-            for number, step in enumerate(layout.filters)
-        ]
+        decoders = _decoders_of(layout)
+        self._steps = [decoder for decoder in decoders if decoder is not None]
+        if len(self._steps) < len(decoders):
+            raise ValueError(f"{layout.key!r} cannot be decoded here: {why_not_decodable(layout)}")
         self._all = self._applied(0)
         first = self._all[0] if len(self._all) == 1 else None
         self._native = first if isinstance(first, NativeDecoder) else None
-        self._filters, self._itemsize = layout.filters, itemsize
+        self._filters, self._itemsize = layout.filters, layout.stored.itemsize
 
     def compile(self) -> ChunkLoop | None:
         """Return a loop that reads and decodes chunks to which all filters were applied; None if there is none.
@@ -235,8 +232,8 @@ class Pipeline:
         """
         if any(isinstance(step, _OfUnknownSize) for step in self._all):
             return None
-        made = (make(self._filters, self._all, self._itemsize) for make in _loop_makers)
-        return next((loop for loop in made if loop is not None), None)
+        loops = (make(self._filters, self._all, self._itemsize) for make in _loop_makers)
+        return next((loop for loop in loops if loop is not None), None)
 
     def decode_each(
         self,
@@ -265,7 +262,7 @@ class Pipeline:
         if self._native is not None and not masks.any():
             sources, targets, sizes = address(data) + starts, address(out) + firsts, stops - starts
             pieces = sources.tolist(), sizes.tolist(), targets.tolist(), repeat(n_bytes, len(firsts))
-            return self._native.each(list(zip(*pieces, strict=True)))
+            return self._native.decode_each(list(zip(*pieces, strict=True)))
         places = zip(starts.tolist(), stops.tolist(), masks.tolist(), firsts.tolist(), strict=True)
         for at, (start, stop, mask, first) in enumerate(places):
             try:
@@ -307,8 +304,7 @@ class Pipeline:
 
     def _applied(self, mask: int) -> list[Any]:
         """Return the decoders of the filters that were applied, the last one first."""
-        applied = reversed([step for at, step in enumerate(self._steps) if not mask >> at & 1])
-        return [step for step in applied if step is not None]
+        return [step for at, step in enumerate(self._steps) if not mask >> at & 1][::-1]
 
 
 def _compressors(filters: Sequence[Filter]) -> list[int]:
@@ -329,13 +325,25 @@ class _OfUnknownSize:
         n_bytes: of the chunk. A compressor hardly enlarges it; more is a chunk that was made to exhaust memory.
     """
 
-    def __init__(self, decode: BoundedDecoder | None, n_bytes: int) -> None:
-        assert decode is not None, "see why_not_decodable"
-        self._decode, self._most = decode, n_bytes + n_bytes // 8 + SLACK
+    def __init__(self, decode: BoundedDecoder, n_bytes: int) -> None:
+        self._decode, self._max_bytes = decode, n_bytes + n_bytes // 8 + SLACK
 
     def __call__(self, data: Bytes) -> Bytes:
         """Return the decoded bytes."""
-        return self._decode(data, self._most)
+        return self._decode(data, self._max_bytes)
+
+
+def _decoders_of(layout: ArrayLayout) -> list[Decoder | Checksum | _OfUnknownSize | None]:
+    """Return the decoder of each filter of a chunked array; None as in ``decoder_of``."""
+    itemsize, compressed = layout.stored.itemsize, _compressed_before(layout.filters)
+    decoders: list[Decoder | Checksum | _OfUnknownSize | None] = []
+    for number, step in enumerate(layout.filters):
+        if number not in compressed:
+            decoders.append(decoder_of(step, itemsize))
+        else:
+            decode = bounded_decoder_of(step, itemsize)
+            decoders.append(None if decode is None else _OfUnknownSize(decode, layout.chunk_bytes))
+    return decoders
 
 
 def why_not_decodable(layout: ArrayLayout) -> str | None:
@@ -344,14 +352,12 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
     Args:
         layout: a chunked array with a chunk table.
     """
-    itemsize, compressed = layout.stored.itemsize, _compressed_before(layout.filters)
-    for number, found in enumerate(layout.filters):
-        if not _makers[found.id]:
-            return f"there is no decoder for its filter {found.label!r} but the HDF5 library's"
-        decoder = bounded_decoder_of if number in compressed else decoder_of
-        if decoder(found, itemsize) is None:
+    for step, decoder in zip(layout.filters, _decoders_of(layout), strict=True):
+        if not _makers[step.id]:
+            return f"there is no decoder for its filter {step.label!r} but the HDF5 library's"
+        if decoder is None:
             return (
-                f"no decoder that is installed takes its filter {found.label!r} with its options; "
+                f"no decoder that is installed takes its filter {step.label!r} with its options; "
                 "`pip install --upgrade 'lightning-h5[filters]'` brings more"
             )
     return None

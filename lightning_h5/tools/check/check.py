@@ -349,6 +349,7 @@ def _compare_digests(path: str, options: CheckOptions) -> Iterator[Problem]:
         yield error(path, name.strip("/"), "digest", "it has digests, but is missing or cannot be accessed")
     for name in digests.keys() & layouts.keys():
         try:
-            do_reading(path, verify_tasks(with_digests(layouts[name], digests), OpenOptions()), usable_cores())
+            layout = with_digests(layouts[name], digests)
+            do_reading(path, verify_tasks(layout, OpenOptions(), digests[layout.name]), usable_cores())
         except H5Error as why:
             yield error(path, layouts[name].key, "digest", why)

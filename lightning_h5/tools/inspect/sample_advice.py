@@ -144,7 +144,7 @@ def _cost_of(table: Any) -> SampleCost:
         if is_long:
             blocks_per_sample = sum(grid.n_blocks for grid in grids) / table.n_segments
         else:
-            blocks = BlockMap(grids, table.starts).locate(rows[field].rows)[0]
+            blocks = BlockMap(grids).locate(table.boxes(rows)[field])[0]
             lengths = rows[field].lengths
             counts = np.full(len(samples), per_sample) if lengths is None else lengths
             sample_of_row = np.repeat(np.arange(len(samples)), counts)

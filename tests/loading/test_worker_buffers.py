@@ -20,9 +20,8 @@ from tiers import examples
 from torch.utils.data import get_worker_info
 
 from lightning_h5 import H5Error, H5LazyDataset
-from lightning_h5.datasets import starting_workers, worker_memory
-from lightning_h5.datasets.worker_buffers import SMALL, TICKETS, WorkerMemory
 from lightning_h5.loading import H5DataLoader
+from lightning_h5.loading.worker_buffers import SMALL, TICKETS, WorkerMemory, starting_workers, worker_memory
 from lightning_h5.order import OrderParameters, PlanSampler
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's")

@@ -1,4 +1,4 @@
-"""Shared memory through which workers hand batches to the main process without a copy, and what workers do first.
+"""Shared memory through which workers hand batches to the main process without a copy.
 
 torch sends each tensor through memory of its own, which the worker allocates, the system clears, and the receiver maps.
 Here a worker's batches lie in one block that both sides have mapped from the start, and its parts are reused once
@@ -8,12 +8,10 @@ the receiver has freed their tensors. A part that is in use is never written to,
 from __future__ import annotations
 
 import bisect
-import gc
 import io
 import math
 import os
 import pickle
-import random
 import re
 import threading
 import weakref
@@ -26,20 +24,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import get_worker_info
 
+from ..datasets.shard_memory import PAGE, ShardMemory
 from ..errors import H5Error
-from ..hdf5 import drop_inherited
 from ..readers.buffers import use_shared_buffers
-from .shard_memory import PAGE, ShardMemory
 
 __all__ = [
     "WorkerBuffers",
     "WorkerMemory",
-    "h5_worker_init_fn",
     "naming_shared_memory",
     "open_worker_buffers",
-    "start_worker",
     "starting_workers",
     "worker_memory",
 ]
@@ -71,7 +65,7 @@ class WorkerMemory:
         self._pid = os.getpid()
         self._key = f"{self._pid}/{next(_numbers)}"
         self._in_use: _InUse = {}
-        self._kept: list[_Sent] = []  # that a forked child may still read
+        self._retired: list[_Sent] = []  # a forked child may still read them
         _memories[self._key] = self
 
     def buffers(self, worker: int) -> WorkerBuffers:
@@ -82,7 +76,7 @@ class WorkerMemory:
         """Return the tensor that a worker sent. Its memory goes back when the last tensor that uses it is freed."""
         block = self._memory.columns[0][sent.worker]
         lease = block[TICKETS + sent.start : TICKETS + sent.start + sent.n_bytes]
-        reference = weakref.ref(lease, _giver(self._in_use, self._pid))
+        reference = weakref.ref(lease, _finalizer(self._in_use, self._pid))
         self._in_use[id(reference)] = reference, block, sent
         storage = torch.from_numpy(lease).untyped_storage()
         return torch.empty(0, dtype=sent.dtype).set_(storage, sent.offset, sent.shape, sent.stride)
@@ -91,7 +85,7 @@ class WorkerMemory:
         """Never reuse memory that is in use now."""
         in_use = list(self._in_use.values())
         self._in_use.clear()
-        self._kept += [sent for _, _, sent in in_use]
+        self._retired += [sent for _, _, sent in in_use]
 
     def close(self) -> None:
         """Free the memory, except what tensors use. Nothing is sent or received any more."""
@@ -105,7 +99,7 @@ class WorkerMemory:
         self._memory.close()
 
     def _used(self, worker: int) -> Iterator[tuple[int, int]]:
-        for sent in [*(sent for _, _, sent in list(self._in_use.values())), *self._kept]:
+        for sent in [*(sent for _, _, sent in list(self._in_use.values())), *self._retired]:
             if sent.worker == worker:
                 start = worker * self._block_bytes + TICKETS + sent.start
                 yield start, start + sent.n_bytes
@@ -138,8 +132,8 @@ _InUse: TypeAlias = dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8], _Se
 """By the identity of the reference to a lease; the lease; its block; what was sent."""
 
 
-def _giver(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:
-    """Return what runs when a lease ends. It must not hold the memory, which would then wait for a collection."""
+def _finalizer(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:
+    """Return the finalizer of leases. It must not reference the memory, which only the collector would free then."""
 
     def give_back(reference: weakref.ref[Any]) -> None:
         entry = in_use.pop(id(reference), None)
@@ -160,14 +154,15 @@ def naming_shared_memory() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        found = re.search(r"shared memory\(shm\) for file <(/torch_(\d+)_\w+)>: (.+)", str(error))
-        if found is None:
+        match = re.search(r"shared memory\(shm\) for file <(/torch_(\d+)_\w+)>: (.+)", str(error))
+        if match is None:
             raise
-        if int(found[2]) == os.getpid():
+        name, pid, reason = match.groups()
+        if int(pid) == os.getpid():
             with suppress(OSError):
-                os.unlink(f"/dev/shm{found[1]}")
+                os.unlink(f"/dev/shm{name}")
         raise H5Error(
-            f"workers hand over batches through shared memory, and the system has none left: {found[3]}. Make /dev/shm "
+            f"workers hand over batches through shared memory, and the system has none left: {reason}. Make /dev/shm "
             "larger (docker run --shm-size), use smaller batches or fewer workers, or num_workers=0."
         ) from error
 
@@ -242,7 +237,7 @@ class WorkerBuffers:
         self._address = block.__array_interface__["data"][0] + TICKETS
         self._tickets = list(range(TICKETS))
         self._lock = threading.Lock()
-        self._given: list[int] = []  # tickets of the batch being packed
+        self._batch_tickets: list[int] = []  # tickets of the batch being packed
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         """Return an uninitialized array, to be wrapped in one tensor; None if it is small, or no space is left.
@@ -265,12 +260,12 @@ class WorkerBuffers:
             Exception: something in the batch cannot be pickled.
         """
         file = io.BytesIO()
-        self._given = []
+        self._batch_tickets = []
         try:
             with naming_shared_memory():
                 _Pickler(file, self).dump(batch)
         except BaseException:
-            self._block[self._given] = RETURNED
+            self._block[self._batch_tickets] = RETURNED
             raise
         return file.getvalue()
 
@@ -293,7 +288,7 @@ class WorkerBuffers:
             ticket = self._tickets.pop()
             self._block[ticket] = OUT
             part.tickets.append(ticket)
-        self._given.append(ticket)
+        self._batch_tickets.append(ticket)
         shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
         sent = _Sent(self._worker, ticket, part.start, part.n_bytes, tensor.dtype, shape, stride, offset)
         return _receive, (self._key, sent)
@@ -318,27 +313,27 @@ class WorkerBuffers:
         with self._lock:
             self._sweep()
             part = _Part(0, n_bytes)
-            for other in self._parts:  # first fit: recently used memory is still in the cache
-                if part.stop <= other.start:
+            for neighbor in self._parts:  # first fit: recently used memory is still in the cache
+                if part.stop <= neighbor.start:
                     break
-                part = _Part(-(-other.stop // ALIGNMENT) * ALIGNMENT, n_bytes)
+                part = _Part(-(-neighbor.stop // ALIGNMENT) * ALIGNMENT, n_bytes)
             if TICKETS + part.stop > len(self._block):
                 return None
-            bisect.insort(self._parts, part, key=lambda one: one.start)
+            bisect.insort(self._parts, part, key=lambda p: p.start)
             self._leased[self._address + part.start] = part
             return part
 
     def _sweep(self) -> None:
         """Drop parts that neither side uses any more."""
-        kept = []
+        parts_in_use = []
         for part in self._parts:
-            # A part being handed out has no lease yet.
-            if part.lease is None or part.lease() is not None or any(self._block[one] == OUT for one in part.tickets):
-                kept.append(part)
+            is_leased = part.lease is None or part.lease() is not None  # a part being handed out has no lease yet
+            if is_leased or (self._block[part.tickets] == OUT).any():
+                parts_in_use.append(part)
             else:
                 self._tickets += part.tickets
                 del self._leased[self._address + part.start]
-        self._parts = kept
+        self._parts = parts_in_use
 
 
 def open_worker_buffers(memory: WorkerMemory, worker: int) -> WorkerBuffers:
@@ -356,36 +351,3 @@ def worker_memory(n_workers: int, n_bytes: int) -> WorkerMemory | None:
         return WorkerMemory(n_workers, n_bytes)
     except H5Error:
         return None
-
-
-# Worker start ------------------------------------------------------------------------------------------------------
-
-
-def h5_worker_init_fn(worker_id: int) -> None:
-    """Prepare a ``DataLoader`` worker: drop inherited file handles, and seed its own random streams.
-
-    Pass it as ``DataLoader(worker_init_fn=h5_worker_init_fn)``. Handles are also guarded by process id, so
-    omitting it is harmless for files. Seeds differ between workers, epochs and, if the environment has
-    the rank (``RANK`` or ``LOCAL_RANK``), ranks: Lightning does not seed workers that have a function.
-
-    Args:
-        worker_id: the worker's number.
-    """
-    start_worker(int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))))
-
-
-def start_worker(rank: int) -> None:
-    """Drop what belongs to the process that started this one, and seed Python, NumPy and torch.
-
-    Args:
-        rank: this process's rank; torch's seed for a worker is the same on every rank after ``seed_everything``.
-    """
-    drop_inherited()
-    if get_worker_info() is not None:
-        # Garbage collection writes to every object it visits, so forked workers would copy the pages of everything that
-        # torch and Lightning import: 40 to 95 MiB per worker.
-        gc.freeze()
-    words = np.random.SeedSequence([torch.initial_seed() % 2**64, rank]).generate_state(4, np.uint64)
-    torch.manual_seed(int(words[0]) % 2**63)
-    np.random.seed(words[1:3].view(np.uint32))  # noqa: NPY002  # users' transforms draw from the global stream
-    random.seed(int(words[3]))
