@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_out_of_proportion, kind_of
+from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, check_decoding_memory, is_out_of_proportion, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap, RowGrid
@@ -70,7 +70,7 @@ def open_reader(
         reader = RunsReader(layout, runs, counters)
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.view is not None and layout.decoding is None:
-        reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
+        reader = BlockReader(layout, _view_source(layout, layout.view, options, counters or Counters()), counters)
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.decoding is not None:
         stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
@@ -285,7 +285,7 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     if (runs := layout.runs) is not None:
         return ReaderSource(RunsReader(layout, runs, counters), rows_per_run, gives_back=options.gives_back)
     if layout.view is not None:
-        return _view_source(layout, options, counters)
+        return _view_source(layout, layout.view, options, counters)
     if layout.is_contiguous:
         reader = _checked_by_digests(ContiguousReader(layout, counters), layout, options)
         return ReaderSource(reader, rows_per_run, gives_back=options.gives_back)
@@ -311,19 +311,18 @@ def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, 
     return StackSource(layout, sources)
 
 
-def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource:
+def _view_source(layout: ArrayLayout, view: ArrayView, options: OpenOptions, counters: Counters) -> ViewSource:
     """Return the source of blocks of an array that is seen another way."""
-    assert layout.view is not None, "it is seen as it is stored"
-    array = layout.view.array
+    array = view.array
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
-    is_decoded_here = layout.view.is_chunked and array.table is not None and fallback_reason(array) is None
+    is_decoded_here = view.is_chunked and array.table is not None and fallback_reason(array) is None
     if is_decoded_here and not has_digests_of_rows and not options.swmr:
-        return ViewSource(layout, options, counters, ChunkLoader(array, counters), None)
+        return ViewSource(layout, view, options, counters, ChunkLoader(array, counters), None)
     check_decoding_memory(array.filters, array.chunk_bytes, array.path, array.key, options.files)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
     reader = _checked_by_digests(H5pyReader(array, options, counters), array, options) if takes_rows else None
-    return ViewSource(layout, options, counters, None, reader)
+    return ViewSource(layout, view, options, counters, None, reader)
 
 
 def _checked_by_digests(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:
