@@ -236,12 +236,11 @@ class FieldLayouts(Sequence[ArrayLayout]):
         return [self.get(first) for first in self.firsts.tolist()]
 
     def as_stored(self) -> FieldLayouts:
-        """Return arrays that are decoded as they are before that."""
+        """Return the arrays as they are before rows are decoded."""
 
         def stored(number: int) -> ArrayLayout:
-            decoding = self.get(number).decoding
-            assert decoding is not None, "rows are as stored"
-            return decoding.array
+            array = self.get(number)
+            return array if array.decoding is None else array.decoding.array
 
         return replace(self, get=stored)
 

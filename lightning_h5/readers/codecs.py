@@ -27,8 +27,10 @@ __all__ = [
     "Recode",
     "Stack",
     "Unpack",
+    "UnpackLoops",
     "Widen",
     "codec_of",
+    "unpack_loops",
     "unpacked",
 ]
 
@@ -41,6 +43,9 @@ PIECE = 1 << 14
 """Numbers that NumPy decodes at a time, so that they stay in a core's own cache."""
 
 EXACT_IN_FLOAT64 = 1 << 53
+
+UnpackLoops: TypeAlias = tuple[Any, Any, Any]
+"""The compiled loops of ``Unpack``: without a missing value, with one, and with several or limits."""
 
 
 @dataclass(frozen=True)
@@ -273,27 +278,35 @@ class Unpack(Codec):
 
     def compiled(self) -> Unpack:
         """Return an equal codec that runs compiled code, if that is possible."""
-        return replace(self, is_compiled=_unpack_loops() is not None)
+        return replace(self, is_compiled=unpack_loops() is not None)
 
-    def take(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], targets: IntArray) -> None:
-        """Decode some rows with Numba, in one pass; only if this ``is_compiled``.
+    def take(
+        self,
+        loops: UnpackLoops,
+        rows: npt.NDArray[Any],
+        places: IntArray,
+        out: npt.NDArray[Any],
+        targets: IntArray,
+    ) -> None:
+        """Decode some rows with Numba, in one pass.
 
         Args:
+            loops: see ``unpack_loops``.
             rows: stored rows, in one piece.
             places: numbers of the rows to decode, not checked.
             out: memory for decoded rows, in one piece.
             targets: their positions in ``out``, not checked.
         """
-        packing, loops = self.packing, _unpack_loops()
-        assert loops is not None, "Numba is missing"
+        packing = self.packing
         rows, missing = self.seen(rows)
         source, destination = (array.reshape(len(array), -1) for array in (rows, out))
         loops[self.loop](source, places, missing, packing.scale, packing.offset, destination, targets)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
-        if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous:
-            self.take(rows[None], FIRST, out[None], FIRST)  # as one row
+        loops = unpack_loops() if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous else None
+        if loops is not None:
+            self.take(loops, rows[None], FIRST, out[None], FIRST)  # as one row
             return
         packing = self.packing
         rows, missing = self.seen(rows)
@@ -367,8 +380,8 @@ def _largest(values: npt.NDArray[Any]) -> int:
 
 
 @cache
-def _unpack_loops() -> tuple[Any, Any, Any] | None:
-    """Return the loops of ``Unpack``: without a missing value, with one, with several or limits; None without Numba."""
+def unpack_loops() -> UnpackLoops | None:
+    """Return the compiled loops of ``Unpack``; None without Numba."""
 
     def plain(rows, places, missing, scale, offset, out, targets):  # type: ignore[no-untyped-def]
         for i in range(len(places)):

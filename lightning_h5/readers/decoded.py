@@ -18,7 +18,7 @@ from ..types import IntArray, RowReader
 from .base import LayoutReader, checked_places, row_slices
 from .block_memory import BlockMemory, scratch
 from .block_sources import BlockSource
-from .codecs import Unpack
+from .codecs import Unpack, UnpackLoops
 from .row_codecs import RowCodec, bytes_of
 from .thread_pool import TaskQueue
 
@@ -123,16 +123,17 @@ class DecodedCopies:
     Blocks then stay as they are stored, which takes half the memory or less, and numbers are written once, to a batch.
 
     Args:
-        codec: decodes, compiled.
+        codec: decodes.
+        loops: its compiled loops.
         dtype: of decoded rows.
     """
 
-    def __init__(self, codec: Unpack, dtype: np.dtype[Any]) -> None:
-        self._codec, self._dtype = codec, dtype
+    def __init__(self, codec: Unpack, loops: UnpackLoops, dtype: np.dtype[Any]) -> None:
+        self._codec, self._loops, self._dtype = codec, loops, dtype
 
     def compile(self, stored: np.dtype[Any]) -> None:
         """See ``CopyChange``."""
-        self._codec.take(np.empty((1, 1), stored), NOWHERE, np.empty((1, 1), self._dtype), NOWHERE)
+        self._codec.take(self._loops, np.empty((1, 1), stored), NOWHERE, np.empty((1, 1), self._dtype), NOWHERE)
 
     def take(
         self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
@@ -142,7 +143,7 @@ class DecodedCopies:
             return
         n_rows = len(out if out_places is None else out_places)
         places, out_places = checked_places(places, n_rows, len(rows)), checked_places(out_places, n_rows, len(out))
-        self._codec.take(rows, places, out, out_places)
+        self._codec.take(self._loops, rows, places, out, out_places)
 
 
 class EncodedReader(LayoutReader):

@@ -18,7 +18,7 @@ from .block_sources import BlockSource, BlockSources, Change, FieldLayouts, Prep
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import ChunkLoader
 from .chunked import Changes, ChunkedReader, CountReads
-from .codecs import Unpack
+from .codecs import Unpack, unpack_loops
 from .contiguous import ContiguousReader, MappedReader, RunsReader
 from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader
@@ -217,14 +217,11 @@ def open_chunked(
 def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[Any] | None) -> Changes | None:
     """Return what decodes rows as they are copied to memory of a dtype; None if blocks are decoded instead."""
     decodings = [array.decoding for array in arrays.examples]
-    codecs = [
-        decoding.codec.compiled()
-        for decoding in decodings
-        if decoding is not None and isinstance(decoding.codec, Unpack)
-    ]
+    codecs = [decoding.codec for decoding in decodings if decoding is not None and isinstance(decoding.codec, Unpack)]
     stored = {decoding.array.dtype for decoding in decodings if decoding is not None}
-    is_at_once = len(codecs) == len(decodings) and all(codec.is_compiled for codec in codecs)
-    if dtype is None or dtype != arrays.examples[0].dtype or len(stored) != 1 or not is_at_once:
+    if len(codecs) < len(decodings) or (loops := unpack_loops()) is None:
+        return None
+    if dtype is None or dtype != arrays.examples[0].dtype or len(stored) != 1:
         return None
     if dtype in stored:  # floats take as much memory after as before, and are copied on all cores
         return None
@@ -232,7 +229,7 @@ def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[A
         return None
     numbers: dict[Unpack, int] = {}
     of_kind = np.array([numbers.setdefault(codec, len(numbers)) for codec in codecs])
-    changes = tuple(DecodedCopies(codec, dtype) if then is None else then.after(codec) for codec in numbers)
+    changes = tuple(DecodedCopies(codec, loops, dtype) if then is None else then.after(codec) for codec in numbers)
     for change in changes:
         change.compile(next(iter(stored)))
     return Changes(changes, of_kind[arrays.kinds])
