@@ -59,41 +59,56 @@ def open_reader(
         counters: counts bytes read and decoded.
         work: shares the decoding of images among threads.
     """
-    reader: LayoutReader
+    is_held = held_bytes > 0
+    reader = _layout_reader(
+        layout, options, mmap=mmap, is_held=is_held, in_blocks=in_blocks, counters=counters, work=work
+    )
+    if not is_held or isinstance(reader, EncodedReader | ValueReader):
+        return reader
+    is_one_array = layout.view is None and (layout.decoding is not None or not layout.stacked)
+    is_decoded = is_one_array and _is_decoded_here(layout, options)
+    read_all = partial(_read_all, layout, options, counters) if is_decoded else None
+    return InMemoryReader(reader, held_bytes, read_all)
+
+
+def _layout_reader(
+    layout: ArrayLayout,
+    options: OpenOptions,
+    *,
+    mmap: bool = False,
+    is_held: bool = False,
+    in_blocks: bool = False,
+    counters: Counters | None = None,
+    work: TaskQueue | None = None,
+) -> LayoutReader:
+    """Return a reader that holds no rows (see ``open_reader``); ``is_held`` if another one will hold its rows."""
     if layout.stacked and layout.decoding is None:
-        opened = partial(open_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
-        reader = StackReader(layout, [opened(array) for array in layout.stacked], counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
+        opened = partial(_layout_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
+        return StackReader(layout, [opened(array) for array in layout.stacked], counters)
     if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
     if (runs := layout.runs) is not None:
-        reader = RunsReader(layout, runs, counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
+        return RunsReader(layout, runs, counters)
     if layout.view is not None and layout.decoding is None:
-        reader = BlockReader(layout, _view_source(layout, layout.view, options, counters or Counters()), counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
-    if layout.decoding is not None:
-        stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
-        if isinstance(layout.decoding.codec, RowCodec):
-            return EncodedReader(layout, layout.decoding.codec, stored, work, counters)
-        reader = DecodedReader(layout, layout.decoding, stored, counters)
-        if layout.n_bytes >= MIN_COMPILED and not held_bytes:
-            reader.compile()
-    elif (in_blocks or is_out_of_proportion(layout.filters)) and _is_decoded_here(layout, options):
+        return BlockReader(layout, _view_source(layout, layout.view, options, counters or Counters()), counters)
+    if (decoding := layout.decoding) is not None:
+        stored = _layout_reader(decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
+        if isinstance(decoding.codec, RowCodec):
+            return EncodedReader(layout, decoding.codec, stored, work, counters)
+        decoded = DecodedReader(layout, decoding, stored, counters)
+        if layout.n_bytes >= MIN_COMPILED and not is_held:
+            decoded.compile()
+        return decoded
+    reader: LayoutReader
+    if (in_blocks or is_out_of_proportion(layout.filters)) and _is_decoded_here(layout, options):
         reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)
     elif not layout.is_contiguous:
         reader = H5pyReader(layout, options, counters)
-    elif mmap and not held_bytes and layout.offset is not None and layout.guard.staging is None:
+    elif mmap and not is_held and layout.offset is not None and layout.guard.staging is None:
         reader = MappedReader(layout, counters)
     else:
         reader = ContiguousReader(layout, counters)
-    if layout.decoding is None:
-        reader = _checked_by_digests(reader, layout, options)
-    if not held_bytes:
-        return reader
-    is_decoded = layout.view is None and _is_decoded_here(layout, options)
-    read_all = partial(_read_all, layout, options, counters) if is_decoded else None
-    return InMemoryReader(reader, held_bytes, read_all)
+    return _checked_by_digests(reader, layout, options)
 
 
 def _is_decoded_here(layout: ArrayLayout, options: OpenOptions) -> bool:
@@ -302,8 +317,7 @@ def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, 
         grid = RowGrid(1, layout.n_rows, 1, size)
         for at, array in enumerate(layout.stacked):
             if sources[at].grid != grid:  # blocks of another size
-                reader = open_reader(array, options, in_blocks=True, counters=counters)
-                assert isinstance(reader, LayoutReader), "it is not held in memory"
+                reader = _layout_reader(array, options, in_blocks=True, counters=counters)
                 sources[at] = ReaderSource(reader, size, grid)
     return StackSource(layout, sources)
 
