@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         "Lightning may shard the sampler again",
         "order/samplers.py",
-        "class PlanSampler(DistributedSampler[Any], SequentialSampler):",
-        "class PlanSampler(SequentialSampler):",
+        "class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):",
+        "class PlanSampler(RunOrder, SequentialSampler):",
         (*SAMPLING, *RANKS),
     ),
     Mutant(
@@ -123,7 +123,7 @@ MUTANTS = [
     Mutant(
         "the trainer's counter is not moved",
         "datamodules/resume.py",
-        "            progress.set_batch_count(done)\n",
+        "            progress.set_batch_count(n_done)\n",
         "            pass\n",
         RESUME,
     ),
@@ -137,7 +137,7 @@ MUTANTS = [
     Mutant(
         "an epoch past its limit goes on",
         "datamodules/resume.py",
-        "elif done < trainer.num_training_batches:",
+        "elif n_done < trainer.num_training_batches:",
         "elif True:",
         RESUME,
     ),
@@ -172,7 +172,7 @@ MUTANTS = [
     Mutant(
         "the position of a renamed data module is dropped",
         "datamodules/resume.py",
-        "if self._pending is not None or len(found) != 1:",
+        "if self._pending is not None or len(names) != 1:",
         "if True:",
         RESUME,
     ),

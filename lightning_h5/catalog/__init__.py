@@ -36,11 +36,12 @@ from .discovery import (
 )
 from .file_contents import collector_paused
 from .file_counts import boundaries_in, ends_of
-from .joins import with_others
-from .kept_parts import PackedText
+from .joined_columns import arrays_of_others, describe_with_columns, with_columns, with_others
+from .kept_parts import PackedText, PartsOfFile
 from .part_layouts import ListedParts, PartLayouts, StoredParts
+from .part_names import PartNames, filled
 from .reference_values import values_of_cells
-from .segment_parts import FoundParts, NamedParts, PartNames, filled, parts_in
+from .segment_parts import parts_in
 from .side_table import OR_DROP, PREFIX, SideTable, is_of_table
 
 __all__ = [
@@ -54,23 +55,24 @@ __all__ = [
     "Categories",
     "Compatibility",
     "FieldMap",
-    "FoundParts",
     "ListedParts",
-    "NamedParts",
     "PackedText",
     "PartLayouts",
     "PartNames",
+    "PartsOfFile",
     "SideTable",
     "Skip",
     "Span",
     "StoredParts",
     "are_packed_alike",
+    "arrays_of_others",
     "bad_files",
     "boundaries_in",
     "checked_names",
     "classes_of",
     "collector_paused",
     "decoded",
+    "describe_with_columns",
     "different_packing",
     "each_readable",
     "ends_of",
@@ -94,6 +96,7 @@ __all__ = [
     "values_of",
     "values_of_cells",
     "whole_digest",
+    "with_columns",
     "with_others",
     "with_stacks",
 ]

@@ -80,7 +80,6 @@ class CellValues:
         """
         if key not in self._columns:
             layout = self._alike.describe(self._file, self._path, key, self._options.files, self._guard)
-            assert layout is not None, "required arrays exist"
             if (n := layout.n_rows * int(np.prod(layout.row_shape, dtype=np.int64))) != n_cells:
                 raise H5ValueError(
                     f"{key!r} in {self._path!r} has {n:,} values, shape {(layout.n_rows, *layout.row_shape)}, for "

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -83,17 +83,21 @@ class Categories:
             return list(layouts)
         by_field = [list(arrays) for arrays in zip(*layouts, strict=True)]
         for at, arrays in enumerate(by_field):
-            if all(array.categories is not None and array.decoding is None for array in arrays):
-                by_field[at] = self._of_field(arrays, options, first)
+            coded = _coded(array for array in arrays if array.decoding is None)
+            if len(coded) == len(arrays):
+                by_field[at] = self._of_field(coded, options, first)
         return list(zip(*by_field, strict=True))
 
     def _of_field(
-        self, layouts: Sequence[ArrayLayout], options: OpenOptions, first: Callable[[str], Sequence[ArrayLayout]]
+        self,
+        coded: Sequence[tuple[ArrayLayout, ArrayLayout]],
+        options: OpenOptions,
+        first: Callable[[str], Sequence[ArrayLayout]],
     ) -> list[ArrayLayout]:
-        key = layouts[0].key
-        by_file = [_category_names(layout, options) for layout in layouts]
+        key = coded[0][0].key
+        by_file = [names_in(categories, options) for _, categories in coded]
         if key not in self.known:
-            lists = [_category_names(layout, options) for layout in first(key)] or by_file
+            lists = [names_in(categories, options) for _, categories in _coded(first(key))] or by_file
             is_one = all(names == lists[0] for names in lists)
             self.known[key] = tuple(lists[0] if is_one else sorted({name for names in lists for name in names}))
         further = {name for names in by_file for name in names} - set(self.known[key])
@@ -101,8 +105,13 @@ class Categories:
         codes = {name: code for code, name in enumerate(self.known[key])}
         return [
             layout.decoded(Recode(tuple(codes[name] for name in names)))
-            for layout, names in zip(layouts, by_file, strict=True)
+            for (layout, _), names in zip(coded, by_file, strict=True)
         ]
+
+
+def _coded(layouts: Iterable[ArrayLayout]) -> list[tuple[ArrayLayout, ArrayLayout]]:
+    """Return the arrays that hold codes of categories, each with the array of its categories."""
+    return [(layout, layout.categories) for layout in layouts if layout.categories is not None]
 
 
 def column_of_codes(key: str) -> str | None:
@@ -139,18 +148,17 @@ def _digest_of_names(names: Sequence[Any]) -> str:
     return hashlib.sha256(repr(tuple(names)).encode()).hexdigest()[:16]
 
 
-def names_of_codes(layout: ArrayLayout, codes: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
+def names_of_codes(layout: ArrayLayout, names: Sequence[Any], codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the categories that codes of an array stand for; empty text, or NaN, for missing codes.
 
     Args:
         layout: the array.
+        names: its categories, in the order of the stored codes.
         codes: as they are stored, or as the array's codec changes them.
-        options: how its file is opened.
 
     Raises:
         H5CorruptError: there is no such name.
     """
-    names = _category_names(layout, options)
     if layout.decoding is not None and isinstance(layout.decoding.codec, Recode):
         stored = np.full(max(layout.decoding.codec.codes, default=0) + 2, -1)  # -1 is the last
         stored[list(layout.decoding.codec.codes)] = np.arange(len(names))
@@ -160,11 +168,6 @@ def names_of_codes(layout: ArrayLayout, codes: npt.NDArray[Any], options: OpenOp
     missing = [] if not is_text and (codes >= 0).all() else ["" if is_text else np.nan]
     named: npt.NDArray[Any] = np.array([*names, *missing], dtype=object if is_text else None)[codes]  # -1 is the last
     return named
-
-
-def _category_names(layout: ArrayLayout, options: OpenOptions) -> list[Any]:
-    assert layout.categories is not None, "these are no codes"
-    return names_in(layout.categories, options)
 
 
 def names_in(array: ArrayLayout, options: OpenOptions) -> list[Any]:
@@ -180,8 +183,8 @@ def names_in(array: ArrayLayout, options: OpenOptions) -> list[Any]:
 
 def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
     """Return a column for comparisons. Packed numbers are decoded, missing ones to NaN; codes become names."""
-    if layout.categories is not None:
-        return names_of_codes(layout, column, options)
+    if (categories := layout.categories) is not None:
+        return names_of_codes(layout, names_in(categories, options), column)
     is_kept = layout.packing is None or layout.packing.policy == "keep"
     return column if is_kept or layout.packing is None else unpacked(column, layout.packing)
 

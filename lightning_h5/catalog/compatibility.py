@@ -76,7 +76,7 @@ class ArrayRequest:
         stacks: the names of stacked arrays, or of members of a table; ``key`` is then the name of the result.
         is_stack: whether several arrays are stacked. Members of one table are decoded together instead.
         paths: other files that have the array; None for the files of the data.
-        taken: the selection along axes other than axis 0, as stored: pairs of an axis, and an index, indices or a
+        selection: the selection along axes other than axis 0, as stored: pairs of an axis, and an index, indices or a
             slice.
     """
 
@@ -90,7 +90,7 @@ class ArrayRequest:
     stacks: StackedKeys | None = None
     is_stack: bool = False
     paths: Paths | None = None
-    taken: tuple[tuple[int, int | Span | tuple[int, ...]], ...] = ()
+    selection: tuple[tuple[int, int | Span | tuple[int, ...]], ...] = ()
 
     @classmethod
     def of(cls, key: str, codec: DecodeRequest | None, stacks: StackedKeys | None, **options: Any) -> ArrayRequest:
@@ -115,7 +115,7 @@ class ArrayRequest:
             array = stack_arrays([request.decoded(member) for member in array.stacked], self.key)
             axis = None if self.stacks is None else self.stacks.axis
             return array if axis is None else array.decoded(MoveLast(axis))
-        array = self._selected(array) if self.taken else array
+        array = self._selected(array) if self.selection else array
         packing = array.packing
         if isinstance(self.codec, Conventions):
             return array if packing is None else array.decoded(Unpack(packing))
@@ -141,7 +141,7 @@ class ArrayRequest:
     def _selected(self, array: ArrayLayout) -> ArrayLayout:
         """Return the array with the selected part of its rows."""
         shape, parts = (array.n_rows, *array.axes), {}
-        for axis, part in self.taken:
+        for axis, part in self.selection:
             if not -len(shape) < axis < len(shape) or axis % len(shape) == 0:
                 raise H5ValueError(
                     f"select names axis {axis} of {array.key!r} in {array.path!r}, which has the shape {shape} and "

@@ -73,9 +73,9 @@ def names_to_load(
     catalog: Catalog,
     files: Sequence[str],
     options: OpenOptions,
-    given: Sequence[str] | None,
+    fields: Sequence[str] | None,
     keys: Mapping[str, str],
-    more: Sequence[str],
+    filter_names: Sequence[str],
     bad: dict[str, str] | None,
     argument: str = "load_fields",
 ) -> list[str]:
@@ -85,29 +85,29 @@ def names_to_load(
         catalog: opens the files.
         files: the files.
         options: how they are opened.
-        given: what the user named; None for all fields.
+        fields: the fields that the user named; None for all.
         keys: arrays that have another name here.
-        more: further arrays that filters name.
+        filter_names: further arrays that filters name.
         bad: see ``files_to_read``.
         argument: what names fields, for errors.
 
     Raises:
         H5Error: see ``fields_of_files``; or names do not fit the arrays.
     """
-    if given is not None:
-        return checked_names(given)
-    of_filters = {keys.get(name, name).strip("/") for name in more}
+    if fields is not None:
+        return checked_names(fields)
+    of_filters = {keys.get(name, name).strip("/") for name in filter_names}
     named = {*keys.values(), *of_filters}
-    found = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, named, argument=argument)
-    ours = {theirs: name for name, theirs in keys.items()}
-    stripped = [theirs.strip("/") for theirs in found]
-    names = [ours.get(key, theirs) for key, theirs in zip(stripped, found, strict=True)]
+    arrays = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, named, argument=argument)
+    name_of = {key: name for name, key in keys.items()}
+    stripped = [array.strip("/") for array in arrays]
+    names = [name_of.get(key, array) for key, array in zip(stripped, arrays, strict=True)]
     if absent := [key for key in keys.values() if key not in {*stripped, *of_filters}]:
-        raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(found)}.")
+        raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(arrays)}.")
     if twice := [name for name in keys if names.count(name) > 1]:
         raise H5ValueError(
             f"field_map renames other arrays to {listing(twice)}, but {files[0]!r} has arrays of these names. Name the "
-            "fields to load ({argument})."
+            f"fields to load ({argument})."
         )
     return names
 
@@ -160,22 +160,22 @@ def fields_of_files(
         H5KeyError: a file leaves a doubt about which arrays are meant, or has none.
         H5ValueError: files have different arrays.
     """
-    first: tuple[str, list[str]] | None = None
     name = f"fields {sorted(named)}"
 
     def look(path: str) -> list[str]:
         return catalog.search(path, options, name, partial(_search, path, named, argument))
 
-    for path, found in each_readable(paths, look, skip, advice):
-        first = first or (path, found)
-        if set(found) != set(first[1]):
-            here, there = sorted(set(found) - set(first[1])), sorted(set(first[1]) - set(found))
+    readable = each_readable(paths, look, skip, advice)
+    first_path, fields = next(readable)  # raises an error if no file is readable
+    for path, names in readable:
+        only_first, only_second = sorted(set(fields) - set(names)), sorted(set(names) - set(fields))
+        if only_first or only_second:
             raise H5ValueError(
-                f"{first[0]!r} and {path!r} have different fields: {listing(there)} only in the first, "
-                f"{listing(here)} only in the second. Name those to load ({argument}), or leave one of the files out."
+                f"{first_path!r} and {path!r} have different fields: {listing(only_first)} only in the first, "
+                f"{listing(only_second)} only in the second. Name those to load ({argument}), or leave one of the "
+                "files out."
             )
-    assert first is not None, "an error otherwise"
-    return first[1]
+    return fields
 
 
 def _search(path: str, named: Collection[str], argument: str, file: Any) -> tuple[list[str], list[str]]:
@@ -198,10 +198,10 @@ def _search(path: str, named: Collection[str], argument: str, file: Any) -> tupl
     most = max(map(len, by_rows.values()), default=0)
     longest = [n_rows for n_rows, names in by_rows.items() if len(names) == most]
     if len(longest) != 1:
-        each = "; ".join(f"{n_rows} rows: {listing(names)}" for n_rows, names in by_rows.items())
+        lengths = "; ".join(f"{n_rows} rows: {listing(names)}" for n_rows, names in by_rows.items())
         raise H5KeyError(
             f"{argument} was not given, and it is unclear what a row of {path!r} is: it has "
-            f"{each or 'no arrays of numbers or text'}. Name the arrays to load, as {argument}."
+            f"{lengths or 'no arrays of numbers or text'}. Name the arrays to load, as {argument}."
         )
     _refuse_groups(path, by_rows[longest[0]], looks, argument)
     if not any(name in named for name in by_rows[longest[0]]):
@@ -288,30 +288,30 @@ def expand_those_there(
     Raises:
         H5FileError: none of them exists.
     """
-    given: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
-    there: list[str] = []
-    for path in given:
+    patterns: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
+    files: list[str] = []
+    for pattern in patterns:
         try:
-            there += expand_paths(path, name, staging)
+            files += expand_paths(pattern, name, staging)
         except H5FileError as error:
-            skip(str(path), error)
-    if not there:
+            skip(str(pattern), error)
+    if not files:
         raise H5FileError(
-            f"{name}={listing(map(str, given))}: none of them can be read. See the error that was logged for each."
+            f"{name}={listing(map(str, patterns))}: none of them can be read. See the error that was logged for each."
         )
-    return list(expand_paths(there, name, staging))
+    return list(expand_paths(files, name, staging))
 
 
 def stacks_of(field_map: FieldMap | None, names: Sequence[str]) -> list[StackedKeys | None]:
     """Return for each name what it stacks; None for a single array."""
-    given = field_map or {}
-    return [stacked_keys(given.get(name), f"field_map[{name!r}]") for name in names]
+    entries = field_map or {}
+    return [stacked_keys(entries.get(name), f"field_map[{name!r}]") for name in names]
 
 
 def paths_of(field_map: FieldMap | None, names: Sequence[str]) -> list[Any]:
     """Return for each name the other files that have its array; None for those of the data."""
-    given = [(field_map or {}).get(name) for name in names]
-    return [hashable(one.get("path")) if isinstance(one, Mapping) else None for one in given]
+    entries = [(field_map or {}).get(name) for name in names]
+    return [hashable(entry.get("path")) if isinstance(entry, Mapping) else None for entry in entries]
 
 
 def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
@@ -323,14 +323,14 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
     keys: dict[str, str] = {}
     layout = None
     stacked = []
-    for name, asked in (field_map or {}).items():
-        stacks = stacked_keys(asked, f"field_map[{name!r}]")
-        given = asked if stacks is None else stacks.key
-        stacked += [] if stacks is None else [given]
-        entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+    for name, value in (field_map or {}).items():
+        stacks = stacked_keys(value, f"field_map[{name!r}]")
+        array = value if stacks is None else stacks.key
+        stacked += [] if stacks is None else [array]
+        entry = {"key": array} if isinstance(array, str) else dict(array) if isinstance(array, Mapping) else {}
         if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout", "path"}:
             raise H5ValueError(
-                f"field_map[{name!r}]={given!r} is not an array. Pass its name in the files, or "
+                f"field_map[{name!r}]={array!r} is not an array. Pass its name in the files, or "
                 "{'key': its name, 'layout': 'NTC'} for a target."
             )
         if "layout" in entry and name != TARGET:
@@ -353,12 +353,12 @@ def checked_names(names: Any, argument: str = "load_fields") -> list[str]:
     Raises:
         H5ValueError: these are no names, or one comes twice.
     """
-    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
-    if not given or not all(isinstance(name, str) and name.strip("/") for name in given):
+    fields = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not fields or not all(isinstance(name, str) and name.strip("/") for name in fields):
         raise H5ValueError(f"{argument}={names!r} names no field. Pass a list of names, or None for all fields.")
-    if len(set(given)) < len(given):
+    if len(set(fields)) < len(fields):
         raise H5ValueError(f"{argument}={names!r} names a field twice. A sample has each once.")
-    return given
+    return fields
 
 
 def hashable(paths: Any) -> Any:

@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5DataChangedError, H5Error
-from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, external_guards, open_h5, pread_of, stat_of
+from ..hdf5 import (
+    AlikeArrays,
+    ArrayLayout,
+    ChangeGuard,
+    OpenOptions,
+    external_guards,
+    has_first_link,
+    open_h5,
+    pread_of,
+    stat_of,
+)
 
 __all__ = ["FileContents", "collector_paused", "opened"]
 
@@ -51,16 +61,17 @@ class FileContents:
             alike: describes it.
             is_required: whether it has to exist.
         """
+        if not is_required and not has_first_link(h5, key):
+            return
         files = options.files
         try:
-            layout = alike.describe(h5, path, key, files, self.guard, if_exists=not is_required)
-            if files.allow_external and layout is not None:
+            layout = alike.describe(h5, path, key, files, self.guard)
+            if files.allow_external:
                 strict = files.verify is not None
                 self.others[key] = external_guards(h5, [key], files, grows=options.swmr, strict=strict)
         except H5Error as error:
             self.arrays[key] = error.with_traceback(None)
-            return
-        if layout is not None:
+        else:
             self.arrays[key] = layout
 
     def read_if_short(self, h5: Any, key: str) -> None:

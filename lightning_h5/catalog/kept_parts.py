@@ -18,8 +18,9 @@ import numpy.typing as npt
 from ..hdf5 import ArrayColumns, ArrayLayout, ChangeGuard, OpenOptions, file_identity
 from ..kept_files import kept_folder, read_kept, write_kept
 from ..types import IntArray
+from .part_names import PartNames
 
-__all__ = ["MIN_ARRAYS", "KeptParts", "PackedText"]
+__all__ = ["MIN_ARRAYS", "KeptParts", "PackedText", "PartsOfFile"]
 
 MIN_ARRAYS = 2000
 """Contents of files with at least so many arrays are kept: describing them takes a tenth of a second or more."""
@@ -72,18 +73,24 @@ Describe = Callable[[Sequence[str], int], tuple[ArrayLayout, int | None]]
 """Describes an array, by its number among all of the file, from the names of the parts."""
 
 
-class KnownParts(NamedTuple):
-    """The parts of a file, as they were kept.
+class PartsOfFile(NamedTuple):
+    """The parts of a file, and their arrays.
 
     Attributes:
-        stars: names of parts (see ``FoundParts``).
+        stars: the text that the ``*`` stands for in each part.
         arrays: the arrays, part by part.
-        aliases: other names of parts (see ``FoundParts``).
+        names: of parts and arrays.
+        others: guards of other files that hold rows of arrays.
+        aliases: further names of parts: their text for the ``*``, and the one in ``stars``.
+        n_missing: number of parts that lack an array and were left out.
     """
 
     stars: PackedText
     arrays: ArrayColumns
-    aliases: dict[str, str]
+    names: PartNames
+    others: tuple[ChangeGuard, ...] = ()
+    aliases: Mapping[str, str] = {}
+    n_missing: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,33 +101,36 @@ class KeptParts:
 
     Attributes:
         path: the file on disk that keeps them.
+        names: of parts and arrays.
         meaning: everything that they depend on: the state of the file, and the request.
     """
 
     path: str
+    names: PartNames
     meaning: str
 
     @classmethod
-    def of(cls, path: str, guard: ChangeGuard, options: OpenOptions, request: Any) -> KeptParts | None:
+    def of(cls, path: str, guard: ChangeGuard, options: OpenOptions, names: PartNames) -> KeptParts | None:
         """Return the kept contents of a file, which may be missing on disk; None if they are never kept.
 
         Args:
             path: the file.
             guard: of the file.
             options: how it is opened.
-            request: the requested parts and arrays, as plain values.
+            names: of the requested parts and arrays.
         """
-        files = options.files
+        files, request = options.files, (names.pattern, names.is_group, names.keys)
         folder = kept_folder() if files.catalog_dir == "auto" else files.catalog_dir
-        has_few = request[0] is None or guard.n_bytes < MIN_ARRAYS * MIN_BYTES
+        has_few = names.pattern is None or guard.n_bytes < MIN_ARRAYS * MIN_BYTES
         if folder is None or has_few or files.swmr or files.allow_external or files.verify is not None:
             return None
         identity = [FORMAT, path, request, files.trusted, files.min_integrity]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         state = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
-        return cls(os.path.join(os.path.expanduser(folder), f"{name}.catalog"), json.dumps([identity, state]))
+        kept = os.path.join(os.path.expanduser(folder), f"{name}.catalog")
+        return cls(kept, names, json.dumps([identity, state]))
 
-    def read(self, describe: Describe, is_attribute: npt.NDArray[np.bool_]) -> KnownParts | None:
+    def read(self, describe: Describe, is_attribute: npt.NDArray[np.bool_]) -> PartsOfFile | None:
         """Return the kept parts; None if there are none, if they are damaged, or of another state of the file.
 
         Args:
@@ -159,7 +169,7 @@ class KeptParts:
         arrays.numbers = array("i", np.array(templates, dtype=np.int32)[kind_numbers].tobytes())
         for number in np.flatnonzero(again).tolist():
             arrays.put(number, *describe(stars, number))
-        return KnownParts(stars, arrays, aliases)
+        return PartsOfFile(stars, arrays, self.names, aliases=aliases)
 
     def write(self, stars: PackedText, arrays: ArrayColumns, aliases: Mapping[str, str]) -> None:
         """Keep the contents, if describing them takes long. Errors of the disk are ignored."""

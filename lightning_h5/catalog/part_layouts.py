@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, file_identity, stack_arrays
 from ..readers import FieldLayouts
 from ..types import IntArray, cached_property
-from .segment_parts import PartNames
+from .part_names import PartNames
 
 __all__ = ["ListedParts", "PartLayouts", "StoredParts"]
 
@@ -35,13 +36,15 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
     _identity: str | None = None
 
     @property
+    @abstractmethod
     def n_fields(self) -> int:
         """Arrays of a part."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def one(self, part: int, field: int) -> ArrayLayout:
         """Return an array of a part."""
-        raise NotImplementedError
+        ...
 
     def n_rows(self, field: int) -> IntArray:
         """Return the number of rows of an array of each part."""
@@ -56,13 +59,15 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         """Return the name of a field's arrays in all parts, with a ``*`` for the text that differs."""
         return self.one(0, field).key
 
+    @abstractmethod
     def with_fields(self, fields: Sequence[int]) -> PartLayouts:
         """Return the parts with some of their arrays."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
         """Return the identity of a file (see ``file_identity``), from its parts."""
-        raise NotImplementedError
+        ...
 
     def identity(self, paths: Sequence[str], guards: Sequence[ChangeGuard], files: IntArray) -> str:
         """Return a digest of the contents of files (see ``file_identity``), in their order; it is computed once.

@@ -6,13 +6,12 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import H5KeyError, H5ValueError, listing
+from ..errors import H5KeyError
 from ..hdf5 import (
     AlikeArrays,
     ArrayColumns,
@@ -36,151 +35,15 @@ from ..hdf5 import (
 )
 from ..order import resolve_replica
 from ..progress_bar import with_bar
-from .cells import SEPARATOR, CellValues, names_of_cells
-from .kept_parts import KeptParts, PackedText
+from .cells import CellValues, names_of_cells
+from .kept_parts import KeptParts, PackedText, PartsOfFile
+from .part_names import LEVEL, PartNames
 
-__all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "filled", "parts_in"]
-
-LEVEL = re.compile(r"@name\[(\d+)\]")
-"""The key of a field that has names as values: of the groups at the level of a ``*`` of the pattern."""
+__all__ = ["attribute_of", "parts_in"]
 
 _log = logging.getLogger(__name__)
 
 MANY = 5000  # a progress bar is shown for a file with at least so many parts
-
-
-@dataclass(frozen=True)
-class PartNames:
-    """The names of the parts of a file, and of their arrays.
-
-    Attributes:
-        pattern: of the parts, with a ``*`` in at least one level; None if each file is one part.
-        is_group: whether parts are groups, and keys relative to them; if not, parts are arrays.
-        keys: the arrays of a part.
-        columns: keys of columns of a side table among them, which have the same name in all parts.
-        cells: keys of arrays of references among them, each of which names an array of a part. The ``*`` stands for
-            the names of these arrays.
-        drops: leave out parts that lack an array.
-    """
-
-    pattern: str | None
-    is_group: bool
-    keys: tuple[str, ...]
-    columns: frozenset[str] = frozenset()
-    cells: tuple[str, ...] = ()
-    drops: bool = False
-
-    @classmethod
-    def of(
-        cls, keys: Sequence[str], groups: str | None, columns: Collection[str] = (), *, drops: bool = False
-    ) -> PartNames:
-        """Return the names for the user's keys and pattern of groups."""
-        columns = frozenset(columns)
-        if groups is not None:
-            if with_star := [key for key in keys if "*" in key]:
-                raise H5ValueError(f"segments.groups={groups!r} and {with_star[0]!r} were given. Pass one pattern.")
-            return cls(groups, True, tuple(keys), columns, drops=drops)
-        patterns = [key for key in keys if "*" in key]
-        if len({key.count("*") for key in patterns}) > 1:
-            raise H5ValueError(f"the patterns {listing(patterns)} have different numbers of '*'. Name arrays alike.")
-        return cls(next(iter(patterns), None), False, tuple(keys), columns, drops=drops)
-
-    def part(self, star: str) -> str:
-        """Return the name of a part, from the text that the ``*`` stands for."""
-        if self.cells:
-            return star.partition(SEPARATOR)[0]
-        return "" if self.pattern is None else filled(self.pattern.strip("/"), star)
-
-    def level(self, star: str, number: int) -> str:
-        """Return the name of the group, or array, at the level of a ``*`` of the pattern.
-
-        Args:
-            star: the text for each ``*``.
-            number: of the ``*``, from 0 on.
-
-        Raises:
-            H5ValueError: the pattern has fewer.
-        """
-        levels = [] if self.pattern is None or self.cells else self.pattern.strip("/").split("/")
-        varying = [at for at, level in enumerate(levels) if "*" in level]
-        if number >= len(varying):
-            raise H5ValueError(
-                f"'@name[{number}]' was given, and the pattern of segments ({self.pattern!r}) has {len(varying)} of "
-                "'*', which are counted from 0 on. Name one of these."
-            )
-        return self.part(star).split("/")[varying[number]]
-
-    def of_cells(self, cells: Sequence[str]) -> PartNames:
-        """Return the names with arrays of references that name the arrays of parts."""
-        return replace(self, pattern=cells[0], cells=tuple(cells)) if cells else self
-
-    def key_pattern(self, at: int) -> str:
-        """Return the name in the file of an array of any part, with a ``*`` for the text that ``star`` returns."""
-        if self.keys[at] in self.cells or self.pattern is None:
-            return "*" if self.keys[at] in self.cells else self.key(at, "*")
-        return self.key(at, "/".join("*" * self.pattern.count("*")))
-
-    def star(self, at: int, star: str) -> str:
-        """Return the text that the ``*`` stands for in the name of an array of a part."""
-        key = self.keys[at]
-        return star.split(SEPARATOR)[self.cells.index(key)] if key in self.cells else star
-
-    def key(self, at: int, star: str) -> str:
-        """Return the name in the file of an array of a part."""
-        key = self.keys[at]
-        if key in self.columns:
-            return key
-        if key in self.cells:
-            return self.star(at, star)
-        if not self.is_group:
-            return filled(key, star)
-        return key if key.startswith("/") else f"{self.part(star)}/{key}"
-
-
-def filled(pattern: str, star: str) -> str:
-    """Return a pattern with a name in place of each ``*``. ``star`` has these names, separated by ``/``."""
-    if pattern.count("*") <= 1:
-        return pattern.replace("*", star)
-    first, *others = pattern.split("*")
-    return first + "".join(name + text for name, text in zip(star.split("/"), others, strict=True))
-
-
-class NamedParts(Sequence[str]):
-    """The names of parts.
-
-    Args:
-        names: of parts and arrays.
-        stars: the text that the ``*`` stands for in each part.
-    """
-
-    def __init__(self, names: PartNames, stars: Sequence[str]) -> None:
-        self._names, self._stars = names, stars
-
-    def __len__(self) -> int:
-        return len(self._stars)
-
-    def __getitem__(self, part: Any) -> Any:
-        return self._names.part(self._stars[part])
-
-
-class FoundParts(NamedTuple):
-    """The parts of a file, and their arrays.
-
-    Attributes:
-        stars: the text that the ``*`` stands for in each part.
-        arrays: the arrays, part by part.
-        names: of parts and arrays.
-        others: guards of other files that hold rows of arrays.
-        aliases: further names of parts: their text for the ``*``, and the one in ``stars``.
-        n_missing: number of parts that lack an array and were left out.
-    """
-
-    stars: PackedText
-    arrays: ArrayColumns
-    names: PartNames
-    others: tuple[ChangeGuard, ...] = ()
-    aliases: Mapping[str, str] = {}
-    n_missing: int = 0
 
 
 def parts_in(
@@ -190,7 +53,7 @@ def parts_in(
     file: Any,
     guard: ChangeGuard,
     alike: AlikeArrays,
-) -> FoundParts:
+) -> PartsOfFile:
     """Return the parts of an open file with the descriptions of their arrays, from kept contents if it is unchanged.
 
     Args:
@@ -222,16 +85,14 @@ def parts_in(
             layout = of_cells.of_column(key, part, len(stars))
             return layout, alike.value(layout, key)
         try:
-            described = alike.describe_alike(
+            layout, template = alike.describe_alike(
                 file, path, key, files, guard, alike=names.keys[number], takes_scalars=not names.cells
             )
         except ScalarError:
-            described = scalar_layout(file, path, key, guard), None
+            layout, template = scalar_layout(file, path, key, guard), None
         except GroupError as error:
             error.key = names.keys[number]
             raise
-        assert described is not None, "required arrays exist"
-        layout, template = described
         if names.cells:
             layout = of_cells.checked(layout, names.keys[number], part)
         if layout.value is not None:
@@ -242,12 +103,12 @@ def parts_in(
             others.update((other.path, other) for other in guards)
         return layout, template
 
-    store = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
+    store = KeptParts.of(path, guard, options, names)
     is_attribute = np.array(
         [is_attribute_key(key) or bool(names.cells and key not in names.cells) for key in names.keys], dtype=np.bool_
     )
     if store is not None and (parts := store.read(describe, is_attribute)) is not None:
-        return FoundParts(parts.stars, parts.arrays, names, aliases=parts.aliases)
+        return parts
     stars, aliases = [""], dict[str, str]()
     objects = _SameObjects(file, names, files.allow_external)
     if names.cells:
@@ -260,7 +121,7 @@ def parts_in(
             )
             stars, aliases = objects.named_once(targets)
         if not stars:
-            return FoundParts(PackedText.of([]), ArrayColumns(), names, n_missing=1)
+            return PartsOfFile(PackedText.of([]), ArrayColumns(), names, n_missing=1)
     arrays, used, n_missing = ArrayColumns(), list[str](), 0
     shows_progress = len(stars) >= MANY and resolve_replica().rank == 0  # all ranks look at them
     title = f"looking at {os.path.basename(path)}"
@@ -300,7 +161,7 @@ def parts_in(
     packed = PackedText.of(used)
     if store is not None and not scalars and not n_missing:  # values are not kept
         store.write(packed, arrays, aliases)
-    return FoundParts(packed, arrays, names, tuple(others.values()), aliases, n_missing)
+    return PartsOfFile(packed, arrays, names, tuple(others.values()), aliases, n_missing)
 
 
 class _SameObjects:

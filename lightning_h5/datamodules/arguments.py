@@ -142,21 +142,21 @@ def parsed_fields(fields: Any) -> tuple[dict[str, Any] | None, str | None]:
     return keys, axes
 
 
-def picked(kind: type[T], given: Mapping[str, Any]) -> T:
+def picked(kind: type[T], arguments: Mapping[str, Any]) -> T:
     """Return a bundle of arguments, from a constructor's by name; those that the bundle does not have are ignored.
 
     Args:
-        kind: a dataclass whose fields are arguments; what is given for an option object becomes one.
-        given: the arguments.
+        kind: a dataclass whose fields are arguments; the value of an option object's argument is parsed.
+        arguments: the constructor's arguments by name.
 
     Raises:
         H5ValueError: an argument makes no sense.
     """
-    found = {field.name: given[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    options = {name: parser.parse(found[name], name) for name, parser in _OPTIONS.items() if name in found}
-    if "files" in found and given.get("staging") is not None:
-        options["files"] = _with_staging(options["files"], given["staging"])
-    return kind(**found | options)
+    values = {field.name: arguments[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    options = {name: parser.parse(values[name], name) for name, parser in _OPTIONS.items() if name in values}
+    if "files" in values and arguments.get("staging") is not None:
+        options["files"] = _with_staging(options["files"], arguments["staging"])
+    return kind(**values | options)
 
 
 def _with_staging(files: Any, staging: Any) -> Any:
@@ -170,33 +170,31 @@ NAMING = ("x_key", "y_key", "fields", "valid_mask", "where", "split", "weights",
 """Arguments that name arrays."""
 
 
-def argument_of(key: str, given: Mapping[str, Any]) -> str | None:
+def argument_of(key: str, arguments: Mapping[str, Any]) -> str | None:
     """Return the argument that names an array, as it can be written; None if there is none.
 
     Args:
         key: the array.
-        given: arguments by name.
+        arguments: by name.
     """
-    for name in NAMING:
-        if (found := _place_in_argument(given.get(name), key, name)) is not None:
-            return found
-    return None
+    places = (_place_in_argument(arguments.get(name), key, name) for name in NAMING)
+    return next((place for place in places if place is not None), None)
 
 
 def _place_in_argument(value: Any, key: str, name: str) -> str | None:
-    """Return how an array is named inside of an argument."""
+    """Return how an array is named inside of an argument; None if it is not."""
     if isinstance(value, str):
         return f"{name}={value!r}" if value.strip("/") == key.strip("/") else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        parts = [(f"{name}.{each}", one) for each, one in value.items()]
+        parts = [(f"{name}.{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value)]
     elif isinstance(value, Mapping):
-        is_option = name in ("split", "weights", "segments")
-        parts = [(f"{name}.{each}" if is_option else f"{name}[{each!r}]", one) for each, one in value.items()]
-        if name in ("where", "select") and any(isinstance(each, str) and each == key for each in value):
+        if name in ("where", "select") and any(isinstance(array, str) and array == key for array in value):
             return f"{key!r} of {name}"
+        is_option = name in ("split", "weights", "segments")
+        parts = [(f"{name}.{entry}" if is_option else f"{name}[{entry!r}]", part) for entry, part in value.items()]
     elif isinstance(value, Sequence):
         return f"{key!r} of {name}" if key in value else None
     else:
         return None
-    return next((found for each, one in parts if (found := _place_in_argument(one, key, each)) is not None), None)
+    places = (_place_in_argument(part, key, part_name) for part_name, part in parts)
+    return next((place for place in places if place is not None), None)

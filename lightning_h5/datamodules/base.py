@@ -55,12 +55,12 @@ class BaseH5DataModule(KeepsPosition):
     A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.
 
     Args:
-        given: the constructor's arguments by name.
+        arguments: the constructor's arguments by name.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        check_urls(given)  # before they are recorded
-        super().__init__(given)
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        check_urls(arguments)  # before they are recorded
+        super().__init__(arguments)
         self._matched: dict[Any, Any] = {}  # what belongs to rows by its order, in all setups
         self._categories = Categories()  # of all setups
         self._set_up: set[Split] = set()
@@ -75,22 +75,22 @@ class BaseH5DataModule(KeepsPosition):
                 f"unrelated; this data module and its Trainer use {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
             )
 
-    def _use_arguments(self, given: Mapping[str, Any]) -> None:
-        super()._use_arguments(given)
+    def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
+        super()._use_arguments(arguments)
         # Contents of the files; filled and dropped by ``setup``.
         self._catalog = Catalog(staging=self._options.files.staged)
-        self._table = given.get("table")
+        self._table = arguments.get("table")
         if self._table is not None:
             TableOptions.parse(self._table, "table")
         self._path_names = {split: f"{split}_path" for split in SPLITS}
-        self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
-        self._split = SplitOptions.parse(given.get("split"), "split")
-        self._weights = WeightOptions.parse(given.get("weights"), "weights")
+        self._paths: dict[Split, Any] = {split: arguments.get(name) for split, name in self._path_names.items()}
+        self._split = SplitOptions.parse(arguments.get("split"), "split")
+        self._weights = WeightOptions.parse(arguments.get("weights"), "weights")
         self._cut: Mapping[Split, Sequence[Chosen]] | None = None  # what each source has in each split, once known
-        self._transforms = given.get("transform"), given.get("eval_transform")
+        self._transforms = arguments.get("transform"), arguments.get("eval_transform")
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
-            check_callable(given.get(name), name)
-        if isinstance(normalize := given.get("normalize"), Mapping):
+            check_callable(arguments.get(name), name)
+        if isinstance(normalize := arguments.get("normalize"), Mapping):
             read_stats(normalize)  # raises for a mapping that has mistakes; files are read in setup
         self._check_split()
 
@@ -145,9 +145,9 @@ class BaseH5DataModule(KeepsPosition):
 
     def why_no_rows(self, split: Split) -> str:
         """A sentence on why a split that has data has no rows."""
-        given = self._paths[split]
-        if split == "train" or given is not None or self._cut is None:
-            return f"Its files, {given or self._paths['train']!r}, contain no rows. Pass files with rows."
+        paths = self._paths[split]
+        if split == "train" or paths is not None or self._cut is None:
+            return f"Its files, {paths or self._paths['train']!r}, contain no rows. Pass files with rows."
         n = sum(len(part) for rows in self._cut.values() for part in rows)
         shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
         return f"{shares} of {n} rows or segments leave none for it. One of them is a share of {1 / max(1, n):.2g}."
@@ -200,7 +200,7 @@ class BaseH5DataModule(KeepsPosition):
         layouts = [dataset.sample_layout for dataset in self._datasets.values()]
         parts = [part.fields for layout in layouts for part in (layout.x, layout.y) if part is not None]
         names = {key: name for fields in parts for key, name in zip(fields.keys, fields.names, strict=True)}
-        return {names[key]: each for key, each in self._categories.known.items() if key in names}
+        return {names[key]: categories for key, categories in self._categories.known.items() if key in names}
 
     def state_dict(self) -> dict[str, Any]:
         """The position of training, and what codes of categorical fields stand for, as plain values."""
@@ -218,8 +218,8 @@ class BaseH5DataModule(KeepsPosition):
         super().load_state_dict(state)
 
     def _training_files(self) -> Sequence[str]:
-        given = self._paths["train"]
-        return () if given is None else self._catalog.files(given, self._path_names["train"])
+        paths = self._paths["train"]
+        return () if paths is None else self._catalog.files(paths, self._path_names["train"])
 
     def load(self, splits: Sequence[Split]) -> None:
         """Load what is held in memory; called on all ranks, once they agree on the data."""
@@ -265,17 +265,17 @@ class BaseH5DataModule(KeepsPosition):
 
     def _with_argument(self, error: H5Error) -> H5Error:
         """Return an error about an array that is missing with the argument that names it."""
-        found = re.match(r"'([^']*)' is not in ", text := str(error)) if isinstance(error, H5KeyError) else None
-        if found is not None and (argument := argument_of(found[1], self.hparams)) is not None:
-            error.args = (argument + text[len(found[1]) + 2 :],)
+        match = re.match(r"'([^']*)'( is not in .*)", str(error), re.DOTALL) if isinstance(error, H5KeyError) else None
+        if match is not None and (argument := argument_of(match[1], self.hparams)) is not None:
+            error.args = (argument + match[2],)
         return error
 
     def _set_up_splits(self, splits: tuple[Split, ...], name: str | None) -> None:
         facts: dict[str, Any] = {}
         failure: Exception | None = None
         overlaps: list[str] = []
-        what = f"setting up the data ({name or 'all stages'})"
-        with exchange(what, self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
+        task = f"setting up the data ({name or 'all stages'})"
+        with exchange(task, self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
                 self._catalog = Catalog(
@@ -300,10 +300,10 @@ class BaseH5DataModule(KeepsPosition):
         self._free_memory = min((memory for memory in memories if memory is not None), default=None)
         for text in overlaps:
             self._log_once(text, log=rank_zero_only(logger.warning))
-        there = [split for split in splits if split in self._datasets]
-        self._log_integrity([self._datasets[split] for split in there])
-        self._log_staging([self._datasets[split] for split in there])
-        self.load(there)
+        datasets = {split: self._datasets[split] for split in splits if split in self._datasets}
+        self._log_integrity([*datasets.values()])
+        self._log_staging([*datasets.values()])
+        self.load([*datasets])
 
     @property
     def _has_groups(self) -> bool:
@@ -317,14 +317,14 @@ class BaseH5DataModule(KeepsPosition):
         if (training := self._datasets.get("train")) is None:
             return []
         for split in evaluations:
-            other, given = self._datasets.get(split), self._paths[split]
-            if given is None and not self._has_groups:  # a share of the training files
+            dataset, paths = self._datasets.get(split), self._paths[split]
+            if paths is None and not self._has_groups:  # a share of the training files
                 continue
-            if other is not None and {split, "train"} & {*splits}:
-                texts.append(overlap_of_samples(training, other, split))
-            elif "train" in splits and given is not None and not self._has_rows_by_name:
+            if dataset is not None and {split, "train"} & {*splits}:
+                texts.append(overlap_of_samples(training, dataset, split))
+            elif "train" in splits and paths is not None and not self._has_rows_by_name:
                 with suppress(H5Error):  # files of a later stage may not exist yet
-                    files = self._catalog.files(given, self._path_names[split])
+                    files = self._catalog.files(paths, self._path_names[split])
                     texts.append(overlap_of_files([guard.path for guard in training.guards()], files, split))
         return [text for text in texts if text is not None]
 
@@ -427,17 +427,19 @@ class BaseH5DataModule(KeepsPosition):
 
     def _log_integrity(self, datasets: Sequence[RowDataset]) -> None:
         # Debug level: a training run cannot change it, and min_integrity refuses low levels.
-        found = sorted({(each.integrity, each.key) for dataset in datasets for each in dataset.layouts()})
-        if found:
-            each = ", ".join(f"{key}: {level}" for level, key in found)
-            text = f"integrity levels (0 to 4): {each} (level {found[0][0]}: {INTEGRITY[found[0][0]]})"
+        levels = sorted({(layout.integrity, layout.key) for dataset in datasets for layout in dataset.layouts()})
+        if levels:
+            least, _ = levels[0]
+            by_array = ", ".join(f"{key}: {level}" for level, key in levels)
+            text = f"integrity levels (0 to 4): {by_array} (level {least}: {INTEGRITY[least]})"
             self._log_once(text, log=rank_zero_only(logger.debug))
 
     def _log_staging(self, datasets: Sequence[RowDataset]) -> None:
         guards = [guard for dataset in datasets for guard in dataset.guards()]
         staging = next((guard.staging for guard in guards if guard.staging is not None), self._options.files.staged)
         if staging is not None:
-            for text in _staging_report(staging, guards, [each for dataset in datasets for each in dataset.layouts()]):
+            layouts = [layout for dataset in datasets for layout in dataset.layouts()]
+            for text in _staging_report(staging, guards, layouts):
                 self._log_once(text)
 
     def _loader(self, split: Split) -> H5DataLoader | NoRows:
@@ -456,13 +458,13 @@ class BaseH5DataModule(KeepsPosition):
         """
         if not self.names_data(split):  # otherwise the advised setup would fail, too
             return f"{request}, and there is no data for {split!r}. {self.missing_data_hint(split)}"
-        ready = listing(each for each in SPLITS if each in self._set_up)
-        what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or failed"
+        ready = listing(name for name in SPLITS if name in self._set_up)
+        reason = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or failed"
         if self._set_since_setup:
-            what = f"setup() was not called after {listing(dict.fromkeys(self._set_since_setup))} was set"
+            reason = f"setup() was not called after {listing(dict.fromkeys(self._set_since_setup))} was set"
         stage = _STAGE_OF[split]
         return (
-            f"{request}, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "
+            f"{request}, and {split!r} is not set up: {reason}. Call setup({stage!r}) first, or "
             f"pass the data module to the Trainer: trainer.{stage}(model, datamodule=datamodule)."
         )
 
@@ -481,8 +483,8 @@ def _staging_report(
     staged = [path for path, guard in files.items() if guard.staging is not None]
     if staged:
         folder = ensure_folder(staging)
-        which = f"{len(staged)} of {len(files)} files are" if len(files) > 1 else f"{staged[0]!r} is"
-        yield f"staging: {which} read through {folder.path!r}, which may take {bytes_text(folder.limit)}"
+        subject = f"{len(staged)} of {len(files)} files are" if len(files) > 1 else f"{staged[0]!r} is"
+        yield f"staging: {subject} read through {folder.path!r}, which may take {bytes_text(folder.limit)}"
     if staging.storage_options is not None and not any(guard.is_remote for guard in files.values()):
         yield "staging: storage_options have no effect, since all files are on file systems"
     reasons: dict[str, list[str]] = {}
@@ -492,24 +494,24 @@ def _staging_report(
             reasons.setdefault(why or "it was set up without", []).append(path)
     for why, paths in reasons.items():
         yield f"staging: {listing(paths, most=3)} {'is' if len(paths) == 1 else 'are'} not staged: {why}"
-    for each in layouts:
-        table = each.table
-        if not each.guard.is_remote or table is None or len(table.sizes) < MANY_CHUNKS:
+    for layout in layouts:
+        table = layout.table
+        if not layout.guard.is_remote or table is None or len(table.sizes) < MANY_CHUNKS:
             continue
         if (size := int(table.sizes.clip(min=0).mean())) < SMALL_CHUNK:
             yield (
-                f"staging: the chunks of {each.key!r} have {bytes_text(size)} on average, and the first epoch takes a "
-                "request for each, or for those that lie together. Larger ones need fewer: `lightning-h5 repack "
+                f"staging: the chunks of {layout.key!r} have {bytes_text(size)} on average, and the first epoch takes "
+                "a request for each, or for those that lie together. Larger ones need fewer: `lightning-h5 repack "
                 "--rows-per-chunk auto --for-object-store`"
             )
-    on_disk = [each for each in layouts if each.guard.staging is not None and not each.guard.is_remote]
-    by_library = {each.key for each in on_disk if fallback_reason(each) is not None}
+    on_disk = [layout for layout in layouts if layout.guard.staging is not None and not layout.guard.is_remote]
+    by_library = {layout.key for layout in on_disk if fallback_reason(layout) is not None}
     if by_library:
         yield f"staging: not of {listing(sorted(by_library))}, which only the HDF5 library can read"
 
 
 def _splits_of(stage: str | None) -> tuple[Split, ...]:
-    return ("train", "val") if stage == "fit" else tuple(each for each in SPLITS if stage in (None, _STAGE_OF[each]))
+    return ("train", "val") if stage == "fit" else tuple(name for name in SPLITS if stage in (None, _STAGE_OF[name]))
 
 
 def arrays_of_fields(dataset: RowDataset) -> Iterator[ArrayLayout]:

@@ -108,10 +108,10 @@ class CombinedHDF5DataModule(FilesH5DataModule):
     ) -> None:
         super().__init__(locals())
 
-    def _use_arguments(self, given: Mapping[str, Any]) -> None:
-        super()._use_arguments(given)
-        self._row_cache = RowCacheOptions.parse(given["row_cache"], "row_cache")
-        if given["row_cache"] is not None and self._kind.needs_segments(keys_in(*self._named_keys)):
+    def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
+        super()._use_arguments(arguments)
+        self._row_cache = RowCacheOptions.parse(arguments["row_cache"], "row_cache")
+        if arguments["row_cache"] is not None and self._kind.needs_segments(keys_in(*self._named_keys)):
             raise H5ValueError("row_cache was given, which keeps rows, and samples are of segments. Leave it out.")
 
     def dataset_of(self, samples: FileSamples, split: Split, *, n_sources: int = 1) -> CombinedHDF5Dataset:

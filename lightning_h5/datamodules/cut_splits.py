@@ -48,10 +48,10 @@ def by_names(names: npt.NDArray[Any], key: str) -> dict[Split, IntArray]:
     Raises:
         H5ValueError: a name is of no split.
     """
-    found = np.array([SYNONYMS.get(str(name).lower(), str(name).lower()) for name in names.tolist()])
-    if unknown := sorted(set(found.tolist()) - {*SPLITS}):
+    splits = np.array([SYNONYMS.get(str(name).lower(), str(name).lower()) for name in names.tolist()])
+    if unknown := sorted(set(splits.tolist()) - {*SPLITS}):
         raise H5ValueError(f"split.key={key!r} has {listing(unknown)}. Write one of {listing(SPLITS)} in each line.")
-    return {split: np.flatnonzero(found == split) for split in SPLITS if (found == split).any()}
+    return {split: np.flatnonzero(splits == split) for split in SPLITS if (splits == split).any()}
 
 
 def check_split_of_rows(options: SplitOptions) -> None:
@@ -94,20 +94,21 @@ def cut_rows(
     """
     if lacks is not None and options.file is None:
         with_line = np.flatnonzero(~lacks)
-        each = [None if column is None else column[with_line] for column in (groups, labels, names)]
-        cut = cut_rows(len(with_line), options, paths=paths, groups=each[0], labels=each[1], names=each[2])
+        groups, labels, names = (None if column is None else column[with_line] for column in (groups, labels, names))
+        cut = cut_rows(len(with_line), options, paths=paths, groups=groups, labels=labels, names=names)
         return {split: with_line[of_split] for split, of_split in cut.items()}
     if names is not None:
         return by_names(names, options.column or "")
     path, settings = options.file, options.recipe()
-    if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
-        for split, rows in kept.items():
+    splits = None if path is None else read_splits(path, n_rows, options.group_key, groups, settings)
+    if splits is not None:
+        for split, rows in splits.items():
             if split != "train" and len(rows) and paths[split] is not None:
                 raise H5ValueError(
                     f"split.file={str(path)!r} gives {len(rows)} rows to {split!r}, which has its own files: these "
                     "rows would be in no split. Leave these files out, or move the rows to another split."
                 )
-        return kept
+        return splits
     if not options.has_fractions:
         raise H5FileError(
             f"split.file={str(path)!r} does not exist, and no setting describes how to make it. Pass val_fraction, "
@@ -125,8 +126,8 @@ def _cut_numbers(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[S
     if options.num_folds is not None and options.fold is not None:
         within = len(train) if isinstance(n_or_groups, int) else n_or_groups[train]
         of_them = None if labels is None else labels[train]
-        kept, held_out = k_fold(within, options.num_folds, options.fold, options.seed, labels=of_them)
-        train, val = train[kept], train[held_out]
+        rest, held_out = k_fold(within, options.num_folds, options.fold, options.seed, labels=of_them)
+        train, val = train[rest], train[held_out]
     return {"train": train, "val": val, "test": test}
 
 
@@ -201,29 +202,29 @@ def read_splits(
             f"{name} was made with group_key={text.get('group_key')!r}, but group_key={group_key!r} was given. Pass "
             "the same."
         )
-    made = text.get("settings") or {}
-    if other := [key for key in settings if key in made and made[key] != settings[key]]:
-        were, now = (", ".join(f"{key}={values[key]!r}" for key in other) for values in (made, settings))
+    saved = text.get("settings") or {}
+    if changes := [key for key in settings if key in saved and saved[key] != settings[key]]:
+        were, now = (", ".join(f"{key}={values[key]!r}" for key in changes) for values in (saved, settings))
         raise H5ValueError(f"{name} was made with {were}, and {now} was given. Name another file, or pass the same.")
     return _rows_of_ranges(splits, n_rows, name) if groups is None else _rows_of_groups(splits, groups, name)
 
 
 def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], name: str) -> dict[Split, IntArray]:
-    found, codes = np.unique(groups, return_inverse=True)
-    at = {value: code for code, value in enumerate(found.tolist())}
-    split_of = np.full(len(found), -1, dtype=np.int64)
+    values, codes = np.unique(groups, return_inverse=True)
+    code_of = {value: code for code, value in enumerate(values.tolist())}
+    split_of = np.full(len(values), -1, dtype=np.int64)
     for number, split in enumerate(NAMES):
         listed = splits.get(split, [])
         if wrong := [group for group in listed if isinstance(group, list | dict)]:
             raise H5ValueError(f"{name}: {split!r} has {wrong[0]!r}, which is no group. List values of group_key.")
-        here = [at[group] for group in listed if group in at]
-        if twice := [found[code] for code in here if split_of[code] not in (-1, number)]:
+        members = [code_of[group] for group in listed if group in code_of]
+        if twice := [values[code] for code in members if split_of[code] not in (-1, number)]:
             raise H5ValueError(f"{name} has {listing(map(str, twice))} in several splits. Leave each in one.")
-        split_of[here] = number
+        split_of[members] = number
     if (split_of < 0).any():
-        unknown = found[split_of < 0]
+        unknown = values[split_of < 0]
         raise H5ValueError(
-            f"{name} lacks {len(unknown)} of {len(found)} groups: {listing(map(str, unknown[:6]))}. Add them to a "
+            f"{name} lacks {len(unknown)} of {len(values)} groups: {listing(map(str, unknown[:6]))}. Add them to a "
             "split, or name a new file, which is then created."
         )
     return {split: np.flatnonzero(split_of[codes] == number) for number, split in enumerate(NAMES)}
@@ -235,7 +236,7 @@ def _rows_of_ranges(splits: Mapping[str, list[Any]], n_rows: int, name: str) -> 
     for split in NAMES:
         ranges = splits.get(split, [])
         for pair in ranges:
-            is_pair = isinstance(pair, list) and [type(one) for one in pair] == [int, int]
+            is_pair = isinstance(pair, list) and [type(bound) for bound in pair] == [int, int]
             if not is_pair or not 0 <= pair[0] <= pair[1] <= n_rows:
                 raise H5ValueError(
                     f"{name}: {split!r} is not a list of ranges [start, stop] of the {n_rows} rows that the files "
@@ -291,16 +292,14 @@ def cut_segments(
             "'time'."
         )
     _check_files(tables)
-    if options.column is not None:
-        named = [by_names(table.columns[options.column], options.column) for table in tables]
-        given: list[Split] = [split for split in SPLITS if any(split in found for found in named)]
-        nothing = np.empty(0, dtype=np.int64)
-        return {split: [SegmentSubset(found.get(split, nothing)) for found in named] for split in given}
     if options.by == "time" or options.key is not None:
-        each = [_of_table(table, options, catalog, opened) for table in tables]
-        splits = [split for split in SPLITS if any(split in found for found in each)]
+        cuts = [_cut_source(table, options, catalog, opened) for table in tables]
         none = SegmentSubset(np.empty(0, dtype=np.int64))
-        return {split: [found.get(split, none) for found in each] for split in splits}
+        return {
+            split: [of_source.get(split, none) for of_source in cuts]
+            for split in SPLITS
+            if any(split in of_source for of_source in cuts)
+        }
     places = {tuple(table.paths): at for at, table in reversed(list(enumerate(tables)))}  # files count once
     first = sorted(places.values())
     columns: list[npt.NDArray[Any] | None] = [None, None]
@@ -311,34 +310,36 @@ def cut_segments(
         columns[0] = np.concatenate([groups_by_pattern(tables[number], options.group_pattern) for number in first])
     bounds = np.concatenate([[0], np.cumsum([tables[number].n_segments for number in first])])
     cut = cut_rows(int(bounds[-1]), options, paths=paths, groups=columns[0], labels=columns[1])
-    found: dict[Split, list[SegmentSubset]] = {}
+    subsets: dict[Split, list[SegmentSubset]] = {}
     for split, segments in cut.items():
         ends = np.searchsorted(segments, bounds)
         parts = {
             number: segments[low:high] - start
             for number, start, low, high in zip(first, bounds[:-1], ends[:-1], ends[1:], strict=True)
         }
-        found[split] = [SegmentSubset(parts[places[tuple(table.paths)]]) for table in tables]
-    return found
+        subsets[split] = [SegmentSubset(parts[places[tuple(table.paths)]]) for table in tables]
+    return subsets
 
 
 def _check_files(tables: Sequence[RowTable]) -> None:
     """Raise an ``H5ValueError`` if a segment of two sources could be in two splits."""
-    each = [{file_number(path) for path in table.paths} for table in tables]
-    for at, (one, table) in enumerate(zip(each, tables, strict=True)):
-        for other, another in zip(each[:at], tables[:at], strict=True):
-            is_same = table.paths == another.paths and table.n_segments == another.n_segments
-            if one & other and not is_same:
+    files = [{file_number(path) for path in table.paths} for table in tables]
+    for number, table in enumerate(tables):
+        for earlier, earlier_files in zip(tables[:number], files[:number], strict=True):
+            is_same = table.paths == earlier.paths and table.n_segments == earlier.n_segments
+            if files[number] & earlier_files and not is_same:
                 raise H5ValueError(
                     f"two sources have some of their files in common, such as {table.paths[0]!r}, and a split would "
                     "not keep their segments apart. Give them the same files in the same order, or separate ones."
                 )
 
 
-def _of_table(
+def _cut_source(
     table: RowTable, options: SplitOptions, catalog: Catalog, opened: OpenOptions
 ) -> Mapping[Split, SegmentSubset]:
-    """Return the segments of each split of one source, by time or by lists in the files."""
+    """Return the segments of each split of one source, by a column, by time or by lists in the files."""
+    if (column := options.column) is not None:
+        return {split: SegmentSubset(segments) for split, segments in by_names(table.columns[column], column).items()}
     if options.by == "time":
         return cast("Mapping[Split, SegmentSubset]", segments_by_time(table, options))
     lists = {split: key for split in SPLITS if (key := options.list_of(split)) is not None}
@@ -369,4 +370,4 @@ def _names_in_array(path: str, key: str, catalog: Catalog, opened: OpenOptions) 
     """Return the names in an array of a file."""
     _, (array,) = catalog.describe(path, [key], opened)
     values = open_reader(array, opened).read(np.arange(array.n_rows)).ravel()
-    return np.array([one.decode() if isinstance(one, bytes) else str(one) for one in values.tolist()], dtype=str)
+    return np.array([name.decode() if isinstance(name, bytes) else str(name) for name in values.tolist()], dtype=str)

@@ -64,7 +64,7 @@ class FilesH5DataModule(BaseH5DataModule):
     """Splits of files, with one set of arguments. A subclass decides where rows live: ``dataset_of``.
 
     Args:
-        given: the constructor's arguments by name.
+        arguments: the constructor's arguments by name.
     """
 
     x_key: Keys | None
@@ -74,15 +74,15 @@ class FilesH5DataModule(BaseH5DataModule):
     cannot_mix: str | None = None
     """Why sources cannot be mixed; None if they can."""
 
-    def _use_arguments(self, given: Mapping[str, Any]) -> None:
-        super()._use_arguments(given)
-        self._samples = samples = picked(SampleArguments, given)
+    def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
+        super()._use_arguments(arguments)
+        self._samples = samples = picked(SampleArguments, arguments)
         x_key, y_key = samples.x_key, samples.y_key
         if x_key is not None:
             x_key = with_constants(x_key, y_key, self._kind.segments.constants)
         self._infer(x_key=x_key, y_key=y_key)
         self._bad = bad_files(samples.on_bad_file)
-        mixture = given["mixture"]
+        mixture = arguments["mixture"]
         if mixture is not None and self.cannot_mix is not None:
             raise H5ValueError(f"mixture was given to {type(self).__name__}, {self.cannot_mix}")
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
@@ -157,7 +157,8 @@ class FilesH5DataModule(BaseH5DataModule):
             text: the error's. Some ask for integers, and some name a dtype with which torch computes hardly anything.
         """
         model, samples = getattr(self.trainer, "lightning_module", None), self._samples
-        dtypes = [] if model is None else [each.dtype for each in model.parameters() if each.is_floating_point()]
+        weights = () if model is None else model.parameters()
+        dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
         if not dtypes or not self._datasets or samples.normalize is not None:
             return
         asks_for_integers = _asks_for_integers(text)
@@ -173,19 +174,19 @@ class FilesH5DataModule(BaseH5DataModule):
             if (changes is not None or samples.batch_transform is not None) and not is_named:
                 continue
             is_class = argument == "y_dtype" and layout.dtype.kind in "iub"
-            wanted = ["int64", computes_in] if is_class else [computes_in]
+            choices = ["int64", computes_in] if is_class else [computes_in]
             # Most often classes are meant. An input is meant if there is no target, and an integer one is a class.
             if asks_for_integers and stored != "int64" and not is_class and (argument == "y_dtype" or not self.y_key):
-                wanted = ["int64"]
+                choices = ["int64"]
             is_as_stored = (is_auto or getattr(samples, argument) is None) and kind_of(layout.dtype) == "number"
-            if is_as_stored and stored not in wanted:
+            if is_as_stored and stored not in choices:
                 needs = (
-                    "torch asks for integers here" if wanted == ["int64"] else f"the model computes in {computes_in}"
+                    "torch asks for integers here" if choices == ["int64"] else f"the model computes in {computes_in}"
                 )
                 as_in_file = ", as stored in the file" if stored == layout.dtype.name else ""
                 yield (
                     f"lightning_h5: {layout.key!r} is loaded as {stored}{as_in_file}, but {needs}. "
-                    f"Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
+                    f"Pass {argument}={' or '.join(map(repr, choices))} to the data module."
                 )
 
     # Sources -------------------------------------------------------------------------------------------------
@@ -313,22 +314,22 @@ class FilesH5DataModule(BaseH5DataModule):
                 return [], []
             return list(resolve_path(file, group, allow_external=allow_external)[0] if group else file), []
 
-        found = [] if "*" in group else self._catalog.search(path, options, f"names in {group!r}", names_of_group)
+        names = [] if "*" in group else self._catalog.search(path, options, f"names in {group!r}", names_of_group)
         own = f"{before}{split}{after}"
         spellings = {f"{before}{name}{after}".casefold() for name in (split, *SPELLINGS.get(split, ()))}
-        other = next((name for name in found if name.casefold() in spellings), None)
-        if own in found:
+        synonym = next((name for name in names if name.casefold() in spellings), None)
+        if own in names:
             self._log_once(
                 f"there is no {split!r} split: {path!r} has {f'{group}/{own}'.strip('/')!r}, but not all arrays that "
                 f"{listing(keys)} name there. Write them, or pass {split}_path.",
                 log=rank_zero_warn,
             )
-        elif other is not None:
-            wanted, link = (f"{group}/{name}".strip("/") for name in (own, other))
+        elif synonym is not None:
+            link, target = (f"{group}/{name}".strip("/") for name in (own, synonym))
             self._log_once(
-                f"there is no {split!r} split: {key!r} names {wanted!r}, and {path!r} has {listing(found)}"
-                f"{f' in {group!r}' if group else ''}. If {link!r} is meant, write a link to it: "
-                f"file[{wanted!r}] = h5py.SoftLink('/{link}').",
+                f"there is no {split!r} split: {key!r} names {link!r}, and {path!r} has {listing(names)}"
+                f"{f' in {group!r}' if group else ''}. If {target!r} is meant, write a link to it: "
+                f"file[{link!r}] = h5py.SoftLink('/{target}').",
                 log=rank_zero_warn,
             )
 
@@ -393,12 +394,12 @@ class FilesH5DataModule(BaseH5DataModule):
         }
 
     def _opened(
-        self, files: SourceFiles, rows: Any, what: str, columns: Sequence[str], **of_samples: Any
+        self, files: SourceFiles, rows: Any, subject: str, columns: Sequence[str], **of_samples: Any
     ) -> FileSamples:
         try:
             return files.open(rows, columns=columns, **of_samples)
         except NoRowPassesError as error:
-            raise NoRowPassesError(f"{what}: {error}") from error
+            raise NoRowPassesError(f"{subject}: {error}") from error
 
     def _mixed(
         self, split: Split, files: Sequence[SourceFiles], chosen: Sequence[Any], columns: Sequence[str]
@@ -409,16 +410,16 @@ class FilesH5DataModule(BaseH5DataModule):
         opened: list[tuple[SourceFiles, FileSamples]] = []
         lacking: list[H5ValueError] = []
         for source, rows in zip(files, chosen, strict=True):
-            what = f"the source {source.source.name!r} of {split!r}"
+            subject = f"the source {source.source.name!r} of {split!r}"
             try:
-                opened.append((source, self._opened(source, rows, what, columns, **nothing)))
+                opened.append((source, self._opened(source, rows, subject, columns, **nothing)))
             except NoRowPassesError as error:
                 # A named source must have rows to train on, but a small one may have none to evaluate on.
                 if split == "train":
                     raise
                 lacking.append(error)
             except H5ValueError as error:
-                raise H5ValueError(f"{what}: {error}") from error
+                raise H5ValueError(f"{subject}: {error}") from error
         if not opened:
             raise lacking[0]
         if self._kind.sample is None:
@@ -451,9 +452,9 @@ class FilesH5DataModule(BaseH5DataModule):
         if len(order.sources) < 2:
             super().read_with(dataset, order.sources[0] if order.sources else order, cache_bytes, training=training)
             return
-        total = max(1, sum(each.cache_bytes for each in order.sources))
-        for source, each in zip(cast("MixtureDataset", dataset).sources, order.sources, strict=True):
-            super().read_with(source, each, cache_bytes * each.cache_bytes // total, training=training)
+        total = max(1, sum(of_source.cache_bytes for of_source in order.sources))
+        for source, of_source in zip(cast("MixtureDataset", dataset).sources, order.sources, strict=True):
+            super().read_with(source, of_source, cache_bytes * of_source.cache_bytes // total, training=training)
 
     def _mixture_of(self, dataset: RowDataset) -> Mixture | None:
         """How the training sources are mixed; None for other splits."""
@@ -477,5 +478,5 @@ class FilesH5DataModule(BaseH5DataModule):
 
 def _asks_for_integers(text: str) -> bool:
     """Return whether an error of torch asks for class numbers or indices: "expected scalar type Long"."""
-    asked, _, _ = text.partition("but")
-    return bool(re.search(r"\b([Ll]ong|LongTensor|int32/int64)\b", asked)) and "desired output type" not in asked
+    request, _, _ = text.partition("but")
+    return bool(re.search(r"\b([Ll]ong|LongTensor|int32/int64)\b", request)) and "desired output type" not in request

@@ -59,13 +59,13 @@ class MakesLoaders(RecordsSettings):
         seed: seed of the order, from ``setup`` on.
 
     Args:
-        given: the constructor's arguments by name; those of ``LoaderArguments`` are used.
+        arguments: the constructor's arguments by name; those of ``LoaderArguments`` are used.
     """
 
     seed: int | None
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
         self._nodes = 0  # that blocks are dealt to, from ``setup`` on; 0 deals none
         self._free_memory: int | None = None  # for pages of files, on the node with the least, from ``setup`` on
         self._datasets: dict[Split, RowDataset] = {}
@@ -73,16 +73,20 @@ class MakesLoaders(RecordsSettings):
         self._logged: set[str] = set()
         self._measured: set[OrderParameters] = set()  # orders whose mixing was logged
 
-    def _use_arguments(self, given: Mapping[str, Any]) -> None:
-        super()._use_arguments(given)
-        self._options = options = picked(LoaderArguments, given)
+    def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
+        super()._use_arguments(arguments)
+        self._options = options = picked(LoaderArguments, arguments)
         self._rank, self._world_size = options.distributed.rank, options.distributed.world_size
         self._infer(seed=options.seed)
         self._kind = SampleOptions.parse(
-            given["sample"], given["segments"], given["window"], given["select"], patch=given["patch"]
+            arguments["sample"],
+            arguments["segments"],
+            arguments["window"],
+            arguments["select"],
+            patch=arguments["patch"],
         )
         self._keeps_together = self._kind.segments.keep_together
-        _check_scope(options.shuffle, given, self._kind.segments)
+        _check_scope(options.shuffle, arguments, self._kind.segments)
 
     @property
     def rank(self) -> int | None:
@@ -125,8 +129,8 @@ class MakesLoaders(RecordsSettings):
         return bool(getattr(self.trainer, "overfit_batches", False))
 
     def __repr__(self) -> str:
-        found = f"rank {self.rank} of {self.world_size}" if self._datasets else "no data yet: setup() looks at files"
-        lines = [self._shown_settings(), f"  batch_size {self.batch_size}, {found}"]
+        status = f"rank {self.rank} of {self.world_size}" if self._datasets else "no data yet: setup() looks at files"
+        lines = [self._shown_settings(), f"  batch_size {self.batch_size}, {status}"]
         lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
         return "\n".join(lines)
 
@@ -267,7 +271,7 @@ class MakesLoaders(RecordsSettings):
             streams=order.streams,
             window=order.window,
             recipe="" if order.recipe is None else order.recipe.text,
-            sources=tuple(SourceOrder(each.mode, each.streams, each.window) for each in order.sources),
+            sources=tuple(SourceOrder(source.mode, source.streams, source.window) for source in order.sources),
             nodes=order.nodes,
             world_size=(self.world_size or 1) if order.nodes else 0,
         )
@@ -354,11 +358,11 @@ class MakesLoaders(RecordsSettings):
         if not order.sources:
             is_of_samples = isinstance(dataset, TableDataset) and dataset.table.indexer.noun != "rows"
             noun = "samples" if is_of_samples else "rows"
-            what = self.mixed_rows(dataset.n_rows, noun) if order.recipe is None else order.recipe.text
+            rows = self.mixed_rows(dataset.n_rows, noun) if order.recipe is None else order.recipe.text
             mixed = f", {_blocks_text(order.window)} mixed at a time" if order.mode == "chunks" else ""
             streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
-            text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
-        integrity = min((each.integrity for each in dataset.layouts()), default=0)
+            text = f"{order.mode} over {rows}, seed {self.seed}{mixed}{streams} ({order.why})"
+        integrity = min((layout.integrity for layout in dataset.layouts()), default=0)
         checksums = "" if integrity else "no checksums, "
         self._log_once(f"training order: {text}; {checksums}integrity level {integrity} of 4")
         self._log_mixing(order, dataset)
@@ -366,12 +370,12 @@ class MakesLoaders(RecordsSettings):
         has_patches = isinstance(dataset, TableDataset) and bool(dataset.table.fields_cut)
         chunks = "" if has_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         workers = ", or use fewer workers" if self._options.num_workers > 1 else ""
-        for each in order.sources or (order,):
-            if each.mode == "chunks" and each.window < FEW_BLOCKS:
+        for source in order.sources or (order,):
+            if source.mode == "chunks" and source.window < FEW_BLOCKS:
                 self._log_once(
-                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks_text(each.window)} at a time, so "
-                    "neighboring rows of the file often share a batch. Raise shuffle.buffer to "
-                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more{workers}{chunks}."
+                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks_text(source.window)} at a time, "
+                    "so neighboring rows of the file often share a batch. Raise shuffle.buffer to "
+                    f"'{-(-source.enough >> 20)} MiB' for {FEW_BLOCKS} or more{workers}{chunks}."
                 )
 
     def _log_rates(self, order: Order, dataset: RowDataset) -> None:
@@ -394,11 +398,9 @@ class MakesLoaders(RecordsSettings):
         if order.nodes < 2 or self.rank or parameters in self._measured:
             return
         self._measured.add(parameters)
-        blocks = dataset.blocks()
-        of_node, of_all = (
-            label_entropy(blocks, each, world_size, drop_last=drop_last)
-            for each in (parameters, replace(parameters, nodes=0, world_size=0))
-        )
+        blocks, undealt = dataset.blocks(), replace(parameters, nodes=0, world_size=0)
+        of_node = label_entropy(blocks, parameters, world_size, drop_last=drop_last)
+        of_all = label_entropy(blocks, undealt, world_size, drop_last=drop_last)
         self._log_once(
             f"shuffle.scope='node': if the file were sorted by {N_LABELS} labels, batches would have an entropy of "
             f"{of_node:.2f}, and {of_all:.2f} with scope='global' (nats; ln {N_LABELS} = {ln(N_LABELS):.2f})"
@@ -417,11 +419,11 @@ def _found_by_setup(name: str, value: object) -> H5ValueError:
     )
 
 
-def _check_scope(shuffle: ShuffleOptions, given: Mapping[str, Any], segments: SegmentOptions) -> None:
+def _check_scope(shuffle: ShuffleOptions, arguments: Mapping[str, Any], segments: SegmentOptions) -> None:
     """Raise if blocks are to be dealt to nodes, and an epoch is not each row once."""
-    if WeightOptions.parse(given.get("weights"), "weights").is_given:
+    if WeightOptions.parse(arguments.get("weights"), "weights").is_given:
         shuffle.check_scope("weights", "which draw rows of all nodes")
-    if given.get("mixture") is not None:
+    if arguments.get("mixture") is not None:
         shuffle.check_scope("mixture", "which mixes rows of all nodes")
     if segments.bucket:
         shuffle.check_scope("segments.bucket", "which sorts segments of all nodes by length")

@@ -136,9 +136,9 @@ class RankCachedH5DataModule(FilesH5DataModule):
         "Pass it to LazyH5DataModule, or join the files as one: train_path takes a list."
     )
 
-    def _use_arguments(self, given: Mapping[str, Any]) -> None:
-        super()._use_arguments(given)
-        self._memory = MemoryOptions.parse(given["memory"], "memory")
+    def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
+        super()._use_arguments(arguments)
+        self._memory = MemoryOptions.parse(arguments["memory"], "memory")
         self._options.shuffle.check_scope("RankCachedH5DataModule", "whose ranks hold their rows in memory already")
         reads_once = not self._memory.reshard_every_n_epochs and not name_objects(*self._paths.values())
         if self._options.files.staging is not None and reads_once:
@@ -191,13 +191,13 @@ class RankCachedH5DataModule(FilesH5DataModule):
         Raises:
             H5Error: memory is too small, or rows cannot be read; on all ranks.
         """
-        held = {split: cast("RankMemCachedH5Dataset", dataset) for split, dataset in self._datasets.items()}
+        datasets = {split: cast("RankMemCachedH5Dataset", dataset) for split, dataset in self._datasets.items()}
         # Another Trainer may validate during a fit, which still reads.
-        needed = {*splits, *(("train", "val") if self.is_in_a_fit else ())}
-        wanted = [split for split in splits if getattr(self.trainer, f"limit_{split}_batches", 1) != 0]
+        in_use = {*splits, *(("train", "val") if self.is_in_a_fit else ())}
+        limits = {split: getattr(self.trainer, f"limit_{split}_batches", 1) for split in splits}
         self._load(
-            {split: held[split] for split in wanted if not held[split].is_loaded},
-            spare=[dataset for split, dataset in held.items() if split not in needed],
+            {split: datasets[split] for split, limit in limits.items() if limit != 0 and not datasets[split].is_loaded},
+            spare=[dataset for split, dataset in datasets.items() if split not in in_use],
         )
 
     def _load(
@@ -220,16 +220,16 @@ class RankCachedH5DataModule(FilesH5DataModule):
 
     def start_epoch(self, sampler: PlanSampler) -> int | None:
         """See ``BaseH5DataModule.start_epoch``; redraws the shards if they are due."""
-        kept = super().start_epoch(sampler)
+        trainer_epoch = super().start_epoch(sampler)
         dataset = cast("RankMemCachedH5Dataset | None", self._datasets.get("train"))
-        epoch = sampler.epoch if kept is None else kept
+        epoch = sampler.epoch if trainer_epoch is None else trainer_epoch
         draw = 0 if dataset is None or self.is_overfitting else dataset.shard.draw(epoch)
         if dataset is not None and dataset.draw != draw:
             for loader in list(self._loaders["train"]):
                 loader.close()  # persistent workers hold the old shard
             if not dataset.reshard(draw):
                 self._load({"train": dataset})
-        return kept
+        return trainer_epoch
 
     # Order ---------------------------------------------------------------------------------------------------
 
@@ -238,10 +238,10 @@ class RankCachedH5DataModule(FilesH5DataModule):
         world_size = self.world_size or 1
         if world_size == 1:
             return super().mixed_rows(n_rows, noun)
-        which = f"one of every {world_size}" if self._memory.mode == "interleave" else f"neighboring {noun}"
+        detail = f"one of every {world_size}" if self._memory.mode == "interleave" else f"neighboring {noun}"
         if every := self._memory.reshard_every_n_epochs:
-            which = f"redrawn {'each epoch' if every == 1 else f'every {every} epochs'}"
-        return f"the {noun} that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({which})"
+            detail = f"redrawn {'each epoch' if every == 1 else f'every {every} epochs'}"
+        return f"the {noun} that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({detail})"
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are read: in memory all orders cost the same."""

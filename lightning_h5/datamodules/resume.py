@@ -93,11 +93,11 @@ class RunPosition:
             The name under which it was saved.
         """
         self._is_resumed = True
-        found = [name for name, value in checkpoint.items() if is_position(value)]
-        if self._pending is not None or len(found) != 1:
+        names = [name for name, value in checkpoint.items() if is_position(value)]
+        if self._pending is not None or len(names) != 1:
             return None
-        self.load(checkpoint[found[0]])
-        return found[0]
+        self.load(checkpoint[names[0]])
+        return names[0]
 
     def resume_last_epoch(self) -> None:
         """Make the trainer resume an epoch that ``max_steps`` interrupted, which it counts as done.
@@ -164,18 +164,18 @@ class RunPosition:
         if not self._left and not sampler.drop_last:
             n_left = sampler.n_left(restored.epoch)
             rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and are skipped")
-        done = len(sampler) - self._left
+        n_done = len(sampler) - self._left
         if not progress.is_alone:
-            done = progress.processed
-        elif done < trainer.num_training_batches:
+            n_done = progress.processed
+        elif n_done < trainer.num_training_batches:
             if progress.hands_iterator:
-                self._n_fetched, done = done, min(done, progress.processed)  # the latter are steps
-            progress.set_batch_count(done)
+                self._n_fetched, n_done = n_done, min(n_done, progress.processed)  # the latter are steps
+            progress.set_batch_count(n_done)
         else:  # counted in batches of the present size, the epoch has reached its limit
             self._restored = replace(restored, finished=True)
             progress.end_epoch()
             progress.begin_next_epoch(restored.epoch)
-        self._base = done
+        self._base = n_done
 
     def restart(self, reason: H5ResumeError) -> None:
         """Start the interrupted epoch over, as requested for positions that cannot be used."""
@@ -243,10 +243,10 @@ class RunPosition:
             left, n_steps = self._left, n_steps - self._base
         finished = 0 < trainer.num_training_batches <= progress.processed or (progress.is_done and n_steps > 0)
         if self._taken.has_counted or progress.hands_iterator:
-            taken = self._taken.position(progress, sampler, epoch, begun, progress.processed - n_steps)
+            position = self._taken.position(progress, sampler, epoch, begun, progress.processed - n_steps)
             finished = finished or self._taken.has_ended(epoch)
-            state = replace(taken or begun, finished=finished).state(sampler, identity)
-            return state if taken is not None else state | {"is_unknown": True}
+            state = replace(position or begun, finished=finished).state(sampler, identity)
+            return state if position is not None else state | {"is_unknown": True}
         if n_steps >= left and progress.cycles:
             begun, n_steps, left = replace(begun, segments=()), (n_steps - left) % len(sampler), len(sampler)
         return replace(begun.after(sampler, min(n_steps, left)), finished=finished).state(sampler, identity)
@@ -274,11 +274,11 @@ class KeepsPosition(MakesLoaders):
     """A data module that keeps the position of the run.
 
     Args:
-        given: the constructor's arguments by name.
+        arguments: the constructor's arguments by name.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
         self._identities: dict[Split, Identity] = {}
         self._train_loader: H5DataLoader | None = None
         self._position = RunPosition()

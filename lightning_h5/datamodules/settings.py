@@ -39,18 +39,18 @@ class RecordsSettings(LightningDataModule):
     are its own.
 
     Args:
-        given: the constructor's arguments by name.
+        arguments: the constructor's arguments by name.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__()
         self._record(constructor_settings(self))
-        self._batch_size = whole(given["batch_size"], "batch_size", least=1)
+        self._batch_size = whole(arguments["batch_size"], "batch_size", least=1)
         self._is_batch_size_in_hparams = self.hparams.get("batch_size") == self._batch_size
-        self._passed = {name: value for name, value in given.items() if name not in ("self", "__class__")}
+        self._passed = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
         self._changed: dict[str, Any] = {}  # hyperparameters that were set since, as plain values
 
-    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+    def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Parse and check the arguments; called by the constructor, and whenever an argument is set.
 
         Raises:
@@ -90,7 +90,7 @@ class RecordsSettings(LightningDataModule):
             vars(self).clear()
             vars(self).update(before)
             raise
-        old, new = (plain_settings({name: each})[name] for each in (self._passed[name], value))
+        old, new = (plain_settings({name: setting})[name] for setting in (self._passed[name], value))
         self._passed = arguments
         if name in self.hparams and _equal(self.hparams[name], old):  # not another argument, of a subclass
             self.hparams[name] = self._changed[name] = new
@@ -98,8 +98,8 @@ class RecordsSettings(LightningDataModule):
     @property
     def batch_size(self) -> int:
         """Rows of a training batch on one rank. May be set between runs; ``hparams.batch_size`` is the same number."""
-        found = self.hparams.get("batch_size") if self._is_batch_size_in_hparams else None
-        return self._batch_size if found is None else cast("int", found)
+        size = self.hparams.get("batch_size") if self._is_batch_size_in_hparams else None
+        return self._batch_size if size is None else cast("int", size)
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
@@ -138,13 +138,13 @@ class RecordsSettings(LightningDataModule):
     def _shown_settings(self) -> str:
         """The class with the settings that are not defaults, as they would be passed."""
         parameters = inspect.signature(type(self).__init__).parameters
-        defaults = plain_settings({name: each.default for name, each in parameters.items()})
-        given = [
+        defaults = plain_settings({name: parameter.default for name, parameter in parameters.items()})
+        settings = [
             f"{name}={_shown_setting(value)}"
             for name, value in self.hparams.items()
             if not name.startswith("_") and not (name in defaults and _equal(defaults[name], value))
         ]
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(settings)})"
 
 
 def constructor_settings(module: object) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def constructor_settings(module: object) -> dict[str, Any]:
 def _constructors(module: object) -> list[FrameType]:
     """The running constructors of an object, the one that was called first in front."""
     # A variable that holds its own frame is a cycle, and would keep the object alive until the next collection.
-    frames = (each for each, _ in walk_stack(sys._getframe()) if each.f_code.co_name == "__init__")
-    return [each for each in frames if each.f_locals.get(next(iter(each.f_code.co_varnames), "")) is module][::-1]
+    frames = (frame for frame, _ in walk_stack(sys._getframe()) if frame.f_code.co_name == "__init__")
+    return [frame for frame in frames if frame.f_locals.get(next(iter(frame.f_code.co_varnames), "")) is module][::-1]
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,10 +190,9 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = {}
     for name, value in settings.items():
-        found = _plain_value(value)
-        if (n_letters := len(json.dumps(found))) > MAX_LETTERS:
-            found = f"{NOT_STORED}{_json_length(value)} ({n_letters:,} letters)"
-        plain[name] = found
+        plain[name] = _plain_value(value)
+        if (n_letters := len(json.dumps(plain[name]))) > MAX_LETTERS:
+            plain[name] = f"{NOT_STORED}{_json_length(value)} ({n_letters:,} letters)"
     return plain
 
 
@@ -204,16 +203,16 @@ def _plain_value(value: Any) -> Any:
         if isinstance(value, kinds):
             return convert(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         defaults = {field.name: field.default for field in dataclasses.fields(value)}
-        return _plain_fields({name: each for name, each in given.items() if not _equal(each, defaults[name])})
+        values = {name: getattr(value, name) for name in defaults}
+        return _plain_fields({name: values[name] for name in values if not _equal(values[name], defaults[name])})
     if isinstance(value, type) and (value in (bool, int, float) or issubclass(value, np.generic)):
         return np.dtype(value).name
     return NOT_STORED + _object_name(value)
 
 
-def _plain_fields(given: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {_plain_key(key): _plain_value(_without_secret(key, value)) for key, value in given.items()}
+def _plain_fields(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {_plain_key(key): _plain_value(_without_secret(key, value)) for key, value in fields.items()}
 
 
 def _without_secret(key: Any, value: Any) -> Any:
@@ -250,7 +249,7 @@ _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
     (Mapping, _plain_fields),
     (AbstractSet, lambda value: sorted(map(_plain_value, value), key=repr)),
     (bytes, lambda value: NOT_STORED + _json_length(value)),
-    (Sequence, lambda value: [_plain_value(each) for each in value]),
+    (Sequence, lambda value: [_plain_value(item) for item in value]),
 )
 """What becomes of a value of each kind; the first kind that fits counts."""
 
@@ -271,9 +270,9 @@ def _json_length(value: Any) -> str:
 def _check_stored(class_name: str, settings: Mapping[str, Any]) -> None:
     missing = {name: note for name, value in settings.items() if (note := _first_note(value)) is not None}
     if missing:
-        told = ", ".join(f"{name} was {note.removeprefix(NOT_STORED)}" for name, note in missing.items())
+        reasons = ", ".join(f"{name} was {note.removeprefix(NOT_STORED)}" for name, note in missing.items())
         raise H5ValueError(
-            f"{class_name} is being made from a checkpoint or log that does not hold all of its settings: {told}. "
+            f"{class_name} is being made from a checkpoint or log that does not hold all of its settings: {reasons}. "
             f"Functions, other objects, and values of more than {MAX_LETTERS:,} letters are not stored. Pass them: "
             f"{class_name}.load_from_checkpoint(path, {', '.join(f'{name}=...' for name in missing)})."
         )

@@ -95,31 +95,29 @@ class _SampledArrays:
         common = self._files.keys() & training._files.keys()
         if not common:
             return []
-        mine, theirs = self._parts_in(common), training._parts_in(common)
-        if not (len(mine) and len(theirs)):
+        parts, training_parts = self._parts_in(common), training._parts_in(common)
+        if not (len(parts) and len(training_parts)):
             return []
-        layouts = self._table.layouts, training._table.layouts
+        layouts, training_layouts = self._table.layouts, training._table.layouts
         # Columns and attributes belong to the arrays beside them.
         fields = [
             field
-            for field in range(min(each.n_fields for each in layouts))
-            if all(
-                each.one(int(parts[0]), field).value is None
-                for each, parts in zip(layouts, (mine, theirs), strict=True)
-            )
+            for field in range(min(layouts.n_fields, training_layouts.n_fields))
+            if layouts.one(int(parts[0]), field).value is None
+            and training_layouts.one(int(training_parts[0]), field).value is None
         ]
-        own = [field for field in fields if layouts[0].name_pattern(field) != layouts[1].name_pattern(field)]
+        own = [field for field in fields if layouts.name_pattern(field) != training_layouts.name_pattern(field)]
         # Arrays that both splits ask for by one name, such as coordinates, may be shared; not if all are.
-        found: dict[int, int] = {}
-        for some in [[field] for field in own] or [fields]:
-            here, there = self._places(mine, some), training._places(theirs, some)
-            n_times = Counter(there)
-            part_of = dict(zip(there, theirs.tolist(), strict=True))
-            for part, place in zip(mine.tolist(), here, strict=True):
+        same: dict[int, int] = {}
+        for selection in [[field] for field in own] or [fields]:
+            training_places = training._places(training_parts, selection)
+            n_times = Counter(training_places)
+            part_at = dict(zip(training_places, training_parts.tolist(), strict=True))
+            for part, place in zip(parts.tolist(), self._places(parts, selection), strict=True):
                 if n_times[place] == 1:  # an array that several training segments share is no sample
-                    found.setdefault(part, part_of[place])
-        pairs = [pair for pair in found.items() if self._has_rows_of(pair[0], training, pair[1])]
-        return [_twice(self._name(part), training._name(same)) for part, same in pairs]
+                    same.setdefault(part, part_at[place])
+        pairs = [pair for pair in same.items() if self._has_rows_of(pair[0], training, pair[1])]
+        return [_twice(self._name(part), training._name(training_part)) for part, training_part in pairs]
 
     def _parts_in(self, files: set[Hashable]) -> IntArray:
         """Return the parts of some files."""

@@ -144,9 +144,9 @@ class TrainerProgress:
     def iteration_of(self, sampler: PlanSampler) -> Iteration | None:
         """Return the training iteration of the loader with a sampler; None if it has not begun or is gone."""
         iterations = getattr(getattr(self._combined, "_iterator", None), "iterators", None) or []
-        for each in iterations:
-            if isinstance(each, Iteration) and each.has_begun and each.sampler is sampler:
-                return each
+        for iteration in iterations:
+            if isinstance(iteration, Iteration) and iteration.has_begun and iteration.sampler is sampler:
+                return iteration
         return None
 
     @property

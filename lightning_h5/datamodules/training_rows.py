@@ -95,15 +95,15 @@ class SourceMixture:
         )
 
 
-def _sources(given: Any) -> tuple[Source, ...]:
+def _sources(setting: Any) -> tuple[Source, ...]:
     named: list[tuple[Any, Any]] = []
-    if isinstance(given, Mapping):
-        named = list(given.items())
-    elif isinstance(given, Sequence) and not isinstance(given, str):
-        named = [(None, value) for value in given]
+    if isinstance(setting, Mapping):
+        named = list(setting.items())
+    elif isinstance(setting, Sequence) and not isinstance(setting, str):
+        named = [(None, value) for value in setting]
     if not named:
         raise H5ValueError(
-            f"mixture.sources={given!r} names no source. Pass a mapping from names to files, or to mappings such as "
+            f"mixture.sources={setting!r} names no source. Pass a mapping from names to files, or to mappings such as "
             "{'paths': 'site_a/*.h5', 'label': 2}."
         )
     sources = [_source(name, value) for name, value in named]
@@ -131,39 +131,39 @@ def _source(name: Any, value: Any) -> Source:
     return Source(str(name), paths, own, f"mixture[{name!r}]")
 
 
-def _source_weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
-    if given is None:
+def _source_weights(weights: Any, names: Sequence[str]) -> tuple[float, ...] | None:
+    if weights is None:
         return None
-    if isinstance(given, Mapping):
-        given = {str(name): weight for name, weight in given.items()}
-        if set(given) != set(names):
+    if isinstance(weights, Mapping):
+        weights = {str(name): weight for name, weight in weights.items()}
+        if set(weights) != set(names):
             raise H5ValueError(
-                f"weights are given for {listing(given)}, but the sources are {listing(names)}. Name all sources."
+                f"weights are given for {listing(weights)}, but the sources are {listing(names)}. Name all sources."
             )
-        given = [given[name] for name in names]
-    numbers = list(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else []
+        weights = [weights[name] for name in names]
+    numbers = list(weights) if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str) else []
     if len(numbers) != len(names):
         raise H5ValueError(
-            f"weights={given!r} has {len(numbers)} values, but there are {len(names)} sources: {listing(names)}."
+            f"weights={weights!r} has {len(numbers)} values, but there are {len(names)} sources: {listing(names)}."
         )
     for name, number in zip(names, numbers, strict=True):
         if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:
             raise H5ValueError(f"the weight of the source {name!r} is {number!r}. Pass 0 or more.")
     if not any(numbers):
-        raise H5ValueError(f"weights={given!r} are all 0, which leaves nothing to train on. Make one larger.")
+        raise H5ValueError(f"weights={weights!r} are all 0, which leaves nothing to train on. Make one larger.")
     return tuple(map(float, numbers))
 
 
-def _pattern(given: Any, names: Sequence[str]) -> tuple[int, ...]:
-    pattern = list(map(str, given)) if isinstance(given, Sequence) and not isinstance(given, str) else []
-    if not pattern:
+def _pattern(pattern: Any, names: Sequence[str]) -> tuple[int, ...]:
+    turns = list(map(str, pattern)) if isinstance(pattern, Sequence) and not isinstance(pattern, str) else []
+    if not turns:
         raise H5ValueError(
-            f"pattern={given!r} was given. strategy='alternating' takes the names of sources in the order of their "
+            f"pattern={pattern!r} was given. strategy='alternating' takes the names of sources in the order of their "
             f"turns, such as {[names[0], *names]}."
         )
-    if unknown := [name for name in pattern if name not in names]:
+    if unknown := [name for name in turns if name not in names]:
         raise H5ValueError(f"pattern names {listing(unknown)}; the sources are {listing(names)}.")
-    return tuple(names.index(name) for name in pattern)
+    return tuple(names.index(name) for name in turns)
 
 
 def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray[Any]]) -> RowWeights:
@@ -191,29 +191,29 @@ def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray
             "an array with one class per row."
         )
     classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    wanted = _class_weights(options, classes)
-    text = f"by class of {options.balance_key!r}, {_classes_text(classes, wanted)}"
-    return RowWeights((wanted / counts)[codes], text)
+    weights = _class_weights(options, classes)
+    text = f"by class of {options.balance_key!r}, {_classes_text(classes, weights)}"
+    return RowWeights((weights / counts)[codes], text)
 
 
 def _class_weights(options: WeightOptions, classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     if options.class_weights is None:
         return np.ones(len(classes))
     is_number = classes.dtype.kind in "biuf"
-    there = [_plain_name(value, is_number=is_number) for value in classes.tolist()]
-    given = {_plain_name(name, is_number=is_number): weight for name, weight in options.class_weights.items()}
-    if given.keys() != set(there) or len(given) != len(options.class_weights):
+    names = [_plain_name(value, is_number=is_number) for value in classes.tolist()]
+    weights = {_plain_name(name, is_number=is_number): weight for name, weight in options.class_weights.items()}
+    if weights.keys() != set(names) or len(weights) != len(options.class_weights):
         raise H5ValueError(
             f"class_weights names {listing(options.class_weights)}; the classes of {options.balance_key!r} are "
-            f"{listing(there)}. Name each once; 0 leaves one out."
+            f"{listing(names)}. Name each once; 0 leaves one out."
         )
-    return np.array([given[name] for name in there], dtype=np.float64)
+    return np.array([weights[name] for name in names], dtype=np.float64)
 
 
-def _classes_text(classes: npt.NDArray[Any], wanted: npt.NDArray[np.float64]) -> str:
+def _classes_text(classes: npt.NDArray[Any], weights: npt.NDArray[np.float64]) -> str:
     if len(classes) > 12:
         return f"{len(classes)} classes"
-    return ", ".join(f"{name}: {weight:g}" for name, weight in zip(classes.tolist(), wanted.tolist(), strict=True))
+    return ", ".join(f"{name}: {weight:g}" for name, weight in zip(classes.tolist(), weights.tolist(), strict=True))
 
 
 def _plain_name(name: Any, *, is_number: bool) -> Any:
@@ -244,7 +244,7 @@ def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -
 
 def _tables(dataset: RowDataset) -> list[RowTable]:
     """Return the tables of a dataset, or of its sources."""
-    return [each.table for each in dataset.sources or [dataset] if isinstance(each, TableDataset)]
+    return [source.table for source in dataset.sources or [dataset] if isinstance(source, TableDataset)]
 
 
 def segments_left_out(dataset: RowDataset) -> Iterator[str]:
@@ -266,10 +266,10 @@ def segments_without_steps(dataset: RowDataset) -> Iterator[str]:
 def segment_ends(dataset: RowDataset) -> IntArray | None:
     """Return how many samples there are up to the end of each segment; None if samples are no parts of segments."""
     ends: list[IntArray] = []
-    for each in dataset.sources or [dataset]:
-        has_all = isinstance(each, TableDataset) and each.indices is None
-        of_table = _tables(each)[0].indexer.ends_of_segments if has_all else None
-        if of_table is None:
+    for source in dataset.sources or [dataset]:
+        if not isinstance(source, TableDataset) or source.indices is not None:
             return None
-        ends.append(of_table + (ends[-1][-1] if ends else 0))
+        if (ends_in_source := source.table.indexer.ends_of_segments) is None:
+            return None
+        ends.append(ends_in_source + (ends[-1][-1] if ends else 0))
     return np.concatenate(ends)

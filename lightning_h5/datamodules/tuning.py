@@ -58,8 +58,8 @@ def largest_batch(model: torch.nn.Module, input_shape: Sequence[int], accelerato
             enable_model_summary=False,
         )
         step = _Step(model, tuple(input_shape), most)
-        found = Tuner(trainer).scale_batch_size(step, steps_per_trial=1, init_val=2, max_trials=most.bit_length())
-    return min(most, int(found or 1))
+        size = Tuner(trainer).scale_batch_size(step, steps_per_trial=1, init_val=2, max_trials=most.bit_length())
+    return min(most, int(size or 1))
 
 
 class _Step(LightningModule):
@@ -74,10 +74,10 @@ class _Step(LightningModule):
         return DataLoader(self._rows, batch_size=self.batch_size)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        found: Any = self.model(batch[0])
-        while not isinstance(found, torch.Tensor):
-            found = next(iter(found.values() if isinstance(found, dict) else found))
-        return found.float().mean()
+        output: Any = self.model(batch[0])
+        while not isinstance(output, torch.Tensor):
+            output = next(iter(output.values() if isinstance(output, dict) else output))
+        return output.float().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.0)

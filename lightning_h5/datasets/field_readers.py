@@ -22,7 +22,7 @@ from .sample_layout import FieldPlan
 __all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each"]
 
 RowsByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
-"""For each part that rows are in, their places in the batch (None for all) and their rows there."""
+"""For each part that rows are in, their positions in the batch (None for all) and their rows there."""
 
 
 def open_chunked_fields(
@@ -137,14 +137,14 @@ class EncodedRows:
             block = buffers.array((n_rows, *sizes, n_channels), dtype)
             memory = list(np.moveaxis(block, -1, 1))
         rows, fills_memory = np.empty(n_rows, dtype=object), False
-        for part, (here, local) in by_part.items():
+        for part, (positions, rows_of_part) in by_part.items():
             reader = reader_of(part)
-            here = np.arange(n_rows) if here is None else here
+            positions = np.arange(n_rows) if positions is None else positions
             if isinstance(reader, EncodedReader):
-                reader.read_to(local, rows, here, memory)
+                reader.read_to(rows_of_part, rows, positions, memory)
                 fills_memory = reader.fills_memory
             else:
-                rows[here] = reader.read(local)
+                rows[positions] = reader.read(rows_of_part)
         if block is not None and memory is not None:
             is_there = [row is own for row, own in zip(rows, memory, strict=True)]
             if all(is_there):

@@ -99,26 +99,26 @@ class FileDataset(TableDataset):
         return partial(self.assembled, rows, batch, self.begin_rows(len(rows), batch, epoch, at_once=at_once))
 
     def begin_rows(
-        self, n_samples: int, asked: BatchRows, epoch: int | None, *, at_once: bool
+        self, n_samples: int, batch: BatchRows, epoch: int | None, *, at_once: bool
     ) -> Callable[[], list[Column]]:
         """Begin to read the rows of samples (see ``RowDataset.begin``); the function returns the rows of each field."""
-        all_cores, boxes = at_once and not is_forked(), self.table.boxes(asked.fields)
+        all_cores, boxes = at_once and not is_forked(), self.table.boxes(batch.fields)
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
         with ExitStack() as undo, self._blames_changes(boxes):
             for field, reader in self._chunked_readers().items():
-                plan, patches = self.plans[field], asked.fields[field].patches
+                plan, patches = self.plans[field], batch.fields[field].patches
                 shape = (len(boxes[field].rows), *plan.row_shape) if patches is None else patches.shape
                 memory = self._buffers.array(shape, plan.gathered)
                 out = memory if patches is None else partial(patches.copy_to, memory)
                 reads[field] = reader.begin(boxes[field], out, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
-        return partial(self._complete, n_samples, asked, boxes, reads, all_cores=all_cores)
+        return partial(self._complete, n_samples, batch, boxes, reads, all_cores=all_cores)
 
     def _complete(
         self,
         n_samples: int,
-        asked: BatchRows,
+        batch: BatchRows,
         boxes: Sequence[Boxes],
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]],
         *,
@@ -129,22 +129,22 @@ class FileDataset(TableDataset):
         with ExitStack() as undo, self._blames_changes(boxes):
             for read, _ in reads.values():
                 undo.callback(read.cancel)  # without effect once it is finished
-            for field, (plan, wanted) in enumerate(zip(self.plans, asked.fields, strict=True)):
+            for field, (plan, rows) in enumerate(zip(self.plans, batch.fields, strict=True)):
                 if field in reads:  # rows are already normalized, patches are not
                     read, memory = reads[field]
                     read.finish()
-                    is_final = wanted.patches is None and plan.guard is None
+                    is_final = rows.patches is None and plan.guard is None
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self.table.is_ragged[field]:
                     n_values = n_samples if self.table.has_steps[field] else None
                     reader_of = partial(self._reader, field=field)
-                    each = read_each(boxes[field], wanted.lengths, n_values, reader_of)
-                    columns.append([plan.finished(one, self._buffers) for one in each])
+                    arrays = read_each(boxes[field], rows.lengths, n_values, reader_of)
+                    columns.append([plan.finished(array, self._buffers) for array in arrays])
                 else:
-                    which = id(boxes[field])
-                    if which not in by_part:
-                        by_part[which] = boxes[field].by_part()
-                    n_rows, parts = len(wanted.rows), by_part[which]
+                    key = id(boxes[field])
+                    if key not in by_part:
+                        by_part[key] = boxes[field].by_part()
+                    n_rows, parts = len(rows.rows), by_part[key]
                     if plan.is_encoded:
                         decoded = self._encoded[field].read(
                             n_rows, parts, partial(self._reader, field=field), self._buffers
@@ -160,16 +160,16 @@ class FileDataset(TableDataset):
         """Return rows of a field as they are stored, in memory of their own."""
         first = self._reader(next(iter(by_part)), field)
         memory = self._buffers.array((n_rows, *first.row_shape), first.dtype)
-        for part, (here, local) in by_part.items():
+        for part, (positions, rows) in by_part.items():
             reader = self._reader(part, field)
-            if here is not None:  # rows of several files are read file by file, and then put where they belong
-                memory[here] = reader.read(local)
+            if positions is not None:  # rows of several files are read file by file, and then put where they belong
+                memory[positions] = reader.read(rows)
             elif all_cores and isinstance(reader, MappedReader):
-                reader.read_on_all_cores(local, memory)
+                reader.read_on_all_cores(rows, memory)
             elif first.dtype.kind == "O":
-                memory = reader.read(local)
+                memory = reader.read(rows)
             else:
-                reader.read(local, memory)
+                reader.read(rows, memory)
         return memory
 
     @contextmanager
@@ -322,7 +322,7 @@ class FileDataset(TableDataset):
         if reader is None:
             layout, held_bytes = self.table.layouts.one(part, field), HELD_BYTES if self.table.held[field] else 0
             held_bytes = max(held_bytes, layout.n_bytes) if self._holds_all else held_bytes
-            made = open_reader(
+            opened = open_reader(
                 layout,
                 self.options,
                 mmap=self._mmap,
@@ -334,7 +334,9 @@ class FileDataset(TableDataset):
             with self._lock:
                 while len(self._readers) >= MAX_READERS:
                     del self._readers[next(iter(self._readers))]
-                reader = self._readers.setdefault((part, field), made)  # one of two threads wins; opening costs nothing
+                reader = self._readers.setdefault(
+                    (part, field), opened
+                )  # one of two threads wins; opening costs nothing
         return reader
 
     def _check_unchanged(self, files: Iterable[int]) -> None:

@@ -36,21 +36,22 @@ class HostColumn:
 
     Args:
         memory: bytes, shape ``(n_rows, row_bytes)``.
-        plan: what rows are in a batch, and so in memory.
+        dtype: of rows in a batch, and so in memory.
+        plan: what else rows are in a batch.
         write: puts C-contiguous rows to a place; None writes to the memory itself.
     """
 
     def __init__(
         self,
         memory: npt.NDArray[np.uint8],
+        dtype: torch.dtype,
         plan: FieldPlan,
         write: Callable[[int, npt.NDArray[Any]], None] | None = None,
     ) -> None:
-        assert plan.dtype is not None, "text is held elsewhere"
-        self._bytes, self._plan, self._dtype, self._write = memory, plan, plan.dtype, write
-        by_numpy = numpy_dtype_like(plan.dtype, plan.normalized)
+        self._bytes, self._plan, self._dtype, self._write = memory, plan, dtype, write
+        by_numpy = numpy_dtype_like(dtype, plan.normalized)
         # Torch casts to dtypes that NumPy lacks or casts to differently.
-        is_numpy = torch_dtype_of(by_numpy) == plan.dtype
+        is_numpy = torch_dtype_of(by_numpy) == dtype
         self._rows = memory.view(by_numpy).reshape(len(memory), *plan.row_shape) if is_numpy else None
         is_as_stored = by_numpy == plan.stored and plan.affine is None and plan.guard is None
         self.array = self._rows if is_as_stored and write is None else None
@@ -102,14 +103,14 @@ class HostColumn:
         """
         step = max(1, DIGEST_BYTES // max(1, self._plan.row_bytes))
         starts = range(0, len(places), step)
-        found = np.zeros(len(starts), dtype=np.uint32)
+        checksums = np.zeros(len(starts), dtype=np.uint32)
 
         def run(number: int) -> None:
-            some = places[starts[number] : starts[number] + step]
-            rows = self._bytes[slice(some.start, some.stop, some.step) if isinstance(some, range) else some]
-            found[number] = crc32(np.ascontiguousarray(rows).data)
+            part = places[starts[number] : starts[number] + step]
+            rows = self._bytes[slice(part.start, part.stop, part.step) if isinstance(part, range) else part]
+            checksums[number] = crc32(np.ascontiguousarray(rows).data)
 
-        return found, [BulkTask(DIGEST_BYTES, DIGEST_BYTES, partial(run, number)) for number in range(len(starts))]
+        return checksums, [BulkTask(DIGEST_BYTES, DIGEST_BYTES, partial(run, number)) for number in range(len(starts))]
 
     def close(self) -> None:
         """Give up the memory, also if the column itself is kept, as by the traceback of an error."""
@@ -120,7 +121,8 @@ class CellColumn(HostColumn):
     """A field's cells in this machine's memory, as they are stored, out of which patches are cut.
 
     Args:
-        memory: see ``HostColumn``, as the two that follow.
+        memory: see ``HostColumn``, as the three that follow.
+        dtype: see above.
         plan: see above.
         write: see above.
         patch_plan: how patches are converted once they are cut.
@@ -129,20 +131,26 @@ class CellColumn(HostColumn):
     def __init__(
         self,
         memory: npt.NDArray[np.uint8],
+        dtype: torch.dtype,
         plan: FieldPlan,
         write: Callable[[int, npt.NDArray[Any]], None] | None,
         patch_plan: FieldPlan,
     ) -> None:
-        super().__init__(memory, plan, write)
+        super().__init__(memory, dtype, plan, write)
+        self._cells = memory.view(plan.stored).reshape(len(memory), *plan.row_shape)
         self._patch_plan = patch_plan
 
     def read(self, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
         """See ``HostColumn.read``: return the patches that are parts of the rows."""
         assert rows.patches is not None, "samples are patches"
-        assert self._rows is not None, "cells have a dtype of NumPy"
         patches = buffers.array(rows.patches.shape, self._patch_plan.gathered)
-        rows.patches.copy_to(patches, self._rows, rows.rows)
+        rows.patches.copy_to(patches, self._cells, rows.rows)
         return self._patch_plan.finished(patches, buffers)
+
+    def close(self) -> None:
+        """See ``HostColumn.close``."""
+        super().close()
+        self._cells = self._cells[:0].copy()
 
 
 class DeviceColumn:
@@ -213,12 +221,15 @@ class HeldField(NamedTuple):
     patch_plan: FieldPlan | None = None
 
     def in_memory(
-        self, memory: npt.NDArray[np.uint8], write: Callable[[int, npt.NDArray[Any]], None] | None
+        self,
+        memory: npt.NDArray[np.uint8],
+        dtype: torch.dtype,
+        write: Callable[[int, npt.NDArray[Any]], None] | None,
     ) -> HostColumn:
         """Return the field's rows in memory (see ``HostColumn``)."""
         if self.patch_plan is None:
-            return HostColumn(memory, self.plan, write)
-        return CellColumn(memory, self.plan, write, self.patch_plan)
+            return HostColumn(memory, dtype, self.plan, write)
+        return CellColumn(memory, dtype, self.plan, write, self.patch_plan)
 
 
 class RankRows(NamedTuple):
@@ -273,14 +284,13 @@ class HeldRows:
         }
         self._memory: ShardMemory | None = None
         if device.type == "cpu":
-            sizes = [(len(rows[number]), fields[number].plan.row_bytes) for number in self._fields_of_numbers]
+            sizes = [(len(rows[number]), fields[number].plan.row_bytes) for number in self._dtypes]
             memory = ShardMemory(sizes, shared=shared) if owner is None else ShardMemory.of_process(*owner, sizes)
             self._memory, self._number_columns = memory, self._host_columns(memory)
         else:
             _check_device_memory(device, self.n_bytes)
             self._number_columns = {
-                number: DeviceColumn(len(rows[number]), fields[number].plan, device)
-                for number in self._fields_of_numbers
+                number: DeviceColumn(len(rows[number]), fields[number].plan, device) for number in self._dtypes
             }
 
     def regroup(self, of_rank: RankRows) -> None:
@@ -293,14 +303,16 @@ class HeldRows:
         self._places = [places[id(rows)] for rows in self.rows]
 
     @property
-    def _fields_of_numbers(self) -> list[int]:
-        return [number for number, field in enumerate(self._fields) if field.plan.dtype is not None]
+    def _dtypes(self) -> dict[int, torch.dtype]:
+        """The dtype of each field of numbers; other fields are objects."""
+        dtypes = ((number, field.plan.dtype) for number, field in enumerate(self._fields))
+        return {number: dtype for number, dtype in dtypes if dtype is not None}
 
     def _host_columns(self, memory: ShardMemory) -> dict[int, _NumberColumn]:
         is_shared = memory.descriptor is not None
         return {
-            number: self._fields[number].in_memory(column, partial(memory.write, at) if is_shared else None)
-            for at, (number, column) in enumerate(zip(self._fields_of_numbers, memory.columns, strict=True))
+            number: self._fields[number].in_memory(column, dtype, partial(memory.write, at) if is_shared else None)
+            for at, ((number, dtype), column) in enumerate(zip(self._dtypes.items(), memory.columns, strict=True))
         }
 
     @property
@@ -371,11 +383,11 @@ class HeldRows:
         for field in fields:
             if not isinstance(column := self._number_columns[field], HostColumn):
                 return None
-            found, more = column.checksums(self._places[field])
-            checksums.append(found)
-            tasks += more
+            checksums_of_field, tasks_of_field = column.checksums(self._places[field])
+            checksums.append(checksums_of_field)
+            tasks += tasks_of_field
         do_tasks(tasks, usable_cores(), lambda _: None)
-        return hashlib.sha256(b"".join([one.astype("<u4").tobytes() for one in checksums])).hexdigest()[:32]
+        return hashlib.sha256(b"".join([numbers.astype("<u4").tobytes() for numbers in checksums])).hexdigest()[:32]
 
     def pin(self) -> str | None:
         """Lock the memory's pages; return why not if that fails."""
@@ -394,8 +406,7 @@ class HeldRows:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        assert self._memory is not None, "only shared memory travels"
-        self._number_columns = self._host_columns(self._memory)
+        self._number_columns = {} if self._memory is None else self._host_columns(self._memory)
 
 
 def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:
@@ -404,11 +415,11 @@ def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:
         return
     for file, (low, high) in enumerate(pairwise(first_places(rows, starts).tolist())):
         if high > low:
-            some, start = rows[low:high], int(starts[file])
-            if isinstance(some, range):
-                yield file, low, range(some.start - start, some.stop - start, some.step)
+            rows_of_file, start = rows[low:high], int(starts[file])
+            if isinstance(rows_of_file, range):
+                yield file, low, range(rows_of_file.start - start, rows_of_file.stop - start, rows_of_file.step)
             else:
-                yield file, low, some - start
+                yield file, low, rows_of_file - start
 
 
 def _check_device_memory(device: torch.device, n_bytes: int) -> None:
@@ -423,24 +434,24 @@ def _check_device_memory(device: torch.device, n_bytes: int) -> None:
         )
 
 
-def checked_device(given: str | torch.device, *, share_memory: bool) -> torch.device:
+def checked_device(name: str | torch.device, *, share_memory: bool) -> torch.device:
     """Return the device that a user wants rows to be held on.
 
     Raises:
         H5ValueError: it is missing, or its memory is to be shared.
     """
     try:
-        device = torch.device(given)
+        device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise H5ValueError(f"cache_device={given!r} was given. Pass 'cpu', 'cuda' or 'cuda:1'.") from error
+        raise H5ValueError(f"cache_device={name!r} was given. Pass 'cpu', 'cuda' or 'cuda:1'.") from error
     if device.type != "cpu" and share_memory:
         raise H5ValueError(
-            f"share_memory=True and cache_device={given!r} were given: a GPU's memory is not shared. Pass one."
+            f"share_memory=True and cache_device={name!r} were given: a GPU's memory is not shared. Pass one."
         )
-    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if device.type != "cpu" and (there is None or there.type != device.type):
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device.type != "cpu" and (accelerator is None or accelerator.type != device.type):
         raise H5ValueError(
-            f"cache_device={given!r} was given, and this machine has no such device"
-            f"{'' if there is None else f', but {there.type!r}'}. Pass 'cpu', or what it has."
+            f"cache_device={name!r} was given, and this machine has no such device"
+            f"{'' if accelerator is None else f', but {accelerator.type!r}'}. Pass 'cpu', or what it has."
         )
     return device

@@ -229,7 +229,7 @@ def normalized(
     # Statistics of arrays that are not loaded are ignored.
     plain = OpenOptions(files=options.files)
     group = (
-        "" if table.parts is None else f"{table.parts.names[0]}/"
+        "" if table.parts is None else f"{table.parts.name(0)}/"
     )  # a group, which names are relative to, or an array
     unknown = [
         name

@@ -44,12 +44,11 @@ class CachedColumn:
 
     def put(self, slots: IntArray, column: Column, places: IntArray) -> None:
         """Copy some rows of a batch into slots."""
-        if self._plan.dtype is None:
+        if self._plan.dtype is not None and isinstance(column, torch.Tensor):
+            copy_rows(self._bytes, slots, batch_bytes(column), places)
+        else:
             for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
                 self._text[slot] = _copied(column[place])
-        else:
-            assert isinstance(column, torch.Tensor), "rows have one shape"
-            copy_rows(self._bytes, slots, batch_bytes(column), places)
 
     def take(self, slots: IntArray, places: IntArray, n_rows: int, buffers: BufferPool, *, all_cores: bool) -> Column:
         """Return a new batch with rows of slots at some places; its other places are not filled."""

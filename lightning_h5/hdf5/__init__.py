@@ -1,7 +1,7 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
 from . import forks as forks
-from .alike import AlikeArrays
+from .alike import AlikeArrays, has_first_link
 from .change_guard import ChangeGuard, is_on_disk, pread_of, stat_of
 from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
@@ -116,6 +116,7 @@ __all__ = [
     "find_array",
     "guess_keys",
     "guess_keys_in",
+    "has_first_link",
     "holds_regions",
     "identity_of_object",
     "identity_text",

@@ -26,7 +26,7 @@ from .links import ScalarError, find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, read_header
 from .packing import has_packing_outside
 
-__all__ = ["AlikeArrays"]
+__all__ = ["AlikeArrays", "has_first_link"]
 
 
 class AlikeArrays:
@@ -53,9 +53,8 @@ class AlikeArrays:
         files: FileOptions,
         guard: ChangeGuard,
         *,
-        if_exists: bool = False,
         alike: str | None = None,
-    ) -> ArrayLayout | None:
+    ) -> ArrayLayout:
         """Describe an array as ``describe_array`` does, with the file's guard.
 
         Args:
@@ -64,14 +63,12 @@ class AlikeArrays:
             key: the array.
             files: see ``describe_array``.
             guard: change guard of the file.
-            if_exists: return None if the first component of the key does not exist in the file.
             alike: a name for all arrays that may be alike; None is the key.
 
         Raises:
             H5Error: see ``describe_array``.
         """
-        description = self.describe_alike(file, path, key, files, guard, if_exists=if_exists, alike=alike)
-        return None if description is None else description[0]
+        return self.describe_alike(file, path, key, files, guard, alike=alike)[0]
 
     def describe_alike(
         self,
@@ -81,10 +78,9 @@ class AlikeArrays:
         files: FileOptions,
         guard: ChangeGuard,
         *,
-        if_exists: bool = False,
         alike: str | None = None,
         takes_scalars: bool = False,
-    ) -> tuple[ArrayLayout, int | None] | None:
+    ) -> tuple[ArrayLayout, int | None]:
         """Return the description, and the number of the template that it is ``ArrayLayout.moved`` from, if any.
 
         Args:
@@ -93,7 +89,6 @@ class AlikeArrays:
             key: see above.
             files: see above.
             guard: see above.
-            if_exists: see above.
             alike: see above.
             takes_scalars: describe scalars that hold bytes as arrays of one row.
 
@@ -103,8 +98,6 @@ class AlikeArrays:
         alike = alike or key
         lookup = None if alike in self._members else self._header(file, key, alike)
         if lookup is None:
-            if if_exists and not _has_first(file, key):
-                return None
             layout = self._full_layout(file, path, key, files, alike, takes_scalars)
             return check_described(layout, files).guarded(guard), None
         (header_file, group, name), header = lookup
@@ -201,7 +194,7 @@ def _parts(key: str) -> list[bytes]:
     return [part.encode() for part in key.split("/") if part not in ("", ".")] or [b""]
 
 
-def _has_first(file: Any, key: str) -> bool:
+def has_first_link(file: Any, key: str) -> bool:
     """Return whether a file has a link by the first component of a key. Opens nothing."""
     try:
         h5py.h5g.get_objinfo(file.id, _parts(key)[0], follow_link=False)

@@ -389,7 +389,7 @@ class H5DataLoader(DataLoader[Any]):
         pool: WorkerPool | None = self._iterator
         if pool is None or not pool.can_begin():
             self.check_worker_number_rationality()
-            pool = WorkerPool(self)
+            pool = WorkerPool(self, self.dataset, self.sampler)
         self._iterator = pool if self.persistent_workers else None
         batches = pool.begin(tokens, self.prefetch_factor or 2)
         return PinnedBatches(batches) if self._pins else batches

@@ -23,12 +23,14 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from queue import Empty, Queue
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed
+from torch.utils.data import DataLoader
 
-from ..datasets import WorkerFailure
+from ..datasets import RowDataset, WorkerFailure
 from ..errors import H5Error, H5ValueError, H5WorkerError
+from ..order import PlanSampler
 from ..staging import network_address
 from ..threads import EndingThread
 from ..types import BatchToken
@@ -43,9 +45,6 @@ from .worker_failures import (
     why_it_was_killed,
 )
 from .worker_process import WorkerJob, WorkerQueue, holding, serve, signals_for_trainer
-
-if TYPE_CHECKING:
-    from .loader import H5DataLoader
 
 __all__ = ["PinnedBatches", "WorkerBatches", "WorkerPool", "pin"]
 
@@ -98,7 +97,9 @@ class WorkerPool:
     """Worker processes of a loader, for one pass at a time.
 
     Args:
-        loader: the loader to start workers for.
+        loader: how workers are started, and the user's functions that they run.
+        dataset: the loader's dataset.
+        sampler: the loader's sampler.
 
     Attributes:
         persists: whether they wait for another pass when one has ended.
@@ -110,11 +111,11 @@ class WorkerPool:
         H5ValueError: a function of the user's cannot be pickled for workers.
     """
 
-    def __init__(self, loader: H5DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any], dataset: RowDataset, sampler: PlanSampler) -> None:
         context: Any = loader.multiprocessing_context or multiprocessing.get_context()
         self.method: str = context.get_start_method()
         self.persists, self.timeout = loader.persistent_workers, loader.timeout
-        self.dataset = loader.dataset
+        self.dataset = dataset
         self.is_ended, self._pid = False, os.getpid()
         self.processes: list[BaseProcess] = []
         self._queues: list[WorkerQueue] = []
@@ -124,15 +125,15 @@ class WorkerPool:
         self.n_passes = 0
         depth = loader.prefetch_factor or 2
         # This raises if a file can no longer be read; without a lock, `__del__` does nothing.
-        n_bytes = max(MIN_SHARED, loader.sampler.batch_size * self.dataset.cost.row_bytes * N_SHARED * depth)
+        n_bytes = max(MIN_SHARED, sampler.batch_size * dataset.cost.row_bytes * N_SHARED * depth)
         self._memory = worker_memory(loader.num_workers, n_bytes)
         self._lock = threading.RLock()  # shared by the pinning thread and the main thread
         self._poll = select.poll()
         job = WorkerJob(
-            self.dataset,
+            dataset,
             loader.collate_fn,
             loader.worker_init_fn,
-            loader.sampler.replica.rank,
+            sampler.replica.rank,
             int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator)),
             loader.num_workers,
             self._memory,

@@ -3,6 +3,7 @@
 from .batches import LengthRecipe
 from .mixture import EpochLength, Mixture, Strategy, check_mixture
 from .nodes import N_LABELS, NodeOrder, NodeTurns, deal_blocks, epoch_order, label_entropy
+from .passes import Passes, Progress
 from .permutation import KeyedPermutation, TablePermutation, permutation, stream, uniform
 from .plan import (
     PLAN_VERSION,
@@ -15,7 +16,7 @@ from .plan import (
     TrainBatches,
     order_rows,
 )
-from .position import OtherShardsError, Passes, Position, Progress, is_position, saved_mode
+from .position import OtherShardsError, Position, is_position, saved_mode
 from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
 from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 from .shard_rows import ShardRows

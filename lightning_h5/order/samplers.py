@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import DistributedSampler, SequentialSampler
@@ -13,9 +13,10 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
 from .permutation import permutation
-from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters, Segment, evaluation_plan
-from .position import EpochSource, Position
-from .recipes import EachRowOnce, RowWeights
+from .plan import EpochPlan, EpochRecipe, OrderParameters, Segment, evaluation_plan
+from .position import Position
+from .recipes import RowWeights
+from .run_order import RunOrder
 from .shard_rows import ShardRows
 from .shards import (
     EvaluationBatches,
@@ -28,12 +29,35 @@ from .shards import (
 )
 from .window import BlockTable
 
-__all__ = ["EpochShuffleSampler", "PlanSampler", "ShardSampler"]
+__all__ = ["EpochShuffleSampler", "EpochSource", "PlanSampler", "ShardSampler"]
 
 EPOCH_SHUFFLE = 9  # purpose of the random stream
 
 
-class PlanSampler(DistributedSampler[Any], SequentialSampler):
+class EpochSource(Protocol):
+    """The owner of the epoch, if it is not the sampler: a data module, which has it from its trainer."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it has a trainer that trains."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as plain values."""
+        ...
+
+    def start_epoch(self, sampler: PlanSampler) -> int | None:
+        """Return the epoch of an iteration that starts now, and restore the sampler's position in it.
+
+        Return None if no trainer keeps them.
+
+        Raises:
+            H5ResumeError: a position was loaded and not applied.
+        """
+        ...
+
+
+class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
     """Yields one ``BatchToken`` per step: the rows of this rank's batches, in the order of the plan.
 
     By type it is both a ``DistributedSampler`` and a ``SequentialSampler``: by the first Lightning knows not to
@@ -55,8 +79,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         ends: rows at which the shards of an evaluation may end; None for all.
     """
 
-    # The parents' constructors require a sized dataset and resolve the rank immediately.
-    def __init__(  # pylint: disable=super-init-not-called
+    def __init__(
         self,
         blocks: BlockTable,
         parameters: OrderParameters,
@@ -73,41 +96,31 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         repeats: bool = False,
         ends: IntArray | None = None,
     ) -> None:
-        self.blocks = blocks
-        self.recipe: EpochRecipe = EachRowOnce(blocks) if recipe is None else recipe
-        self._repeats = repeats and recipe is not None
+        # Not those of torch, which require a sized dataset and resolve the rank immediately.
+        RunOrder.__init__(
+            self,
+            blocks,
+            parameters,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+            chooses=chooses,
+            recipe=recipe,
+            repeats=repeats,
+        )
         self.ends = ends
-        self.parameters = parameters
-        self.batch_size = batch_size
-        self.drop_last = drop_last
         self.evaluation = evaluation
         self.samples = samples
-        self.chooses = chooses
         self.epoch = 0
         self.shuffle = parameters.mode != "none"
         self.seed = parameters.seed
-        self._replica_arguments = (rank, world_size)
         # Weak, since the source refers to its loader, and so to this sampler.
         self._epoch_source = None if epoch_source is None else weakref.ref(epoch_source)
         self._restored: Position | None = None
         self._resumed_epoch: int | None = None
         self._epoch_offset = 0  # for callers that count epochs from the start of the process
         self._is_epoch_set = False
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of all ranks."""
-        return self.blocks.n_rows
-
-    @property
-    def shards(self) -> dict[str, Any] | None:
-        """Properties of shards that a position depends on, as plain values; None if ranks hold no shards."""
-        return None
-
-    @property
-    def replica(self) -> Replica:
-        """This replica, as given or as resolved now."""
-        return resolve_replica(*self._replica_arguments)
 
     # Attributes of torch's `DistributedSampler`, whose constructor is not called.
 
@@ -188,31 +201,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         restored = self._restored
         return restored if restored and restored.epoch == epoch else Position(epoch, (), self.present_order())
 
-    def present_order(self) -> OrderParameters:
-        """Return the settings of the order of an epoch that begins now."""
-        world_size = self.replica.world_size
-        return replace(
-            self.parameters,
-            batch_size=self.batch_size,
-            recipe=self.recipe.text,
-            n_units=self.recipe.n_units(self.batch_size, world_size, drop_last=self.drop_last),
-            world_size=world_size if self.parameters.nodes else 0,
-        )
-
     # Plans -----------------------------------------------------------------------------------------------------
-
-    def sequence(self, epoch: int, order: OrderParameters) -> EpochSequence:
-        """Return the sequence of an epoch of training, over all ranks.
-
-        Args:
-            epoch: from 0.
-            order: the settings of its order.
-        """
-        return self.recipe.sequence(order, 0 if self._repeats else epoch, drop_last=self.drop_last)
-
-    def merged(self, epoch: int, order: OrderParameters, segments: Sequence[Segment]) -> Segment:
-        """Return one segment, of batches of one row, that has consumed the same rows of an epoch as several."""
-        return Segment(1, 1, self.sequence(epoch, order).n_consumed(segments, drop_last=self.drop_last))
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return this rank's plan for the rest of an epoch."""
@@ -321,7 +310,7 @@ class ShardSampler(PlanSampler):
 
     @property
     def shards(self) -> dict[str, Any]:
-        """See ``PlanSampler.shards``."""
+        """See ``RunOrder.shards``."""
         shard = self.shard
         shards = {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
         # Version 0.1.0 left out rows of larger shards: its positions mean other rows.
@@ -339,7 +328,7 @@ class ShardSampler(PlanSampler):
         return super().starting_epoch()
 
     def merged(self, epoch: int, order: OrderParameters, segments: Sequence[Segment]) -> Segment:
-        """See ``PlanSampler.merged``: rows of all ranks, as ``ShardSequence`` counts them."""
+        """See ``RunOrder.merged``: rows of all ranks, as ``ShardSequence`` counts them."""
         return super().merged(epoch, order, segments)._replace(world_size=self.shard.world_size)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import PartLayouts
+from ..catalog import PartLayouts, PartNames
 from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
 from ..readers import Boxes
 from ..types import IntArray, cached_property
@@ -34,13 +34,19 @@ class Parts:
 
     Attributes:
         files: number of each part's file, shape ``(n_parts,)``.
-        names: group or array that each part is.
+        names: of the parts.
+        stars: the text that the ``*`` in a name stands for, for each part.
         aliases: names of parts by their other names, each with the number of its file.
     """
 
     files: npt.NDArray[np.int32]
-    names: Sequence[str]
+    names: PartNames
+    stars: Sequence[str]
     aliases: Mapping[tuple[int, str], str] = field(default_factory=dict)
+
+    def name(self, part: int) -> str:
+        """Return the group or array that a part is."""
+        return self.names.part(self.stars[part])
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +214,7 @@ class RowTable:
 
     def name_of_part(self, part: int) -> str:
         """Return the path of the file that a part is, or the name of its group or array."""
-        return self.paths[part] if self.parts is None else self.parts.names[part]
+        return self.paths[part] if self.parts is None else self.parts.name(part)
 
     def segment_name(self, number: int) -> str:
         """Return the name of a segment: of a group, an array or a file, with its number there if that has several."""

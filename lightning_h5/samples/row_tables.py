@@ -14,9 +14,11 @@ from ..catalog import (
     Compatibility,
     ListedParts,
     Skip,
+    arrays_of_others,
     joined_arrays,
     refuse_images,
     values_of_cells,
+    with_columns,
     with_others,
 )
 from ..errors import H5ValueError, without_frames
@@ -89,9 +91,14 @@ class RowTableBuilder(TableBuilder):
     ) -> None:
         self._catalog, self._options, self._requests, self._n_files = catalog, options, requests, n_files
         joins = catalog.joins
-        others = {at for at, request in enumerate(requests) if request.paths is not None}
+        self._of_others = {
+            at: arrays_of_others(catalog, request, request.paths, paths, options)
+            for at, request in enumerate(requests)
+            if request.paths is not None
+        }
+        others = {*self._of_others}
         columns = {at for at, request in enumerate(requests) if joins.is_column(request.key)} - others
-        self._of_others = {at: joins.of_others(catalog, requests[at], paths, options) for at in sorted(others)}
+        self._side = joins.side if columns else None
         self._own = [request for at, request in enumerate(requests) if at not in columns | others]
         self._joined = [request for at, request in enumerate(requests) if at not in others] if columns else []
         self._keys = [key for request in self._own for key in request.keys]
@@ -113,11 +120,11 @@ class RowTableBuilder(TableBuilder):
         described = tuple(_with_values(self._catalog, array, self._options) for array in described)
         stored = joined_arrays(self._own, described)
         arrays = tuple(request.decoded(array) for request, array in zip(self._own, stored, strict=True))
-        if self._joined:
+        if self._side is not None:
             compared = described[len(self._keys) :]
             first = sum(map(len, self._lacks))
-            arrays, is_lacking = self._catalog.joins.with_columns(
-                self._catalog, self._joined, path, guard, arrays, self._options, compared, first
+            arrays, is_lacking = with_columns(
+                self._catalog, self._side, self._joined, path, guard, arrays, self._options, compared, first
             )
             self._lacks.append(is_lacking)
         if self._of_others:
@@ -138,7 +145,7 @@ class RowTableBuilder(TableBuilder):
         if (
             self._n_files is not None
             and not self._only_columns
-            and not any(request.taken for request in self._requests)
+            and not any(request.selection for request in self._requests)
         ):
             refuse_images(layouts[0], n_rows, self._n_files)
         if self._joined:

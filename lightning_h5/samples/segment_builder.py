@@ -14,12 +14,11 @@ from ..catalog import (
     ArrayRequest,
     Catalog,
     Compatibility,
-    FoundParts,
     ListedParts,
-    NamedParts,
     PackedText,
     PartLayouts,
     PartNames,
+    PartsOfFile,
     StoredParts,
     pairs_of,
     parts_in,
@@ -93,7 +92,7 @@ class SegmentTableBuilder(TableBuilder):
         self._lines: SegmentLines | None = None  # of the table; once parts are known
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
-        self._found: list[FoundParts] = []
+        self._found: list[PartsOfFile] = []
         self._cuts: list[dict[str, npt.NDArray[Any]]] = []  # of each part the values that cut it, or are of segments
         self._units: list[TimeUnit] = []  # of each part, of the coordinate by which parts are joined
         self._has_axis = any(field.axis is not None for field in fields)
@@ -103,13 +102,13 @@ class SegmentTableBuilder(TableBuilder):
 
     # Looking at files ----------------------------------------------------------------------------------------
 
-    def look(self, path: str) -> tuple[ChangeGuard, FoundParts]:
+    def look(self, path: str) -> tuple[ChangeGuard, PartsOfFile]:
         """See ``TableBuilder.look``: the parts of a file."""
         search = partial(parts_in, path, self._own, self._options)
         guard, found = self._catalog.look(path, self._options, self._own, search)
         return replace(guard, others=found.others) if found.others else guard, found
 
-    def add(self, path: str, contents: tuple[ChangeGuard, FoundParts]) -> None:
+    def add(self, path: str, contents: tuple[ChangeGuard, PartsOfFile]) -> None:
         """See ``TableBuilder.add``."""
         guard, found = contents
         self._n_missing += found.n_missing
@@ -182,7 +181,7 @@ class SegmentTableBuilder(TableBuilder):
             self._fields = self._of_one_step(arrays)
         names = None
         if self._names.pattern is not None:
-            names = Parts(stored.files, NamedParts(self._names, stored.stars), self._aliases)
+            names = Parts(stored.files, self._names, stored.stars, self._aliases)
         parts, step_places = self._volumes_of(stored) if self._volumes is not None else self._steps_of(stored)
         has_steps = tuple(field.step_axis is not None for field in self._fields)
         n_steps = 0 if self._volumes is not None else self._n_lines * self._lengths.max(axis=1, initial=0)

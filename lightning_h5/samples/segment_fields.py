@@ -272,7 +272,7 @@ def selected(asked: Sequence[ArrayRequest], names: Sequence[str], given: SampleO
                 taken.append((int(axis), Span(checked.start, checked.stop, checked.step)))
             else:
                 taken.append((int(axis), tuple(checked) if isinstance(checked, list) else checked))
-        found.append(replace(one, taken=tuple(taken)))
+        found.append(replace(one, selection=tuple(taken)))
     return found
 
 

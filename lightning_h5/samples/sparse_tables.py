@@ -15,6 +15,7 @@ from ..catalog import (
     Compatibility,
     ListedParts,
     boundaries_in,
+    describe_with_columns,
     joined_arrays,
     values_of,
 )
@@ -151,12 +152,13 @@ class MatrixTableBuilder(TableBuilder):
         requests = [*self._requests, *(ArrayRequest(key=key) for key in (*offsets, *self._columns))]
         of_file = [request for request in requests if not self._catalog.joins.is_column(request.key)]
         own = [key for request in of_file for key in request.keys]
-        if len(of_file) == len(requests):
+        side = self._catalog.joins.side
+        if side is None or len(of_file) == len(requests):
             guard, layouts = self._catalog.describe(path, own, self._options)
             return guard, tuple(joined_arrays(requests, layouts)), groups
         n_rows = next(iter(groups.values())).n_rows
-        guard, layouts = self._catalog.joins.describe_with_columns(
-            self._catalog, path, requests, own, n_rows, sum(self._n_rows), self._options
+        guard, layouts = describe_with_columns(
+            self._catalog, side, path, requests, own, n_rows, sum(self._n_rows), self._options
         )
         return guard, layouts, groups
 

@@ -14,16 +14,12 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from ..sizes import bytes_text
-from .granules import GRANULE, marks_at
+from .granules import GRANULE
 from .locks import lock_within, try_lock, unlock
-
-if TYPE_CHECKING:
-    from .mirror import Mirror
 
 __all__ = ["MIRROR", "USES", "MirrorFolder"]
 
@@ -140,18 +136,19 @@ class MirrorFolder:
         used, is_unsure = self._read_count()
         self._write_count(used + (os.fstat(fd).st_blocks - before.st_blocks) * 512, is_unsure=is_unsure)
 
-    def write(self, mirror: Mirror, first: int, data: memoryview) -> float:
+    def write(self, fd: int, tables: int, n_bytes: int, put: Callable[[], None]) -> float:
         """Write granules to a mirror if there is room for them, or room can be made. The caller has them locked.
 
         Args:
-            mirror: the mirror.
-            first: the first granule.
-            data: bytes of whole granules; the last one of the file may have fewer.
+            fd: descriptor of the mirror's file.
+            tables: where its tables begin.
+            n_bytes: bytes of the granules; the last one of the file may have fewer than the others.
+            put: writes them.
 
         Returns:
             Seconds after which to try again; 0 if they were written.
         """
-        n_bytes = -(-len(data) // GRANULE) * GRANULE
+        n_bytes = -(-n_bytes // GRANULE) * GRANULE
         try:
             with self._locked() as is_locked:
                 if not is_locked or not self.is_usable:
@@ -159,16 +156,16 @@ class MirrorFolder:
                     return RECOVERY
                 used, is_unsure = self._read_count()
                 used = self._count() if is_unsure else used
-                status = os.fstat(mirror.fd)
-                held = status.st_blocks * 512 - (status.st_size - marks_at(mirror.n_bytes))
+                status = os.fstat(fd)
+                held = status.st_blocks * 512 - (status.st_size - tables)
                 limit = self._limit if held + n_bytes <= TABLE_BYTES else self._limit - self._limit // RESERVED_SHARE
                 if used + n_bytes > limit:
                     used, n_mirrors = self._delete_unused(n_bytes, limit)
                     if used + n_bytes > limit:
                         return RETRY * (1 + n_mirrors / MANY)
                 self._write_count(used, is_unsure=True)
-                mirror.put(first, data)
-                self._write_count(used + (os.fstat(mirror.fd).st_blocks - status.st_blocks) * 512)
+                put()
+                self._write_count(used + (os.fstat(fd).st_blocks - status.st_blocks) * 512)
         except OSError as error:
             self._no_writes_until = time.monotonic() + RECOVERY
             self._after_error(error)

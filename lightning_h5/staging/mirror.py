@@ -262,7 +262,7 @@ class Mirror:
 
     # Writing --------------------------------------------------------------------------------------------------
 
-    def put(self, first: int, data: memoryview) -> None:
+    def _put(self, first: int, data: memoryview) -> None:
         """Write granules and their marks. The caller has locked them, and the mirror has none of them.
 
         Raises:
@@ -394,7 +394,8 @@ class Mirror:
             data = self._read(low * GRANULE, end, counters)
             if len(data) != end - low * GRANULE or self.origin.head() != (self.n_bytes, self._version):
                 return  # it was changed: the comparison with the change guard raises
-            if (seconds := self._folder.write(self, low, data)) > 0:
+            put = partial(self._put, low, data)
+            if (seconds := self._folder.write(self.fd, marks_at(self.n_bytes), len(data), put)) > 0:
                 self._no_room_until = time.monotonic() + seconds
                 return
 

@@ -463,6 +463,7 @@ def test_load_fields_name_each_field_once(recordings, names):
         ({"a": {"key": 3}}, "field_map"),
         ({"a": {"key": "fhr", "layout": "NT"}}, "layout"),
         ({"a": "fhr", "b": "/fhr"}, "several names"),
+        ({"target": "fhr"}, r"renames other arrays to 'target'.* Name the fields to load \(load_fields\)"),
     ],
     ids=repr,
 )
