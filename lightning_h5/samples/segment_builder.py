@@ -25,7 +25,8 @@ from ..catalog import (
     values_of,
 )
 from ..errors import H5KeyError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, Image, LayoutTable, OpenOptions, check_no_overlap, column_layout
+from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap, column_layout
+from ..readers import Image
 from ..types import IntArray
 from .indexer import Indexer
 from .patch_tables import VolumeTable
