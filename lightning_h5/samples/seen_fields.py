@@ -9,7 +9,8 @@ import numpy as np
 
 from ..catalog import PartNames, StoredParts
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, Image
+from ..hdf5 import ArrayLayout
+from ..readers import Image
 from .cut_values import CutValues
 from .part_steps import n_segments_of
 from .segment_fields import SegmentField
