@@ -110,7 +110,7 @@ def test_imports_go_one_way(modules):
 
 @pytest.mark.parametrize(
     ("folder", "module", "imports_it"),
-    [("hdf5", "layout", "identity"), ("tools", "inspect.advice", "inspect.inspect")],
+    [("hdf5", "layout", "identity"), ("samples", "indexer", "windows"), ("tools", "inspect.advice", "inspect.inspect")],
 )
 def test_modules_of_a_folder_do_not_import_each_other_in_a_circle(modules, folder, module, imports_it):
     """Not even for types alone."""
