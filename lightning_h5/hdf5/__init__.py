@@ -54,10 +54,18 @@ from .patterns import matching_objects
 from .references import MAX_TEXT, holds_regions, is_matlab_text, is_references, referenced_arrays, value_of_cell
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
-from .structures import DIMENSION_SCALE, SPARSE_PARTS, matrices_among
+from .structures import (
+    COORDINATES,
+    SPARSE_PARTS,
+    WEIGHTS,
+    field_groups_among,
+    matrices_among,
+    reading_of,
+    software_of,
+)
 
 __all__ = [
-    "DIMENSION_SCALE",
+    "COORDINATES",
     "FAULTS",
     "GROUP_WORDS",
     "INTEGRITY",
@@ -65,6 +73,7 @@ __all__ = [
     "MAX_TEXT",
     "OLD_CATEGORIES",
     "SPARSE_PARTS",
+    "WEIGHTS",
     "AlikeArrays",
     "ArrayColumns",
     "ArrayDigests",
@@ -118,6 +127,7 @@ __all__ = [
     "expand_paths",
     "expand_user",
     "external_guards",
+    "field_groups_among",
     "field_names",
     "file_identity",
     "file_number",
@@ -158,12 +168,14 @@ __all__ = [
     "pread_of",
     "process_pool",
     "read_digests",
+    "reading_of",
     "referenced_arrays",
     "resolve_path",
     "sampled_identity",
     "scalar_layout",
     "shape_of",
     "size_of",
+    "software_of",
     "sparse_group",
     "stack_arrays",
     "stacked_keys",

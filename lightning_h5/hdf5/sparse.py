@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import H5Error, H5ValueError
 from .contents import has_arrays, resolve_path
 from .open import FAULTS, translate_h5py_errors
-from .structures import SPARSE_PARTS
+from .structures import SPARSE_PARTS, biom_shape
 
 __all__ = ["SparseGroup", "sparse_group"]
 
@@ -66,7 +66,11 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
         return _of_matlab(group, path, key, parts)
     with translate_h5py_errors(path, repr(key)):
         n_rows = group["indptr"].shape[0] - 1
-        shape, form, has_barcodes = _shape(group), _matrix_form(group), has_arrays(group, "barcodes")
+        shape, form, has_barcodes = (
+            _shape(group) or biom_shape(group),
+            _matrix_form(group),
+            has_arrays(group, "barcodes"),
+        )
         if shape is None:
             raise H5ValueError(
                 f"{key!r} in {path!r} has the arrays of a sparse matrix, and neither an attribute nor an array "
