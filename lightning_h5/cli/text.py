@@ -221,7 +221,7 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
         parts += [f"{array.ratio:.1f}:1"] if array.filters and array.ratio else []
         parts += [f"packed: {array.packing}"] if array.packing else []
     if array.structure is not None:
-        parts.append(f"{'' if array.is_data else 'no data: '}{_structure_text(array.structure)}")
+        parts.append(array.structure if array.is_data else f"no data: {_structure_text(array.structure)}")
         attributes = ""
     return "  ".join(parts) + attributes
 

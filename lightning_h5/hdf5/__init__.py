@@ -55,6 +55,7 @@ from .references import MAX_TEXT, holds_regions, is_matlab_text, is_references, 
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
 from .structures import (
+    CELLS,
     COORDINATES,
     SPARSE_PARTS,
     WEIGHTS,
@@ -65,6 +66,7 @@ from .structures import (
 )
 
 __all__ = [
+    "CELLS",
     "COORDINATES",
     "FAULTS",
     "GROUP_WORDS",

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 __all__ = [
+    "CELLS",
     "COORDINATES",
     "DIMENSION_SCALE",
     "FIELD_GROUPS",
@@ -44,6 +45,7 @@ NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 DIMENSION_SCALE = "a dimension scale"
 WEIGHTS = "weights of a Keras model"
+CELLS = "contents of cells of MATLAB"
 
 
 class Structure(NamedTuple):
@@ -166,7 +168,7 @@ def _are_time_stamps(item: Any, name: str) -> bool:
 
 STRUCTURES = (
     Structure("an index of PyTables", True, _is_index, "PyTables searches its table with it"),
-    Structure("contents of cells of MATLAB", True, _is_of_matlab, "name the array of references to them"),
+    Structure(CELLS, True, _is_of_matlab, "name the array of references to them"),
     Structure(WEIGHTS, True, _is_of_keras, "there are no samples in it"),
     Structure("a dimension of netCDF without values", False, _is_placeholder, "it only has a length"),
     Structure(DIMENSION_SCALE, False, _is_scale, "a coordinate of other arrays", is_coordinate=True),

@@ -284,20 +284,19 @@ def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
         if len(set(names)) < len(names):
             raise H5ValueError(f"keys={list(names)!r} names an array twice. Name each once.")
         return names
+    from .inspect import inspect_file
+
     try:
         return (guess_keys(paths[0])[0],)
     except H5KeyError as error:
         with open_h5(paths[0]) as file:
             arrays, others = list_data(file)
-        matrices = sorted(matrices_among(others))
-        hint = (
-            f" The values of the sparse matrix {matrices[0]!r} but its zeros: {matrices[0]}/data." if matrices else ""
-        )
+        matrices = matrices_among(others)
+        examples = [key for key in inspect_file(paths[0]).advice.x_keys if key in arrays]
+        example = f"keys={examples[0]!r} (--key {examples[0]})" if examples else "keys='...' (--key ...)"
+        hint = f" {next(iter(matrices))}/data has the values of a sparse matrix, without its zeros." if matrices else ""
         raise H5KeyError(
-            f"no array was named, and {paths[0]!r} has {listing(arrays, 12)}. Name it: keys={arrays[0]!r} "
-            f"(--key {arrays[0]}), for example.{hint}"
-            if arrays
-            else f"{paths[0]!r} has no arrays to train from.{hint}"
+            f"no array was named, and {paths[0]!r} has {listing(arrays, 12)}. Name it: {example}.{hint}"
         ) from error
 
 

@@ -98,7 +98,8 @@ def test_cells_of_matlab_are_segments(tmp_path):
     hdf5storage.savemat(str(tmp_path / "a.mat"), contents, format="7.3")
     advice = inspect_file(tmp_path / "a.mat").advice
     assert (advice.settings["x_key"], advice.settings["y_key"]) == ("trials", "labels")
-    assert not [problem for problem in check_files(tmp_path / "a.mat").warnings if problem.kind == "rows"]
+    assert advice.settings["y_dtype"] == "int64"
+    assert not check_files(tmp_path / "a.mat").warnings
 
 
 @pytest.mark.filterwarnings("ignore")

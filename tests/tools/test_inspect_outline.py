@@ -173,3 +173,15 @@ def test_floats_that_are_no_class_numbers_stay_floats(tmp_path):
         with h5py.File(tmp_path / "a.h5", "w") as file:
             file["X"], file["target"] = np.zeros((100, 5), "f4"), values
         assert inspect_file(tmp_path / "a.h5").advice.settings["y_dtype"] == "float32"
+
+
+def test_volumes_of_several_depths_have_two_calls_that_run_with_any_batch(tmp_path):
+    for depth in (40, 42, 44):
+        with h5py.File(tmp_path / f"v{depth}.h5", "w") as file:
+            file["raw"], file["label"] = np.zeros((depth, 48, 52), "f4"), np.zeros((depth, 48, 52), "u1")
+    advice = inspect_folder(tmp_path).example.advice
+    for suggestion in (advice, advice.other):
+        module = LazyH5DataModule(**{**suggestion.settings, "batch_size": 2})
+        module.setup("fit")
+        assert len(next(iter(module.train_dataloader()))) >= 2
+    assert advice.settings["y_key"] == advice.other.settings["y_key"] == "label"

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
 from ...hdf5 import (
+    CELLS,
     ArrayLayout,
     ChangeGuard,
     Entry,
@@ -345,8 +346,10 @@ def _unwritten(contents: FileMetadata) -> Iterator[Problem]:
 
 def _no_fields(contents: FileMetadata) -> Iterator[Problem]:
     """Find arrays that no batch can hold."""
+    has_cells = any(entry.structure == CELLS for entry in contents.entries)
+    references = {entry.name for entry in contents.entries if has_cells and entry.dtype == "references"}
     for layout in contents.data.values():
-        if kind_of(layout.dtype) == "object" and layout.references is None:
+        if kind_of(layout.dtype) == "object" and layout.references is None and layout.key not in references:
             text = f"its dtype {layout.stored} is not a dtype of tensors: it cannot be a field"
             yield warning(contents.path, layout.key, "no field", text)
 

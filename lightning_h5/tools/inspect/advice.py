@@ -238,10 +238,10 @@ def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
             with open_h5(path) as file:
                 layout = layout_of(find_array(file, key), path, key)
             n_rows += layout.n_rows
-            if layout.row_shape not in ((), (1,)) or n_rows > MAX_COLUMN_ROWS:
+            is_line = layout.n_rows == 1 and len(layout.row_shape) == 1  # as MATLAB stores a column
+            if not (layout.row_shape in ((), (1,)) or is_line) or n_rows > MAX_COLUMN_ROWS:
                 return None
-            rows = open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))
-            parts.append(np.asarray(rows).reshape(layout.n_rows))
+            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))).reshape(-1))
     except (H5Error, *FAULTS):
         return None
     return np.concatenate(parts) if parts else None

@@ -353,7 +353,8 @@ class AlikeParts:
         are_images = self.is_image and len(self.shapes) > 1 and self._looks_square
         if not self.segments and are_images and not (self.words & ACTIONS or self.has_rate):
             why = "All arrays of a file have one shape: each file may be one image or volume."
-            segment_guess = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
+            padded = {"collate_fn": "pad"} if len(set(self.lengths)) > 1 else {}
+            segment_guess = Guess(settings=self._fields(sample="segment", **padded), why=why, is_sure=False)
             return [self._patches(), segment_guess] if self.are_volumes else [segment_guess, rows]
         if self.segments and self._is_picture:
             mark = "by its name" if words_in(self.main) & PICTURES else "by its shape"

@@ -69,7 +69,7 @@ def _cells(files: Sequence[FileLooks], main: str, n_rows: int, why: str, reader:
         if values is not None and 1 < len(set(values.tolist())) < n_rows and (values >= 0).all():
             n_groups = len(set(values.tolist()))
             settings["split"] = {"val_fraction": 0.1 if n_groups >= MIN_ROWS else 0.25, "group_key": names[groups[0]]}
-            why += f" {names[groups[0]]!r} groups rows by its name: a group is in training or in validation."
+            why += f" By its name, {names[groups[0]]!r} groups rows: a group is in training or in validation."
     return Guess(settings=settings, why=why)
 
 
