@@ -56,6 +56,7 @@ from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
 from .structures import (
     CELLS,
+    COMPLEX_MEMBERS,
     COORDINATES,
     SPARSE_PARTS,
     WEIGHTS,
@@ -67,6 +68,7 @@ from .structures import (
 
 __all__ = [
     "CELLS",
+    "COMPLEX_MEMBERS",
     "COORDINATES",
     "FAULTS",
     "GROUP_WORDS",

@@ -11,6 +11,7 @@ import numpy as np
 
 __all__ = [
     "CELLS",
+    "COMPLEX_MEMBERS",
     "COORDINATES",
     "DIMENSION_SCALE",
     "FIELD_GROUPS",
@@ -35,6 +36,9 @@ FIELD_GROUPS: dict[tuple[str, ...], str] = {
     ("codes", "categories"): "a column of categories",
 }
 """Groups that are one field, named by the group's own path, by the arrays that they have."""
+
+COMPLEX_MEMBERS = (("real", "imag"), ("r", "i"))
+"""Members of tables that are complex numbers, as MATLAB and other programs name them."""
 
 MATLAB_EMPTY = b"MATLAB_empty"
 """The attribute of MATLAB's ``[]``."""

@@ -185,3 +185,20 @@ def test_volumes_of_several_depths_have_two_calls_that_run_with_any_batch(tmp_pa
         module.setup("fit")
         assert len(next(iter(module.train_dataloader()))) >= 2
     assert advice.settings["y_key"] == advice.other.settings["y_key"] == "label"
+
+
+@pytest.mark.parametrize("members", [("real", "imag"), ("r", "i")])
+def test_tables_of_complex_numbers_are_read_with_both_parts(tmp_path, members):
+    table = np.zeros((40, 6), [(member, "f8") for member in members])
+    table[members[0]], table[members[1]] = 1, 2
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["Z"], file["labels"] = table, (np.arange(40) % 2).astype("f8")[:, None]
+    advice = inspect_file(tmp_path / "a.h5").advice
+    module = LazyH5DataModule(**advice.settings)
+    module.setup("fit")
+    x, y = next(iter(module.train_dataloader()))
+    if members == ("real", "imag"):  # h5py has complex numbers of the other name
+        assert advice.settings["x_key"] == {"Z": ["Z/real", "Z/imag"]}
+        assert x["Z"].shape[1:] == (6, 2)
+        assert x["Z"][0, 0].tolist() == [1, 2]
+    assert (y.ndim, str(y.dtype)) == (1, "torch.int64")

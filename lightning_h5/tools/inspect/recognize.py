@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import H5Error, listing
 from ...hdf5 import (
+    COMPLEX_MEMBERS,
     FAULTS,
     Image,
     OpenOptions,
@@ -76,7 +77,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """
     if guesses := recognize_software(files, reader) or sparse_rows(files, reader):
         return guesses
-    if guesses := _images(files) or _named_images(files[0]) or _lists(files):
+    if guesses := _complex_rows(files[0]) or _images(files) or _named_images(files[0]) or _lists(files):
         return guesses
     if guesses := _cells_of_references(files[0], reader):
         return guesses
@@ -444,6 +445,30 @@ def _images(files: Sequence[FileLooks]) -> list[Guess]:
         settings["split"] = 0.1
     kind = "JPEG" if rows[0].startswith(BEGINNINGS[0]) else "PNG"
     return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one a row, which are decoded to images.")]
+
+
+def _complex_rows(file: FileLooks) -> list[Guess]:
+    """Return a guess for the largest array if it is a table of the parts of complex numbers."""
+    name = max(file.complexes, key=lambda name: file.complexes[name].n_values, default=None)
+    if name is None or any(look.n_values > 2 * file.complexes[name].n_values for look in file.arrays.values()):
+        return []
+    n_rows = file.complexes[name].shape[0]
+    targets = [
+        column
+        for column, look in file.arrays.items()
+        if look.shape in ((n_rows,), (n_rows, 1)) and look.dtype[:4] != "text" and words_in(column) & TARGETS
+    ]
+    members = next(m for m in COMPLEX_MEMBERS if file.complexes[name].dtype.endswith(", ".join(m)))
+    settings: Settings = {"x_key": {name.rpartition("/")[2]: [f"{name}/{member}" for member in members]}}
+    why = f"{name!r} is a table of the parts of complex numbers, which are stacked on a new last axis."
+    if len(targets) == 1:
+        settings["y_key"] = targets[0]
+        why += f" {targets[0]!r} is a target by its name."
+        if len(file.arrays[targets[0]].shape) > 1:
+            settings["select"] = {targets[0]: {1: 0}}
+    if n_rows >= MIN_ROWS:
+        settings["split"] = 0.1
+    return [Guess(settings=settings, why=why)]
 
 
 def _named_images(file: FileLooks) -> list[Guess]:

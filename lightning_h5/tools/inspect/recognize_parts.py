@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ...errors import listing
-from ...hdf5 import keys_in, words_in
+from ...hdf5 import COMPLEX_MEMBERS, keys_in, words_in
 from ...types import cached_property
 from .contents import Contents
 
@@ -60,6 +60,9 @@ Settings: TypeAlias = dict[str, Any]
 LISTS_OR_BYTES = re.compile(r"lists of (u?int|float|bool)|\|V\d")
 """Dtypes in words of rows that may be lists of numbers, or encoded bytes."""
 
+COMPLEX_TABLES = {f"table of {', '.join(members)}" for members in COMPLEX_MEMBERS}
+"""Dtypes in words of tables that are complex numbers."""
+
 OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value"}
 """Attributes that say how values of netCDF are decoded: no fields."""
 
@@ -86,6 +89,7 @@ class FileLooks:
         arrays: numbers and text.
         of_bytes: lists and opaque values.
         references: arrays of references.
+        complexes: tables of the parts of complex numbers.
         coordinates: those of ``arrays`` that are neither input nor target.
         software: the program or format of the file, if it is marked.
     """
@@ -95,6 +99,7 @@ class FileLooks:
     arrays: Mapping[str, Look]
     of_bytes: Mapping[str, Look] = field(default_factory=dict)
     references: Sequence[str] = ()
+    complexes: Mapping[str, Look] = field(default_factory=dict)
     coordinates: Collection[str] = ()
     software: str | None = None
 
@@ -118,6 +123,7 @@ def looks_of(path: str, contents: Contents) -> FileLooks:
         arrays={name: look for name, look in looks.items() if _holds_values(look.dtype)},
         of_bytes={name: look for name, look in looks.items() if LISTS_OR_BYTES.match(look.dtype)},
         references=[array.name for array in arrays if array.dtype == "references" and array.structure is None],
+        complexes={name: look for name, look in looks.items() if look.dtype in COMPLEX_TABLES and look.shape},
         coordinates={array.name for array in arrays if array.structure is not None},
         software=contents.software,
     )
