@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import listing
-from ..hdf5 import INTEGRITY, Entry
+from ..hdf5 import INTEGRITY, Entry, field_groups_among, reading_of
 from ..sizes import bytes_text
 from .terminal import bold, faint, line_width, paragraphs, safe, table
 
@@ -18,12 +18,18 @@ if TYPE_CHECKING:  # these modules import torch
     from ..tools.bench import BenchReport
     from ..tools.check import CheckReport
     from ..tools.index_file import IndexReport
-    from ..tools.inspect import ArrayReport, FileReport, FolderReport, SampleCost, StoreCost
+    from ..tools.inspect import Advice, ArrayReport, FileReport, FolderReport, SampleCost, StoreCost
+    from ..tools.inspect.outline import Branch
     from ..tools.repack import RepackReport, StoredAs
     from ..tools.stats import ArrayStats, StatsReport
 
 MAX_NAME = 36  # characters of a name in a table
-MAX_ARRAYS = 20
+COSTS = (20, 6, 3)  # most lines of costs: as many as let the report fit a screen
+MAX_FIELDS = 6  # above which only the arrays of the call have a line with their cost
+MAX_NAMES = 3
+MAX_NOTES = 8
+MAX_OUTLIERS = 20
+SCREEN = 40  # lines that a report on alike groups takes
 MIN_ROOM = 30  # characters for the text after a name in the tree
 MAX_PROBLEMS = 200
 MAX_UNCHECKED = 6
@@ -37,45 +43,88 @@ def _counted(n: int, noun: str) -> str:
 
 
 def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
-    """Yield the report of ``inspect`` on a file, as far as ``depth`` levels."""
+    """Yield the report of ``inspect`` on a file, as far as ``depth`` levels: first the call to copy, and why."""
     kinds = [entry.kind for entry in report.entries]
     listed = ("group", "array", "soft link", "hard link", "external link")
     counts = ", ".join(_counted(kinds.count(kind), kind) for kind in listed if kind in kinds)
-    yield f"{bold(report.path)}  {bytes_text(report.n_bytes)}: {counts or 'empty'}"
-    yield ""
-    yield from _tree(report, depth)
-    yield from _rows(report)
-    yield from _advice_lines(report)
+    software = "" if report.software is None else f", {report.software}"
+    head = f"{bold(safe(report.path))}  {bytes_text(report.n_bytes)}{software}: {counts or 'empty'}"
+    yield from _with_yaml(report.advice, [*_call(report.advice), head], report, depth, report.path)
 
 
 def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
     """Yield the report of ``inspect`` on several files."""
-    n_files = len(report.paths)
-    cost = report.example.advice.cost
+    n_files, example = len(report.paths), report.example
+    cost = example.advice.cost
     rows = f"{report.n_rows:,} rows" if cost is None else _counted(cost.n_samples, "sample")
     rows = f"{rows} in files with the same arrays"
-    yield f"{bold(f'{n_files:,} files')}  {bytes_text(report.n_bytes)}, {rows}"
-    yield ""
-    yield f"{report.n_alike:,} of {n_files:,} have the same arrays, for example {report.example.path}:"
-    yield ""
-    yield from _tree(report.example, depth)
-    yield from _rows(report.example)
+    alike = f"{report.n_alike:,} of {n_files:,} have the same arrays, for example {safe(example.path)}:"
+    lines = [
+        *_call(example.advice),
+        f"{bold(f'{n_files:,} files')}  {bytes_text(report.n_bytes)}, {rows}",
+        *wrap(alike, line_width(), break_long_words=False),
+    ]
     if report.outliers:
+        outliers = list(report.outliers.items())
+        lines += ["", bold(f"{len(report.outliers):,} differ")]
+        lines += [safe(f"  {path}: {text}") for path, text in outliers[:MAX_OUTLIERS]]
+        if (n_hidden := len(outliers) - MAX_OUTLIERS) > 0:
+            lines.append(faint(f"  ... and {n_hidden:,} more; --json has all of them"))
+        lines.append("")
+    path = example.advice.settings.get("train_path", "...")
+    yield from _with_yaml(example.advice, lines, example, depth, path if isinstance(path, str) else "...")
+
+
+def _with_yaml(advice: Advice, lines: Sequence[str], report: FileReport, depth: int | None, path: str) -> Iterator[str]:
+    """Yield lines, the contents of a file, and the settings as YAML.
+
+    If names are alike, the report is to fit a screen: it has fewer costs then, and the command that writes the YAML.
+    """
+    from ..tools.inspect.outline import outline_of
+
+    outline = outline_of(report.entries, report.arrays)
+    tree, facts = list(_tree(outline, depth)), list(_facts(report))
+    has_yaml = advice.datamodule is not None
+    is_folded = has_yaml and any("*" in name for name in _patterns(outline))
+    if is_folded:
+        facts.append(f"{bold('as YAML')}    lightning-h5 inspect {safe(path)} --yaml")
+    for max_costs in COSTS if is_folded else COSTS[:1]:
+        texts = [*lines, *tree, *_rows(report, outline, max_costs), *facts]
+        if sum(text.count("\n") + 1 for text in texts) <= SCREEN:
+            break
+    yield from texts
+    if has_yaml and not is_folded:
         yield ""
-        yield bold(f"{len(report.outliers):,} differ")
-        yield from (f"  {path}: {text}" for path, text in report.outliers.items())
-    yield from _advice_lines(report.example)
+        yield advice.yaml
 
 
-def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
-    """Yield a line for each name, indented by its depth; text that does not fit goes below the name."""
-    arrays = {array.name: array for array in report.arrays}
-    entries = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
-    names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in entries]
-    width = min(48, max(map(len, names), default=0))
+def _call(advice: Advice) -> Iterator[str]:
+    """Yield the call to copy, the reasons for it, and the call of another reading that is as likely."""
+    if advice.datamodule is not None:
+        yield _wrapped_lines(advice.python)
+        yield ""
+    yield paragraphs("use        " if advice.datamodule is not None else "no call    ", advice.reasons)
+    yield ""
+    if advice.other is not None:
+        yield paragraphs("not sure   ", [f"If that is wrong: {advice.other.reasons[0]}"])
+        yield ""
+        if advice.other.datamodule is not None:
+            yield _wrapped_lines(advice.other.python)
+            yield ""
+
+
+def _patterns(outline: Sequence[Branch]) -> Iterator[str]:
+    for branch in outline:
+        yield branch.pattern
+        yield from _patterns(branch.branches)
+
+
+def _tree(outline: Sequence[Branch], depth: int | None) -> Iterator[str]:
+    """Yield a line for each name, or for alike ones, indented by its depth; text that does not fit goes below it."""
+    lines = list(_tree_lines(outline, 1, depth))
+    width = min(48, max((len(name) for name, text in lines if text), default=0))
     yield "/"
-    for entry, name in zip(entries, names, strict=True):
-        text = _entry_text(entry, arrays.get(entry.name))
+    for name, text in lines:
         line = f"{name:<{width}}  {text}".rstrip()
         if len(line) <= line_width() or not text:
             yield line
@@ -83,10 +132,78 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
         yield name
         indent = " " * (len(name) - len(name.lstrip()) + 4)
         room = max(line_width() - len(indent), MIN_ROOM)
-        lines = [text] if "link" in entry.kind else wrap(text, room, break_long_words=False)
-        yield from (indent + part for part in lines)
-    if n_hidden := len(report.entries) - len(entries):
+        texts = [text] if " link)" in text else wrap(text, room, break_long_words=False)
+        yield from (indent + part for part in texts)
+    n_hidden = 0 if depth is None else sum(_count_below(branch, 1, depth) for branch in outline)
+    if n_hidden:
         yield faint(f"... and {n_hidden} below; --depth shows more")
+
+
+def _tree_lines(outline: Sequence[Branch], level: int, depth: int | None) -> Iterator[tuple[str, str]]:
+    if depth is not None and level > depth:
+        return
+    for branch in outline:
+        entry, name = branch.entries[0], "  " * level + safe(branch.label)
+        if branch.pattern == "*":
+            noun = "group" if entry.kind == "group" else "array"
+            yield f"{name}: {_counted(len(branch.names), noun)}, each", _alike_text(branch)
+        elif entry.kind == "group" and entry.structure is not None and any(True for _ in branch.leaves()):
+            n_arrays = sum(len(leaf.entries) for _, leaf in branch.leaves())
+            yield name, f"{_counted(n_arrays, 'array')}, no data: {_structure_text(entry.structure)}"
+        elif entry.kind == "group" and (what := _field_group(branch)) is not None:
+            yield name, f"{what}: {_alike_text(branch)}"
+        else:
+            yield name, _entry_text(entry, branch.reports[0] if branch.reports else None)
+            yield from _tree_lines(branch.branches, level + 1, depth)
+
+
+def _count_below(branch: Branch, level: int, depth: int) -> int:
+    """Return how many names of the outline lie deeper than ``depth``."""
+    own = len(branch.names) if level > depth else 0
+    return own + sum(_count_below(below, level + 1, depth) for below in branch.branches)
+
+
+def _field_group(branch: Branch) -> str | None:
+    """Return what a group is in words, if it is one field."""
+    names = [f"/{name}" for below in branch.branches for name in below.names]
+    return field_groups_among(names and [f"group{name}" for name in names]).get("group")
+
+
+def _alike_text(branch: Branch) -> str:
+    """Return the shapes and dtypes of alike arrays, or of the arrays in alike groups."""
+    if branch.entries[0].kind == "array":
+        return _array_text(branch)
+    leaves = list(branch.leaves())
+    structures = {leaf.entries[0].structure for _, leaf in leaves}
+    if len(structures) == 1 and (structure := structures.pop()) is not None:
+        return f"{_counted(len(leaves), 'array')}, no data: {_structure_text(structure)}"
+    return ", ".join(_texts_below(branch))
+
+
+def _texts_below(branch: Branch, prefix: str = "") -> Iterator[str]:
+    """Yield the arrays below; groups with the same arrays together."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for below in branch.branches:
+        name = f"{prefix}{safe(below.label)}"
+        if not below.branches:
+            if below.entries[0].kind == "array":
+                yield f"{name} {_array_text(below)}"
+        else:
+            groups.setdefault(tuple(_texts_below(below)), []).append(name)
+    for texts, (*others, name) in groups.items():
+        names = f"{' and '.join([*others, name])}/"
+        yield from (f"{names}{text}" for text in texts) if not others else [f"{names}({', '.join(texts)})"]
+
+
+def _array_text(branch: Branch) -> str:
+    entry = branch.entries[0]
+    filters = sorted({" + ".join(report.filters) for report in branch.reports if report.filters})
+    structure = "" if entry.structure is None else f"; {entry.structure}"
+    return f"{branch.shape_text} {' '.join([entry.dtype, *filters])}{structure}"
+
+
+def _structure_text(what: str) -> str:
+    return f"{what} ({reading})" if (reading := reading_of(what)) else what
 
 
 def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
@@ -103,55 +220,74 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
         parts += [" + ".join(array.filters)] if array.filters else []
         parts += [f"{array.ratio:.1f}:1"] if array.filters and array.ratio else []
         parts += [f"packed: {array.packing}"] if array.packing else []
+    if array.structure is not None:
+        parts.append(array.structure if array.is_data else f"no data: {_structure_text(array.structure)}")
+        attributes = ""
     return "  ".join(parts) + attributes
 
 
-def _rows(report: FileReport) -> Iterator[str]:
-    """Yield the cost of a random row of each array, the largest first, and the arrays that cannot be read."""
-    # The cost of text is meaningless: the size of a row is that of a pointer.
-    row_costs = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
-    row_costs.sort(key=lambda pair: -pair[0].n_bytes)
+def _rows(report: FileReport, outline: Sequence[Branch], max_costs: int) -> Iterator[str]:
+    """Yield the cost of a random row of each field, the largest first, and the arrays that cannot be read."""
+    from ..tools.inspect.outline import patterns_of
+
+    patterns = patterns_of(outline)
+    fields: dict[str, list[ArrayReport]] = {}
+    for array in report.arrays:
+        # The cost of text is meaningless: the size of a row is that of a pointer.
+        if array.row and array.n_bytes and not array.dtype.startswith("text"):
+            fields.setdefault(patterns.get(array.name, array.name), []).append(array)
+    advice, n_all = report.advice, len(fields)
+    used_keys = {key.strip("/") for key in (*advice.x_keys, *advice.y_keys)}
+    if advice.cost is not None and len(fields) > MAX_FIELDS:  # of many arrays, only the ones in the call
+        used = {key: a for key, a in fields.items() if _is_among(key, used_keys)}
+        fields = used or fields
+    costs = sorted(fields.items(), key=lambda item: -sum(array.n_bytes for array in item[1]))
     lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
-    for array, row in row_costs[:MAX_ARRAYS]:
-        name = array.name if len(array.name) <= MAX_NAME else f"...{array.name[3 - MAX_NAME :]}"
-        sizes = (array.n_bytes / max(1, (array.shape or (1,))[0]), row.bytes_read, row.bytes_decoded)
-        lines.append([name, *map(bytes_text, sizes), str(row.n_chunks or "-")])
-        if row.why_slow:
-            notes.append(f"{array.name} is read through the HDF5 library, in one thread: {row.why_slow}")
-    if row_costs:
+    for name, arrays in costs[:max_costs]:
+        label = name if len(name) <= MAX_NAME else f"...{name[3 - MAX_NAME :]}"
+        n_rows = sum((array.shape or (1,))[0] for array in arrays)
+        rows = [array.row for array in arrays if array.row is not None]
+        sizes = (
+            sum(array.n_bytes for array in arrays) / max(1, n_rows),
+            sum(row.bytes_read for row in rows) / len(rows),
+            sum(row.bytes_decoded for row in rows) / len(rows),
+        )
+        n_chunks = sum(row.n_chunks for row in rows) / len(rows)
+        lines.append([label, *(bytes_text(round(size)) for size in sizes), f"{n_chunks:.3g}" if n_chunks else "-"])
+        if why_slow := next((row.why_slow for row in rows if row.why_slow), None):
+            notes.append(f"{name} is read through the HDF5 library, in one thread: {why_slow}")
+    if costs:
         yield ""
         yield table(lines)
-    if len(row_costs) > MAX_ARRAYS:
-        yield faint(f"... and {len(row_costs) - MAX_ARRAYS} smaller arrays; --json has all")
-    notes += [f"{a.name}: {a.problem}" for a in report.arrays if a.problem is not None and a.row is None]
+    if n_hidden := n_all - len(costs[:max_costs]):
+        yield faint(f"... and {_counted(n_hidden, 'other array')}; --json has all")
+    unreadable = [array for array in report.arrays if array.problem is not None and array.row is None and array.is_data]
+    unreadable = [array for array in unreadable if array.shape]  # scalars and empty arrays show in the tree
+    notes += [f"{array.name}: {array.problem}" for array in unreadable[:MAX_NOTES]]
+    if (n_hidden := len(unreadable) - MAX_NOTES) > 0:
+        notes.append(f"... and {_counted(n_hidden, 'other array')} that cannot be read; --json has the reasons")
     yield from (line for note in notes for line in wrap(safe(note), line_width(), subsequent_indent="  "))
 
 
-def _advice_lines(report: FileReport) -> Iterator[str]:
+def _is_among(pattern: str, keys: Collection[str]) -> bool:
+    """Return whether arrays with a name, or names with ``*`` for what differs, are fields, by keys in groups or not."""
+    return any(pattern == key or pattern.endswith(f"/{key}") or pattern.startswith(f"{key}/") for key in keys)
+
+
+def _facts(report: FileReport) -> Iterator[str]:
     advice = report.advice
     yield ""
-    if report.integrity is not None:
-        yield f"{bold('integrity')}  {report.integrity}"
     if advice.datamodule is not None:
-        names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
+        keys = (*advice.x_keys, *advice.y_keys)
+        names = safe(", ".join(keys)) if len(keys) <= MAX_NAMES else f"{len(keys)} fields"
         unit = "rows" if advice.cost is None else "steps"
         yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {unit} of {names}"])
     if (cost := advice.cost) is not None:
         yield paragraphs("samples    ", [_cost_text(cost)])
     if report.store is not None:
         yield paragraphs("requests   ", [_store_text(report.store)])
-    yield paragraphs("use        ", advice.reasons)
-    if advice.datamodule is not None:
-        yield ""
-        yield _wrapped_lines(advice.python)
-    if advice.other is not None:
-        yield ""
-        yield paragraphs("unsure     ", [f"If that is wrong: {advice.other.reasons[0]}"])
-        yield ""
-        yield _wrapped_lines(advice.other.python)
-    if advice.datamodule is not None:
-        yield ""
-        yield advice.yaml
+    if report.integrity is not None:
+        yield f"{bold('integrity')}  {report.integrity}"
 
 
 def _wrapped_lines(text: str) -> str:
@@ -162,7 +298,7 @@ def _cost_text(cost: SampleCost) -> str:
     of_segments = f" of {_counted(cost.n_segments, 'segment')}" if cost.n_segments else ""
     sample = f"{_counted(cost.n_samples, 'sample')}{of_segments}; one has {bytes_text(cost.n_bytes)}"
     if not cost.n_chunks:
-        return f"{sample}, stored without chunks: nothing is decoded."
+        return f"{sample}, stored without chunks"
     chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
     plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_chunk_order)
     return f"{sample} in {chunks}. Reading one at random decodes {plain}, or {ordered} with shuffle='chunks'."
@@ -212,12 +348,12 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
 def bench_text(report: BenchReport) -> Iterator[str]:
     """Yield the report of ``bench``: a table of rates, and the settings to use."""
     title = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
-    rows = f"{_counted(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
+    rows = f"{_counted(report.n_rows, report.unit)} of {bytes_text(report.row_bytes)}"
     state = "cold" if report.cold else "warm"
     yield f"{bold(title)}  {rows}, in shuffled batches of {report.batch_size}, {state}"
     yield ""
     plain = next((result.rows_per_second for result in report.results if result.datamodule is None), None)
-    lines = [["", "rows/s", "MiB/s", "vs h5py"]]
+    lines = [["", f"{report.unit}s/s", "MiB/s", "vs h5py"]]
     for result in report.results:
         rate = result.rows_per_second
         times = "-" if plain is None else f"{rate / plain:,.{1 if rate < 10 * plain else 0}f}x"
@@ -252,6 +388,7 @@ def repack_text(report: RepackReport) -> Iterator[str]:
         f"({report.n_bytes_after / report.n_bytes_before:.2f} times) in {report.seconds:.1f} s, {speed:,.0f} MiB/s "
         f"decoded{verified}."
     )
+    yield f"Next: lightning-h5 {'inspect' if report.verify_seconds is not None else 'check'} {safe(report.target)}"
 
 
 def index_text(report: IndexReport) -> Iterator[str]:

@@ -6,8 +6,10 @@ Functions are imported when their verb runs: inspecting a file takes less time t
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -84,6 +86,7 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="FILE", nargs="+", help="a file; or a directory, a glob or several files")
     parser.add_argument("--depth", type=int, metavar="N", help="levels of the tree to show (default: all)")
+    parser.add_argument("--yaml", action="store_true", help="write only the suggested settings, as YAML")
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -92,12 +95,16 @@ def _inspect(options: argparse.Namespace) -> int:
     from .text import file_text, folder_text
 
     only = expand_user(options.path[0])
+    report: inspect.FileReport | inspect.FolderReport
     if len(options.path) == 1 and not os.path.isdir(only) and not any(mark in only for mark in "*?["):
-        file = inspect.inspect_file(only)
-        show(file, file_text(file, options.depth), as_json=options.json)
+        report = file = inspect.inspect_file(only)
+        text = file_text(file, options.depth)
     else:
-        folder = inspect.inspect_folder(options.path, shows_progress=not options.json)
-        show(folder, folder_text(folder, options.depth), as_json=options.json)
+        report = inspect.inspect_folder(options.path, shows_progress=not (options.json or options.yaml))
+        file, text = report.example, folder_text(report, options.depth)
+    if options.yaml and file.advice.datamodule is None:
+        raise H5ValueError(f"there are no settings to write: {file.advice.reasons[0]}")
+    show(report, [file.advice.yaml] if options.yaml else text, as_json=options.json)
     return 0
 
 
@@ -296,10 +303,14 @@ def _stats(options: argparse.Namespace) -> int:
         shows_progress=True,
     )
     text, failure = stats_text(report), None
-    if options.output is not None:
+    if options.output is None:
+        command = shlex.join(["lightning-h5", "stats", *_words_of(options), "--output", "stats.json"])
+        text += ["", f"Next: {command}", "      and pass normalize='stats.json' to the data module"]
+    else:
         try:
             report.save(options.output, overwrite=options.force)
             text += ["", f"wrote {options.output}: pass it as normalize={options.output!r}"]
+            text.append(shlex.join(["Next:", "lightning-h5", "inspect", *options.paths]))
         except H5Error as error:  # still show the result
             failure = error
     show(report, text, as_json=options.json)
@@ -308,6 +319,19 @@ def _stats(options: argparse.Namespace) -> int:
     if failure is not None:
         raise failure
     return 0
+
+
+def _words_of(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of ``stats`` as words of a command."""
+    words = list(options.paths)
+    for key in options.keys or ():
+        words += ["--key", key]
+    if options.rows is not None:
+        words += ["--rows", f"{options.rows.start}:{options.rows.stop}:{options.rows.step}"]
+    for name in ("channel_axis", "sample", "segments", "decode", "select", "split_file"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
+    return words + (["--split", options.split] if options.split_file is not None else [])
 
 
 def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> Any:
@@ -335,7 +359,7 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
 VERBS = {
     "inspect": Verb(
         "what is in a file, how it is stored, what a random row costs, what to use",
-        ("signals.h5", "signals.h5 --depth 1", "recordings/ --json"),
+        ("signals.h5", "signals.h5 --depth 1", "recordings/ --json", "signals.h5 --yaml > data.yaml"),
         _inspect_arguments,
         _inspect,
     ),

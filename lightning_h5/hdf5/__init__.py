@@ -54,10 +54,22 @@ from .patterns import matching_objects
 from .references import MAX_TEXT, holds_regions, is_matlab_text, is_references, referenced_arrays, value_of_cell
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
-from .structures import DIMENSION_SCALE, SPARSE_PARTS, matrices_among
+from .structures import (
+    CELLS,
+    COMPLEX_MEMBERS,
+    COORDINATES,
+    SPARSE_PARTS,
+    WEIGHTS,
+    field_groups_among,
+    matrices_among,
+    reading_of,
+    software_of,
+)
 
 __all__ = [
-    "DIMENSION_SCALE",
+    "CELLS",
+    "COMPLEX_MEMBERS",
+    "COORDINATES",
     "FAULTS",
     "GROUP_WORDS",
     "IMAGE_SIGNATURES",
@@ -66,6 +78,7 @@ __all__ = [
     "MAX_TEXT",
     "OLD_CATEGORIES",
     "SPARSE_PARTS",
+    "WEIGHTS",
     "AlikeArrays",
     "ArrayColumns",
     "ArrayDigests",
@@ -108,6 +121,7 @@ __all__ = [
     "expand_paths",
     "expand_user",
     "external_guards",
+    "field_groups_among",
     "field_names",
     "file_identity",
     "file_number",
@@ -149,12 +163,14 @@ __all__ = [
     "pread_of",
     "process_pool",
     "read_digests",
+    "reading_of",
     "referenced_arrays",
     "resolve_path",
     "sampled_identity",
     "scalar_layout",
     "shape_of",
     "size_of",
+    "software_of",
     "sparse_group",
     "stack_arrays",
     "stacked_keys",

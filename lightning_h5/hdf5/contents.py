@@ -14,7 +14,7 @@ from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype, unknown_dtype
 from .open import FAULTS, is_in_other_file, object_address, open_h5
 from .paths import file_number
-from .structures import DIMENSION_SCALE, matrices_among, structure_of
+from .structures import COORDINATES, matrices_among, structure_of
 
 __all__ = [
     "OLD_CATEGORIES",
@@ -77,7 +77,7 @@ class Entry:
     @property
     def is_data(self) -> bool:
         """Whether it is an array that may have values."""
-        return self.kind == "array" and self.structure in (None, DIMENSION_SCALE)
+        return self.kind == "array" and (self.structure is None or self.structure in COORDINATES)
 
 
 def entries_of(file: Any) -> Iterator[Entry]:
@@ -87,7 +87,8 @@ def entries_of(file: Any) -> Iterator[Entry]:
     """
     names_by_address = {_address(file): "/"}
     try:
-        todo: list[tuple[Any, str, Any, str | None]] = [(file, "", name, None) for name in reversed(list(file))]
+        whole = structure_of(file, "")
+        todo: list[tuple[Any, str, Any, str | None]] = [(file, "", name, whole) for name in reversed(list(file))]
     except FAULTS as error:
         todo = []
         yield Entry(name="", kind="unreadable", target=f"{error}", is_damaged=True)
@@ -122,7 +123,7 @@ def has_arrays(group: Any, *names: str) -> bool:
 def list_data(file: Any) -> tuple[list[str], list[str]]:
     """Return the paths of the arrays that may be fields, and of those that are fields only if a user names them.
 
-    Structures of other software are in neither. The second are dimension scales, unless there is nothing else, and the
+    Structures of other software are in neither. The second are coordinates, unless there is nothing else, and the
     arrays of sparse matrices: their group is the field.
 
     Raises:

@@ -12,12 +12,12 @@ import numpy as np
 from ..errors import H5Error, H5ValueError
 from .contents import has_arrays, resolve_path
 from .open import FAULTS, translate_h5py_errors
-from .structures import SPARSE_PARTS
+from .structures import SPARSE_PARTS, biom_shape
 
 __all__ = ["SparseGroup", "sparse_group"]
 
 BIOM_AXES = ("observation/matrix", "sample/matrix")
-"""The two matrices of a BIOM table, the second one transposed. The shape of the first is an attribute of the file."""
+"""The two matrices of a BIOM table, the second one transposed."""
 
 MOST = 1 << 40
 """Rows or columns of a matrix, at most: more are damage, and could overflow the number of a value."""
@@ -70,8 +70,6 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
     with translate_h5py_errors(path, repr(key)):
         n_rows = group["indptr"].shape[0] - 1
         shape, form, has_barcodes = _shape(group), _matrix_form(group), has_arrays(group, "barcodes")
-        if shape is None and key in BIOM_AXES and (shape := _shape(file)) is not None:
-            shape, form = (shape if key == BIOM_AXES[0] else shape[::-1]), "csr"
         if shape is None:
             raise H5ValueError(
                 f"{key!r} in {path!r} has the arrays of a sparse matrix, and neither an attribute nor an array "
@@ -122,11 +120,16 @@ def _shape(group: Any) -> tuple[int, int] | None:
             array = group[name]
             value = array[...] if array.shape == (2,) and array.dtype.kind in "iu" else None
         if value is not None and np.shape(value) == (2,):
-            n_rows, n_columns = (int(n) for n in value)
-            if not 0 <= min(n_rows, n_columns) <= max(n_rows, n_columns) <= MOST:
-                raise ValueError(f"its shape is ({n_rows}, {n_columns})")
-            return n_rows, n_columns
-    return None
+            return _checked_shape(value)
+    shape = biom_shape(group)
+    return None if shape is None else _checked_shape(shape)
+
+
+def _checked_shape(shape: Any) -> tuple[int, int]:
+    n_rows, n_columns = (int(n) for n in shape)
+    if not 0 <= min(n_rows, n_columns) <= max(n_rows, n_columns) <= MOST:
+        raise ValueError(f"its shape is ({n_rows}, {n_columns})")
+    return n_rows, n_columns
 
 
 def _matrix_form(group: Any) -> str | None:

@@ -3,46 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 __all__ = [
+    "CELLS",
+    "COMPLEX_MEMBERS",
+    "COORDINATES",
     "DIMENSION_SCALE",
+    "FIELD_GROUPS",
     "MATLAB_EMPTY",
     "SPARSE_PARTS",
+    "WEIGHTS",
+    "biom_shape",
+    "field_groups_among",
     "is_empty_matlab",
     "is_private_group",
     "matrices_among",
+    "reading_of",
+    "software_of",
     "structure_of",
 ]
 
 SPARSE_PARTS = (("data", "indices", "indptr"), ("data", "ir", "jc"))
 """Arrays of a group that is a sparse matrix: as AnnData, 10x Genomics and SciPy name them, and as MATLAB does."""
 
+FIELD_GROUPS: dict[tuple[str, ...], str] = {
+    **dict.fromkeys(SPARSE_PARTS, "a sparse matrix"),
+    ("codes", "categories"): "a column of categories",
+}
+"""Groups that are one field, named by the group's own path, by the arrays that they have."""
+
+COMPLEX_MEMBERS = (("real", "imag"), ("r", "i"))
+"""Members of tables that are complex numbers, as MATLAB and other programs name them."""
+
 MATLAB_EMPTY = b"MATLAB_empty"
 """The attribute of MATLAB's ``[]``."""
 
+MAX_ROOT_NAMES = 8  # that are asked for a mark of MATLAB
+
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
-
 DIMENSION_SCALE = "a dimension scale"
-"""The one structure with values that are worth loading, if a user names it; but not a target."""
+WEIGHTS = "weights of a Keras model"
+CELLS = "contents of cells of MATLAB"
 
 
 class Structure(NamedTuple):
-    """A kind of structure.
+    """A kind of structure: one rule.
 
     Attributes:
         what: a description in words.
         is_group: whether a group is marked, and everything in it belongs to the structure.
         marks: returns whether an object is one, from h5py's low-level object and its name in its group.
+        reading: how its values are used, or why it has none to train from.
+        is_coordinate: whether it has values that a user may name, although they are neither input nor target.
     """
 
     what: str
     is_group: bool
     marks: Callable[[Any, str], bool]
+    reading: str
+    is_coordinate: bool = False
 
 
 def structure_of(item: Any, name: str) -> str | None:
@@ -82,6 +107,17 @@ def matrices_among(names: Collection[str]) -> dict[str, str]:
     return matrices
 
 
+def field_groups_among(names: Collection[str]) -> dict[str, str]:
+    """Return the groups of some arrays that are one field each, with a description in words."""
+    name_set = set(names)
+    return {
+        group: what
+        for members, what in FIELD_GROUPS.items()
+        for group in dict.fromkeys(name.rpartition("/")[0] for name in names if name.endswith(f"/{members[-1]}"))
+        if all(f"{group}/{member}" in name_set for member in members)
+    }
+
+
 def is_private_group(name: str) -> bool:
     """Return whether the name of a group alone marks it as one that other software keeps beside its data."""
     return name in ("#refs#", "#subsystem#") or name.startswith("_i_")
@@ -93,6 +129,13 @@ def _is_index(item: Any, name: str) -> bool:
 
 def _is_of_matlab(item: Any, name: str) -> bool:
     return name in ("#refs#", "#subsystem#")
+
+
+def _is_of_keras(item: Any, name: str) -> bool:
+    """Return whether a group has the weights of a layer, or a whole file those of a model, as Keras 1 to 3 write it."""
+    if name == "vars":
+        return _has_attributes(item, b"name")
+    return any(_has_attributes(item, mark) for mark in (b"layer_names", b"weight_names", b"keras_version"))
 
 
 def _is_placeholder(item: Any, name: str) -> bool:
@@ -107,14 +150,93 @@ def _is_empty(item: Any, name: str) -> bool:
     return is_empty_matlab(item)
 
 
+def _is_pickled(item: Any, name: str) -> bool:
+    return _text_attribute(item, b"CLASS") == b"VLARRAY" and _text_attribute(item, b"PSEUDOATOM") == b"object"
+
+
+def _is_pandas_index(item: Any, name: str) -> bool:
+    return _text_attribute(item, b"CLASS") == b"ARRAY" and _has_attributes(item, b"kind", b"name")
+
+
+def _is_ragged_index(item: Any, name: str) -> bool:
+    return _text_attribute(item, b"neurodata_type") == b"VectorIndex"
+
+
+def _is_row_id(item: Any, name: str) -> bool:
+    return _text_attribute(item, b"neurodata_type") == b"ElementIdentifiers"
+
+
+def _are_time_stamps(item: Any, name: str) -> bool:
+    return name == "timestamps" and _has_attributes(item, b"interval", b"unit")
+
+
 STRUCTURES = (
-    Structure("an index of PyTables", is_group=True, marks=_is_index),
-    Structure("contents of cells of MATLAB", is_group=True, marks=_is_of_matlab),
-    Structure("a dimension of netCDF without values", is_group=False, marks=_is_placeholder),
-    Structure(DIMENSION_SCALE, is_group=False, marks=_is_scale),
-    Structure("an empty array of MATLAB", is_group=False, marks=_is_empty),
+    Structure("an index of PyTables", True, _is_index, "PyTables searches its table with it"),
+    Structure(CELLS, True, _is_of_matlab, "name the array of references to them"),
+    Structure(WEIGHTS, True, _is_of_keras, "there are no samples in it"),
+    Structure("a dimension of netCDF without values", False, _is_placeholder, "it only has a length"),
+    Structure(DIMENSION_SCALE, False, _is_scale, "a coordinate of other arrays", is_coordinate=True),
+    Structure("an empty array of MATLAB", False, _is_empty, "it holds its sizes in place of values"),
+    Structure("pickled objects of PyTables", False, _is_pickled, "only PyTables reads them"),
+    Structure("an index of pandas", False, _is_pandas_index, "it labels rows or columns", is_coordinate=True),
+    Structure("ends of ragged rows of NWB", False, _is_ragged_index, "pass it as segments.ends", is_coordinate=True),
+    Structure("row numbers of NWB", False, _is_row_id, "they name rows", is_coordinate=True),
+    Structure("time stamps of NWB", False, _are_time_stamps, "a coordinate of the samples", is_coordinate=True),
 )
 """All structures; the first one that marks an object counts."""
+
+COORDINATES = frozenset(structure.what for structure in STRUCTURES if structure.is_coordinate)
+"""The structures with values that are worth loading, if a user names them; but no targets."""
+
+SOFTWARE: tuple[tuple[str, bytes, bytes], ...] = (
+    ("Keras", b"keras_version", b""),
+    ("AnnData", b"encoding-type", b"anndata"),
+    ("NWB", b"nwb_version", b""),
+    ("BIOM", b"format-url", b"http://biom-format.org"),
+    ("loom", b"LOOM_SPEC_VERSION", b""),
+    ("cooler", b"format", b"HDF5::Cooler"),
+    ("netCDF", b"_NCProperties", b""),
+    ("PyTables", b"PYTABLES_FORMAT_VERSION", b""),
+)
+"""Programs by an attribute of the root, and how its text begins."""
+
+
+def software_of(file: Any) -> str | None:
+    """Return the program or format that marks an open file as its own; None if no mark is known."""
+    for software, name, value in SOFTWARE:
+        if _has_attributes(file.id, name) and _text_attribute(file.id, name).startswith(value):
+            return software
+    with suppress(OSError, RuntimeError, KeyError, ValueError):  # listing the names reports the damage
+        names = [*file]
+        for name in names[:MAX_ROOT_NAMES]:
+            link = file.id.links.get_info(name.encode() if isinstance(name, str) else name)
+            if link.type == h5py.h5l.TYPE_HARD and _has_attributes(file[name].id, b"MATLAB_class"):
+                return "MATLAB"
+        if {"matrix", "row_attrs", "col_attrs", "attrs"} <= set(names) and "LOOM_SPEC_VERSION" in file["attrs"]:
+            return "loom"
+    return None
+
+
+def biom_shape(group: Any) -> tuple[int, int] | None:
+    """Return rows and columns of a sparse matrix of BIOM, which has the shape of the table at the root."""
+    root, name = group.file, str(group.name).strip("/")
+    shape = _attribute_or_default(root.id, b"shape", ())
+    if software_of(root) != "BIOM" or np.shape(shape) != (2,) or name not in ("observation/matrix", "sample/matrix"):
+        return None
+    n_observations, n_samples = (int(n) for n in shape)
+    return (n_samples, n_observations) if name.startswith("sample") else (n_observations, n_samples)
+
+
+def reading_of(what: str) -> str:
+    """Return how a structure is used, or why it is no data."""
+    return next((structure.reading for structure in STRUCTURES if structure.what == what), "")
+
+
+def _has_attributes(item: Any, *names: bytes) -> bool:
+    try:
+        return all(h5py.h5a.exists(item, name) for name in names)
+    except (OSError, RuntimeError, KeyError, ValueError):
+        return False
 
 
 def _text_attribute(item: Any, name: bytes) -> bytes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ..readers import is_pooled
 from ..samples import RowTable
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
-from .inspect import inspect_file
+from .inspect import Advice, inspect_file, inspect_folder
 from .inspect.advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes, yaml_of
 from .inspect.contents import contents_of
 from .inspect.sample_advice import sample_setting
@@ -35,6 +35,9 @@ from .inspect.sample_advice import sample_setting
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs vary by as much
 
 WARM_UP = 5  # times ``seconds`` that the first epoch may take before measuring begins
+
+PlainReader: TypeAlias = Callable[[RowTable, Mapping[str, Any]], Generator[int]]
+"""Reads samples through h5py, given all samples and the arguments of data modules; yields how many."""
 
 MAX_LABELS = 64 << 20  # bytes: labels up to this size are usually kept in memory
 
@@ -64,15 +67,16 @@ class BenchReport:
 
     Attributes:
         files: the files.
-        n_rows: rows of all files.
-        row_bytes: bytes of a row, decoded.
-        batch_size: rows of a batch.
+        n_rows: rows of all files; samples, if these are windows, segments, patches or rows of a sparse matrix.
+        row_bytes: bytes of a row or sample, decoded.
+        batch_size: rows or samples of a batch.
         cold: whether the files were dropped from the page cache before each measurement.
         results: the measurements.
         left_out: settings that were not measured, and why.
         chosen: the recommended result, with exactly the measured settings.
         reasons: sentences that explain the recommendation.
         yaml: the recommendation as the ``data`` part of a configuration.
+        unit: "row", or "sample" if a sample is no row.
     """
 
     files: tuple[str, ...]
@@ -85,6 +89,7 @@ class BenchReport:
     chosen: BenchResult
     reasons: tuple[str, ...]
     yaml: str
+    unit: str = "row"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +144,8 @@ def bench_file(
 
     Args:
         path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of them.
-        x_key: the input array, a list of arrays, or a mapping. None takes the arrays that ``inspect`` suggests.
+        x_key: the input array, a list of arrays, or a mapping, whose rows are measured. None measures what ``inspect``
+            suggests: rows, windows, segments or patches.
         y_key: the target, in the same forms. None gives inputs alone.
         batch_size: rows of a batch. None takes the suggestion of ``inspect``: 64, fewer if rows are few or large.
         num_workers: worker processes of the setting that has some; 0 leaves it out.
@@ -164,22 +170,21 @@ def bench_file(
     if x_key is None and y_key is not None:
         raise H5ValueError(f"y_key={y_key!r} was given without x_key. Pass both.")
     paths = expand_paths(path)
-    if x_key is None:
-        advice = inspect_file(paths[0]).advice
-        if advice.cost is not None:
-            raise H5ValueError(
-                f"x_key was not given, and {paths[0]!r} seems to hold segments or windows, which bench does not "
-                "measure (lightning-h5 inspect shows how to read it). Pass x_key to measure rows along axis 0."
-            )
-        advised = advice.settings
-        x_key, y_key = (advised["x_key"], advised.get("y_key")) if advised else guess_keys(paths[0])
-    with closing(LazyFileDataset(paths, x_key, y_key, sample="row")) as dataset:
-        choices, comments = _choices(dataset, keys_in(x_key), keys_in(y_key), batch_size)
-        keys = {"x_key": _yaml_value(x_key)} | ({} if y_key is None else {"y_key": _yaml_value(y_key)})
-        choices = {"train_path": _yaml_value(path), **keys, **choices}
-        candidates, left_out = _candidates(dataset, choices, len(keys_in(x_key)), num_workers)
+    advice = _advice_on(paths, path) if x_key is None else None
+    if advice is not None and advice.cost is not None:
+        task = _task_of_samples(paths, advice, {"train_path": _yaml_value(path)}, batch_size)
+    else:
+        if advice is not None:
+            advised = {name: _of_training(key) for name, key in advice.settings.items() if name in ("x_key", "y_key")}
+            x_key, y_key = (advised["x_key"], advised.get("y_key")) if advised else guess_keys(paths[0])
+        task = _task_of_rows(paths, x_key or "", y_key, {"train_path": _yaml_value(path)}, batch_size)
+    choices, comments = task.choices, task.comments
+    with closing(task.dataset) as dataset:
+        candidates, left_out = _candidates(dataset, choices, task.n_inputs, num_workers, held_bytes=task.held_bytes)
     with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
-        rates, failed = _measure(candidates, choices, dataset.table, seconds=seconds, rounds=rounds, cold=cold, bar=bar)
+        rates, failed = _measure(
+            candidates, choices, dataset.table, plain=task.plain, seconds=seconds, rounds=rounds, cold=cold, bar=bar
+        )
     results = {
         candidate: BenchResult(
             name=candidate.name,
@@ -204,11 +209,11 @@ def bench_file(
     )
     chosen = own_results[simplest]
     plain = next((result for candidate, result in results.items() if candidate.datamodule is None), None)
-    reasons = [*_reasons(chosen, fastest, plain), *([simplest.note] if simplest.note else []), *comments]
+    reasons = [*_reasons(chosen, fastest, plain, task.unit), *([simplest.note] if simplest.note else []), *comments]
     return BenchReport(
         files=dataset.table.paths,
         n_rows=len(dataset),
-        row_bytes=dataset.cost.row_bytes,
+        row_bytes=task.sample_bytes,
         batch_size=choices["batch_size"],
         cold=cold,
         results=tuple(results.values()),
@@ -216,7 +221,91 @@ def bench_file(
         chosen=chosen,
         reasons=tuple(reasons),
         yaml=yaml_of(chosen.datamodule or "", chosen.settings, comments),
+        unit=task.unit,
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Task:
+    """The samples to measure.
+
+    Attributes:
+        dataset: reads them.
+        choices: arguments of all data modules.
+        comments: sentences for the configuration.
+        n_inputs: number of arrays of the input.
+        held_bytes: bytes of all rows in the dtypes of ``choices``; None if rows are samples.
+        sample_bytes: bytes of a sample.
+        unit: see ``BenchReport``.
+        plain: reads samples through h5py.
+    """
+
+    dataset: LazyFileDataset
+    choices: dict[str, Any]
+    comments: Sequence[str]
+    n_inputs: int
+    held_bytes: int | None
+    sample_bytes: int
+    unit: str
+    plain: PlainReader
+
+
+def _advice_on(paths: Sequence[str], path: Paths) -> Advice:
+    """Return what ``inspect`` suggests."""
+    if len(paths) == 1:
+        return inspect_file(paths[0]).advice
+    return inspect_folder(path).example.advice
+
+
+def _of_training(key: Any) -> Any:
+    """Return keys with the name of the training split for ``{split}``."""
+    return key.replace("{split}", "train") if isinstance(key, str) else key
+
+
+def _task_of_samples(paths: Sequence[str], advice: Advice, train_path: dict[str, Any], batch_size: int | None) -> _Task:
+    """Return windows, segments, patches or sparse rows, as ``inspect`` suggests them."""
+    choices = advice.settings | train_path | ({} if batch_size is None else {"batch_size": batch_size})
+    arguments = {name: value for name, value in choices.items() if name not in ("train_path", "split", "batch_size")}
+    dataset = LazyFileDataset(paths, **arguments)
+    _ensure_enough(dataset, batch_size, "sample")
+    return _Task(
+        dataset=dataset,
+        choices=choices,
+        comments=(),
+        n_inputs=dataset.fields.n_inputs,
+        held_bytes=advice.cached_bytes,
+        sample_bytes=advice.cost.n_bytes if advice.cost is not None else 0,
+        unit="sample",
+        plain=_plain_samples,
+    )
+
+
+def _task_of_rows(
+    paths: Sequence[str], x_key: Keys, y_key: Keys | None, train_path: dict[str, Any], batch_size: int | None
+) -> _Task:
+    """Return rows along axis 0 of arrays."""
+    dataset = LazyFileDataset(paths, x_key, y_key, sample="row")
+    x_keys, y_keys = keys_in(x_key), keys_in(y_key)
+    choices, comments = _choices(dataset, x_keys, y_keys, batch_size)
+    keys = {"x_key": _yaml_value(x_key)} | ({} if y_key is None else {"y_key": _yaml_value(y_key)})
+    return _Task(
+        dataset=dataset,
+        choices=train_path | keys | choices,
+        comments=comments,
+        n_inputs=len(x_keys),
+        held_bytes=None,
+        sample_bytes=dataset.cost.row_bytes,
+        unit="row",
+        plain=_plain_batches,
+    )
+
+
+def _ensure_enough(dataset: LazyFileDataset, batch_size: int | None, unit: str) -> None:
+    n = len(dataset)
+    if not n or (batch_size or 0) > n:
+        there_are = f"there is 1 {unit}" if n == 1 else f"there are {n} {unit}s"
+        to_do = f"Pass a batch_size of at most {n}." if n else f"Pass files with {unit}s."
+        raise H5ValueError(f"batch_size={batch_size} was given, but {there_are}. {to_do}")
 
 
 def _choices(
@@ -224,10 +313,7 @@ def _choices(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings that ``inspect`` suggests for the arrays, and comments for the configuration."""
     table, n_rows = dataset.table, len(dataset)
-    if not n_rows or (batch_size or 0) > n_rows:
-        there_are = "there is 1 row" if n_rows == 1 else f"there are {n_rows} rows"
-        to_do = f"Pass a batch_size of at most {n_rows}." if n_rows else "Pass files with rows."
-        raise H5ValueError(f"batch_size={batch_size} was given, but {there_are}. {to_do}")
+    _ensure_enough(dataset, batch_size, "row")
     arrays = table.layouts[0]
     group_key = group_key_in(contents_of(table.paths[0]).columns, arrays[0].n_rows, [*x_keys, *y_keys])
     x, y = arrays[: len(x_keys)], arrays[len(x_keys) :]
@@ -237,9 +323,22 @@ def _choices(
 
 
 def _candidates(
-    dataset: LazyFileDataset, choices: Mapping[str, Any], n_inputs: int, num_workers: int
+    dataset: LazyFileDataset,
+    choices: Mapping[str, Any],
+    n_inputs: int,
+    num_workers: int,
+    *,
+    held_bytes: int | None = None,
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """Return candidates, the simplest first, and the reasons for leaving others out."""
+    """Return candidates, the simplest first, and the reasons for leaving others out.
+
+    Args:
+        dataset: the samples.
+        choices: arguments of all data modules.
+        n_inputs: number of arrays of the input; the others are the target.
+        num_workers: worker processes of one of them.
+        held_bytes: bytes of all rows in memory; None computes them from the rows of the arrays.
+    """
     lazy, table = "LazyH5DataModule", dataset.table
     fields = zip(zip(*table.layouts, strict=True), table.held, strict=True)
     on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]
@@ -253,11 +352,16 @@ def _candidates(
     ):
         note = "All rows are decoded in the first epoch and stay in memory, on each rank."
         large.append(Candidate(lazy, {"shuffle": {"buffer": f"{-(-n_bytes >> 20)} MiB"}}, n_bytes, note))
-    x, y = table.layouts[0][:n_inputs], table.layouts[0][n_inputs:]
-    n_bytes = trained_row_bytes(x, y, choices) * len(dataset)
+    n_bytes = held_bytes or 0
+    if held_bytes is None:
+        x, y = table.layouts[0][:n_inputs], table.layouts[0][n_inputs:]
+        n_bytes = trained_row_bytes(x, y, choices) * len(dataset)
     note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided over the ranks."
     large.append(Candidate("RankCachedH5DataModule", {}, n_bytes, note))
-    left_out, memory = {}, available_memory()
+    left_out: dict[str, str] = {}
+    memory = available_memory()
+    if dataset.fields.matrices:
+        left_out[candidates.pop(0).name] = "a row of a sparse matrix is no row of one array"
     free = 0 if memory is None else memory.n_bytes // MEMORY_SHARE
     for candidate in large:
         if candidate.n_bytes <= free:
@@ -279,6 +383,7 @@ def _measure(
     choices: Mapping[str, Any],
     table: RowTable,
     *,
+    plain: PlainReader | None = None,
     seconds: float,
     rounds: int,
     cold: bool,
@@ -294,7 +399,10 @@ def _measure(
         for candidate in sorted(
             candidates, key=lambda candidate: ("num_workers" not in candidate.choices, candidate.n_bytes)
         ):
-            batches = _plain_batches(table, choices) if candidate.datamodule is None else _batches(candidate, choices)
+            if candidate.datamodule is None:
+                batches = (plain or _plain_batches)(table, choices)
+            else:
+                batches = _batches(candidate, choices)
             running[candidate] = stack.enter_context(closing(batches))
         for number in range(1 + rounds):
             for candidate, batches in list(running.items()):
@@ -307,9 +415,10 @@ def _measure(
                         if cold:
                             _drop_pages(table.paths)
                         rates.setdefault(candidate, []).append(_rate(batches, seconds))
-                except H5Error:
-                    raise
                 except Exception as error:
+                    # Not all data modules take all arguments; but files are as bad for all.
+                    if isinstance(error, H5Error) and not (isinstance(error, H5ValueError) and plain is _plain_samples):
+                        raise
                     lines = f"{error}".strip().splitlines()
                     failed[candidate.name] = f"it failed: {type(error).__name__}: {lines[-1] if lines else ''}"
                     del running[candidate]
@@ -348,16 +457,17 @@ def _batches(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[int]
         for epoch in count():
             loader.sampler.set_epoch(epoch)
             for batch in loader:
-                yield _rows_in(batch)
+                yield _samples_in(batch, is_list=choices.get("collate_fn") == "list")
             yield 0
     finally:
         module.teardown("fit")
 
 
-def _rows_in(batch: Any) -> int:
+def _samples_in(batch: Any, *, is_list: bool) -> int:
+    """Return the number of samples of a batch; ``is_list`` if a field is a list of samples."""
     while isinstance(batch, dict | tuple | list):
         first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-        if isinstance(first, str | bytes):
+        if isinstance(first, str | bytes) or (is_list and isinstance(batch, list) and not isinstance(first, list)):
             break
         batch = first
     return len(batch)
@@ -386,6 +496,53 @@ def _plain_batches(table: RowTable, choices: Mapping[str, Any]) -> Generator[int
             yield 1
 
 
+def _plain_samples(table: RowTable, choices: Mapping[str, Any]) -> Generator[int]:
+    """Read the steps of one sample, or one patch, with a slice of each array, as people do; yield 1 per sample.
+
+    Samples are drawn with replacement. Batches are collated if all samples have one shape.
+    """
+    rng, has_one_shape = np.random.default_rng(0), "collate_fn" not in choices
+    arrays: dict[tuple[int, int], Any] = {}
+    batch: list[Any] = []
+    with ExitStack() as stack:
+        files: dict[str, Any] = {}
+
+        def array_of(part: int, field: int) -> Any:
+            if (part, field) not in arrays:
+                layout = table.layouts.one(part, field)
+                if layout.path not in files:
+                    files[layout.path] = stack.enter_context(open_h5(layout.path))
+                arrays[part, field] = files[layout.path][layout.name]
+            return arrays[part, field]
+
+        while True:
+            values = []
+            if "patch" in choices:
+                part = int(rng.integers(table.n_parts))
+                sizes = choices["patch"]["shape"]
+                shape = array_of(part, 0).shape
+                starts = [int(rng.integers(max(1, n - size + 1))) for n, size in zip(shape, sizes, strict=False)]
+                place = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+                values = [array_of(part, field)[place] for field in table.step_fields]
+            else:
+                sample = np.array([rng.integers(table.n_samples)])
+                boxes = table.boxes(table.indexer.rows_of(sample).fields)
+                for field in table.step_fields:
+                    parts, rows = boxes[field].part_of_rows, boxes[field].rows
+                    part = parts if isinstance(parts, int) else int(parts[0]) if len(parts) else 0
+                    view = table.layouts.one(part, field).view
+                    axis = 0 if view is None else view.row_axes[-1]
+                    first, last = (int(rows.min()), int(rows.max())) if len(rows) else (0, -1)
+                    values.append(array_of(part, field)[(slice(None),) * axis + (slice(first, last + 1),)])
+            batch.append(tuple(torch.from_numpy(np.array(value)) for value in values))
+            if len(batch) == choices["batch_size"]:
+                if has_one_shape:
+                    with suppress(RuntimeError):  # clipped at the end of a segment
+                        default_collate(batch)
+                batch.clear()
+            yield 1
+
+
 def _opened(handle: Any) -> tuple[Any, Sequence[str]]:
     """Return an array, in memory if it has labels, and the names of the member that is wanted of its rows."""
     array = handle.array
@@ -403,11 +560,11 @@ def _value(array: Any, members: Sequence[str], row: int) -> Any:
     return torch.from_numpy(np.array(number, number.dtype.newbyteorder("=")))
 
 
-def _reasons(chosen: BenchResult, fastest: BenchResult, plain: BenchResult | None) -> Iterator[str]:
+def _reasons(chosen: BenchResult, fastest: BenchResult, plain: BenchResult | None, unit: str) -> Iterator[str]:
     """Yield why a result is recommended."""
     rate = chosen.rows_per_second
     if chosen is fastest:
-        yield f"{chosen.name} is the fastest: {rate:,.0f} rows/s."
+        yield f"{chosen.name} is the fastest: {rate:,.0f} {unit}s/s."
     else:
         share = 100 * rate / fastest.rows_per_second
         yield f"{chosen.name} is the simplest of the fastest: {share:.0f} % of {fastest.name}."

@@ -30,6 +30,7 @@ from ..hdf5 import (
     guess_keys,
     kind_of,
     list_data,
+    matrices_among,
     open_h5,
 )
 from ..options import FileOptions, SegmentOptions
@@ -183,8 +184,8 @@ def compute_stats(
 
     Args:
         path: a file, a glob, a directory, or a list of them.
-        keys: the arrays, or a mapping from their names in a sample; None infers the input if exactly one array
-            qualifies.
+        keys: the arrays, or a mapping from their names in a sample. None infers the input if exactly one array
+            qualifies, and takes windows and segments as ``inspect`` suggests them.
         channel_axis: the axis of a row (not counting the axis of rows or steps) with the channels, for statistics of
             each channel; or a mapping from keys to axes. Arrays with one value a row have none. None, the default,
             takes all values together: a file does not declare the meaning of an axis.
@@ -205,6 +206,8 @@ def compute_stats(
         H5DataChangedError: a file was written to meanwhile.
     """
     paths = expand_paths(path)
+    if keys is None and rows is None and sample is segments is select is decode is None:
+        keys, (sample, segments, select, decode) = suggested_input(paths)
     names = named_keys(paths, keys)
     if isinstance(channel_axis, Mapping) and (unknown := sorted(set(channel_axis) - set(names))):
         raise H5ValueError(
@@ -241,6 +244,30 @@ def compute_stats(
     return StatsReport(files=paths, n_rows_of_files=n_rows, arrays=arrays)
 
 
+def suggested_input(paths: Sequence[str]) -> tuple[Keys | None, tuple[Any, Any, Any, Any]]:
+    """Return the input as ``inspect`` suggests it, with its ``sample``, ``segments``, ``select`` and ``decode``.
+
+    No keys are returned for rows of arrays, whose names are inferred without doubt or not at all (``named_keys``), and
+    for a sparse matrix.
+
+    Args:
+        paths: the files.
+    """
+    from .inspect import inspect_file, inspect_folder
+    from .inspect.contents import contents_of
+
+    advice = inspect_file(paths[0]).advice if len(paths) == 1 else inspect_folder(paths).example.advice
+    settings = advice.settings
+    if advice.cost is None or not {*advice.x_keys}.isdisjoint(matrices_among(contents_of(paths[0]).layouts)):
+        return None, (None, None, None, None)
+    fields = field_names(settings["x_key"], "x_key")
+    of_training = [key.replace("{split}", "train") for key in fields.keys]
+    keys: Keys = dict(zip(fields.names, of_training, strict=True)) if fields.kind == "dict" else of_training
+    select = {key: part for key, part in settings.get("select", {}).items() if key in fields.keys}
+    sample = "segment" if settings.keys() & {"window", "patch"} else settings.get("sample")
+    return keys, (sample, settings.get("segments"), select or None, settings.get("decode"))
+
+
 def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
     """Return the names of the arrays.
 
@@ -257,13 +284,19 @@ def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
         if len(set(names)) < len(names):
             raise H5ValueError(f"keys={list(names)!r} names an array twice. Name each once.")
         return names
+    from .inspect import inspect_file
+
     try:
         return (guess_keys(paths[0])[0],)
     except H5KeyError as error:
         with open_h5(paths[0]) as file:
-            arrays, _ = list_data(file)
+            arrays, others = list_data(file)
+        matrices = matrices_among(others)
+        examples = [key for key in inspect_file(paths[0]).advice.x_keys if key in arrays]
+        example = f"keys={examples[0]!r} (--key {examples[0]})" if examples else "keys='...' (--key ...)"
+        hint = f" {next(iter(matrices))}/data has the values of a sparse matrix, without its zeros." if matrices else ""
         raise H5KeyError(
-            f"no array was named, and {paths[0]!r} has {listing(arrays)}. Name it: keys='...' (or --key)."
+            f"no array was named, and {paths[0]!r} has {listing(arrays, 12)}. Name it: {example}.{hint}"
         ) from error
 
 

@@ -41,7 +41,7 @@ def path(make_h5):
 def test_a_table_shows_each_channel(run, path):
     code, out, err = run(path, "--key", "x", "--channel-axis", 0)
     assert (code, err) == (0, "")
-    lines = out.splitlines()
+    lines = out.split("\n\nNext: ")[0].splitlines()
     assert lines[0] == "x: 100 rows, each 3x8 of float32"
     assert lines[1].split() == ["channel", "mean", "std", "min", "max"]
     assert [line.split()[0] for line in lines[2:]] == ["0", "1", "2"]

@@ -212,7 +212,7 @@ def test_both_matrices_of_a_biom_table_have_its_values(tmp_path: Path, dense: An
     write_matrix(path, dense, key="observation/matrix", attributes={"encoding-type": None, "shape": None})
     write_matrix(path, dense.T, key="sample/matrix", attributes={"encoding-type": None, "shape": None})
     with h5py.File(path, "a") as file:
-        file.attrs["shape"] = dense.shape
+        file.attrs.update({"format-url": "http://biom-format.org", "shape": dense.shape})
     for key, values in (("observation/matrix", dense), ("sample/matrix", dense.T)):
         dataset = H5LazyDataset(path, key)
         assert np.array_equal(dataset.read_batch(range(len(dataset))).numpy(), values)

@@ -23,7 +23,7 @@ from lightning_h5 import (
     compute_stats,
     inspect_file,
 )
-from lightning_h5.hdf5 import guess_keys
+from lightning_h5.hdf5 import guess_keys, reading_of
 
 N = 12
 
@@ -60,7 +60,33 @@ def empty(file: h5py.File) -> None:
         file[name].attrs["MATLAB_empty"] = np.uint8(1)
 
 
-STRUCTURES = {one.__name__: one for one in (placeholder, coordinate, pytables, cells, empty)}
+def keras(file: h5py.File) -> None:
+    file["layers/dense/vars/0"], file["layers/dense/vars/1"] = np.zeros((N, 64), "f4"), np.zeros(N, "f4")
+    file["layers/dense/vars"].attrs["name"] = "dense"
+    file["model_weights/dense/kernel"], file["model_weights/dense/bias"] = np.zeros((N, 64)), np.zeros(N)
+    file["model_weights"].attrs["layer_names"] = [b"dense"]
+
+
+def pandas_index(file: h5py.File) -> None:
+    file["axis1"] = np.arange(N)
+    file["axis1"].attrs.update({"CLASS": np.bytes_("ARRAY"), "kind": np.bytes_("integer"), "name": np.bytes_("N.")})
+
+
+def pickled(file: h5py.File) -> None:
+    objects = file.create_dataset("block2_values", (N,), h5py.vlen_dtype("u1"))
+    objects.attrs.update({"CLASS": np.bytes_("VLARRAY"), "PSEUDOATOM": np.bytes_("object")})
+
+
+def nwb(file: h5py.File) -> None:
+    for name, kind in (("spike_times_index", "VectorIndex"), ("id", "ElementIdentifiers")):
+        file[name] = np.arange(1, N + 1)
+        file[name].attrs["neurodata_type"] = kind
+    file["series/timestamps"] = np.arange(float(N))
+    file["series/timestamps"].attrs.update({"interval": 1, "unit": "seconds"})
+
+
+BUILDERS = (placeholder, coordinate, pytables, cells, empty, keras, pandas_index, pickled, nwb)
+STRUCTURES = {builder.__name__: builder for builder in BUILDERS}
 
 
 def write(path: Path, structures: list[str], target: bool) -> str:
@@ -103,6 +129,21 @@ def test_structures_with_values_are_loaded_if_they_are_named(tmp_path: Path, nam
         by_time = CombinedHDF5Dataset(path, where={"height": {"min": 4}})
         assert set(by_time.fields.keys) >= {"data/x", "data/y"}
         assert len(by_time) == N - 4
+
+
+def test_each_structure_says_how_it_is_used_or_why_it_is_no_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", sorted(STRUCTURES), True)
+    structures = {array.structure for array in inspect_file(path).arrays if array.structure is not None}
+    assert len(structures) == 11
+    assert all(reading_of(structure) for structure in structures)
+
+
+def test_a_file_of_weights_has_no_samples_in_it(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        keras(file)
+    advice = inspect_file(tmp_path / "a.h5").advice
+    assert advice.datamodule is None
+    assert "no samples in it" in advice.reasons[0]
 
 
 def test_a_file_of_dimension_scales_alone_has_them_as_data(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``inspect`` recognizes how files store samples: what it prints works, and says when it is unsure."""
+"""``inspect`` recognizes how files store samples: what it prints works, and says when it is not sure."""
 
 import contextlib
 import io
@@ -33,14 +33,18 @@ CELLS = {"anndata_files": ("X", "obs/cell_type"), "cell_ranger": ("matrix", None
 
 
 def printed(path):
-    """All that ``inspect`` prints, and of it the Python call and the arguments in YAML that come first."""
+    """All that ``inspect`` prints, the Python call that it begins with, and its arguments in YAML."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
         main(["inspect", str(path)])
     text = out.getvalue()
     assert ended.value.code == 0
-    call = re.search(r"^\w+DataModule\(\n(?:    .*\n)+\)$", text, re.MULTILINE)
-    return text, call[0], yaml.safe_load(text[text.index("\ndata:") :])["data"]["init_args"]
+    call = re.search(r"\A\w+DataModule\(\n(?:    .*\n)+\)$", text, re.MULTILINE)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        main(["inspect", str(path), "--yaml"])
+    assert out.getvalue() in text or "--yaml" in text
+    return text, call[0], yaml.safe_load(out.getvalue())["data"]["init_args"]
 
 
 def executed(call):
@@ -86,7 +90,7 @@ def test_of_cells_it_names_matrix_and_categories(tmp_path, name):
     module = executed(call)
     assert first_batch(module) is not None
     assert (module.hparams["x_key"], module.hparams["y_key"]) == CELLS[name]
-    assert "unsure" not in text
+    assert "not sure" not in text
     assert dict(LazyH5DataModule(**in_yaml).hparams) == dict(module.hparams)
 
 
@@ -105,7 +109,7 @@ def test_the_call_that_is_printed_for_a_layout_yields_its_samples(tmp_path, name
     module = executed(call)
     with warning_of(name):
         assert first_batch(module) is not None
-    assert "unsure" not in text
+    assert "not sure" not in text
     settings = module.hparams
     kind = settings["sample"] or ("episode" if "pad" in str(settings["window"]) else settings["window"] and "window")
     assert kind == KINDS[name]
@@ -337,7 +341,7 @@ def test_two_calls_are_printed_in_doubt_and_both_work(tmp_path, name):
     text, call, _ = printed(tmp_path if len(files) > 1 else tmp_path / next(iter(files)))
     assert call == advice.python
     assert advice.other.python in text
-    assert "unsure" in text
+    assert "not sure" in text
 
 
 @pytest.mark.parametrize("sides", [[40], [40, 40], [40, 50, 33]])
@@ -421,10 +425,12 @@ def test_images_are_not_taken_for_rows_of_pixels(tmp_path):
         LazyH5DataModule(tmp_path).setup("fit")
 
 
-def test_bench_measures_no_rows_of_segments(tmp_path):
+def test_bench_measures_the_windows_of_segments(tmp_path):
     path = PROJECTS["robomimic"](tmp_path).arguments["path"]
-    with pytest.raises(H5ValueError, match="lightning-h5 inspect"):
-        bench_file(path)
+    report = bench_file(path, seconds=0.01, rounds=1, num_workers=0)
+    advice = inspect_file(path).advice
+    assert (report.unit, report.n_rows) == ("sample", advice.cost.n_samples)
+    assert report.chosen.settings["window"] == advice.settings["window"]
 
 
 @pytest.mark.parametrize("cut", [{"lengths": "n"}, {"offsets": "first"}, {"ends": "end"}])

@@ -74,7 +74,7 @@ def test_tables_text_lists_and_references_are_read_as_well(make_h5):
         file["scalar"] = 3
         file["nothing"] = h5py.Empty("f4")
     report = check_files(path)
-    assert found(report) == [("warning", "no field", "l"), ("warning", "no field", "r")]
+    assert found(report) == [("warning", "no field", "r")]  # lists of numbers are samples of several lengths
     assert report.n_arrays == 4
     assert report.n_bytes == table.nbytes + 3 * 50 * 8
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ...errors import H5Error, H5KeyError, H5ValueError
+from ...errors import H5Error, H5KeyError, H5ValueError, listing
 from ...hdf5 import (
     SPARSE_PARTS,
     ArrayDigests,
@@ -36,6 +37,15 @@ NEARLY = 0.011
 
 FEW = 90
 """Up to so many rows such a small difference may be chance."""
+
+MIN_SHAPES = 3
+"""So many shapes of an array, none of them in most files, are lengths of recordings or sizes of images."""
+
+MIN_ALIKE, MANY_ALIKE = 3, 40
+"""So many alike arrays of a file are segments, if their names differ in numbers, and with any names."""
+
+MAX_KINDS = 3
+"""So many kinds of files are named."""
 
 ONCE = ("slow", "no field", "rows")
 """Kinds of warnings that are reported of one file for all: they follow from how the files were written."""
@@ -140,7 +150,7 @@ def check_files(
     open_files = [findings for findings in all_findings if findings.is_open]
     problems = [problem for findings in all_findings for problem in findings.problems]
     for check in SET_CHECKS:
-        if names is None or check is not same_arrays:  # missing named arrays were already reported
+        if names is None or check is not _same_kinds:  # missing named arrays were already reported
             problems += check(open_files)
     if names is not None:
         _ensure_known(names, all_findings, problems)
@@ -189,20 +199,84 @@ def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find files that lack arrays of most files, or have others. Used if no arrays were asked for."""
+    """Find files that lack arrays of most files, or have others."""
+    return _differences([(findings, tuple(findings.arrays)) for findings in files])
+
+
+def _same_kinds(files: Sequence[Findings]) -> Iterator[Problem]:
+    """Find files that share no array with others, and compare those that do. Used if no arrays were asked for."""
+    kinds = _kinds_of_files(files)
+    if len(kinds) > 1:
+        examples = ", ".join(
+            f"{len(kind):,} such as {kind[0][0].path!r} with {listing(kind[0][1], 3)}" for kind in kinds[:MAX_KINDS]
+        )
+        others = f" and {len(kinds) - MAX_KINDS:,} more kinds" if len(kinds) > MAX_KINDS else ""
+        text = f"the files are of {len(kinds):,} kinds, which share no array: {examples}{others}. Train on one kind."
+        yield warning(kinds[1][0][0].path, None, "kinds", text)
+    for kind in kinds:
+        yield from _differences(kind)
+
+
+def _differences(files: Sequence[tuple[Findings, Sequence[str]]]) -> Iterator[Problem]:
     total = len(files)
-    holders = Counter(name for findings in files for name in findings.arrays)
+    holders = Counter(name for _, names in files for name in names)
     usual_names = [name for name, n in holders.items() if 2 * n >= total]
-    for findings in files:
+    for findings, names in files:
         for name in usual_names:
-            if name not in findings.arrays:
+            if name not in names:
                 yield error(
                     findings.path, name, "missing", f"{holders[name]} of {total} files have it, but this one does not"
                 )
-        for name in findings.arrays:
+        for name in names:
             if 2 * holders[name] < total:
                 text = f"{holders[name]} of {total} files have it, but the others do not"
                 yield warning(findings.path, name, "extra", text)
+
+
+def _kinds_of_files(files: Sequence[Findings]) -> list[list[tuple[Findings, Sequence[str]]]]:
+    """Return files in kinds that share no array, the most common kind first, each with its arrays (``_families``)."""
+    kind_of_name: dict[str, list[tuple[Findings, Sequence[str]]]] = {}
+    empty: list[tuple[Findings, Sequence[str]]] = []
+    for findings in files:
+        names = tuple(dict.fromkeys(_families(findings).values()))
+        kinds = {id(kind_of_name[name]): kind_of_name[name] for name in names if name in kind_of_name}
+        largest = max(kinds.values(), key=len, default=empty if not names else [])
+        for kind in kinds.values():
+            if kind is not largest:
+                largest += kind
+                kind_of_name.update({name: largest for _, kind_names in kind for name in kind_names})
+        largest.append((findings, names))
+        kind_of_name.update(dict.fromkeys(names, largest))
+    kinds_of_files = sorted({id(kind): kind for kind in kind_of_name.values()}.values(), key=len, reverse=True)
+    if kinds_of_files:
+        kinds_of_files[0] += empty  # files without arrays lack those of most
+    return kinds_of_files
+
+
+def _families(findings: Findings) -> dict[str, str]:
+    """Return the name of each array, with ``*`` for what differs between alike arrays: these are segments.
+
+    Alike are arrays of one dtype and number of axes, whose names differ in numbers, or that are very many in a group.
+    """
+    numbered: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, (look, _) in findings.arrays.items():
+        numbered[re.sub(r"\d+", "*", name), _kind_of_look(look)].append(name)
+    families = {
+        name: pattern if len(names) >= MIN_ALIKE else name for (pattern, _), names in numbered.items() for name in names
+    }
+    beside: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, (look, _) in findings.arrays.items():
+        beside[name.rpartition("/")[0], _kind_of_look(look)].append(name)
+    for (group, _), names in beside.items():
+        if len(names) >= MANY_ALIKE:
+            families.update(dict.fromkeys(names, f"{group}/*".lstrip("/")))
+    return {name: families[name] for name in findings.arrays}
+
+
+def _kind_of_look(look: str) -> str:
+    """Return the dtype, and commas for the axes of a row."""
+    dtype, _, shape = look.rpartition(" (")
+    return f"{dtype} {',' * len([size for size in shape.rstrip(')').split(',') if size.strip()])}"
 
 
 def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
@@ -213,12 +287,23 @@ def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
             of_name[name][look] += 1
     usual_looks = {name: (*looks.most_common(1)[0], looks.total()) for name, looks in of_name.items()}
     for findings in files:
+        families = _families(findings)
         for name, (look, _) in findings.arrays.items():
             usual_look, n, total = usual_looks[name]
-            if look != usual_look:
-                yield error(
-                    findings.path, name, "schema", f"{n} of {total} files have it as {usual_look}; here it is {look}"
-                )
+            if look == usual_look or _are_segments(of_name[name]) or "*" in families[name]:
+                continue
+            yield error(
+                findings.path, name, "schema", f"{n} of {total} files have it as {usual_look}; here it is {look}"
+            )
+
+
+def _are_segments(looks: Counter[str]) -> bool:
+    """Return whether an array has another length, or size, in each file, as recordings and images have.
+
+    So it is if several shapes are found and none in most files. Otherwise a few files differ from the usual shape.
+    """
+    _, n = looks.most_common(1)[0]
+    return len(looks) >= MIN_SHAPES and 2 * n <= looks.total() and len(set(map(_kind_of_look, looks))) == 1
 
 
 def _same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
@@ -238,7 +323,12 @@ def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
     usual_groups, _ = _usual_groups(files)
     group_of = {name: number for number, group in enumerate(usual_groups) for name in group}
     for findings in files:
-        rows = {name: count for name, (_, count) in findings.arrays.items() if not _is_of_a_layout(name)}
+        families = _families(findings)
+        rows = {
+            name: count
+            for name, (_, count) in findings.arrays.items()
+            if not _is_of_a_layout(name) and "*" not in families[name]
+        }
         names = sorted(rows, key=lambda name: -rows[name])
         # Negative numbers ascend, for binary search: a file may have a hundred thousand arrays.
         negative_counts = [-rows[name] for name in names]
@@ -284,7 +374,7 @@ def _groups(findings: Findings) -> tuple[tuple[str, ...], ...]:
 
 
 SET_CHECKS: tuple[Callable[[Sequence[Findings]], Iterator[Problem]], ...] = (
-    same_arrays,
+    _same_kinds,
     same_looks,
     _same_rows,
     _nearly_same_rows,

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
 from ...hdf5 import (
+    CELLS,
     ArrayLayout,
     ChangeGuard,
     Entry,
@@ -114,13 +115,14 @@ def check_file(path: str, options: CheckOptions, n_cores: int, report: Callable[
 def _note_contents(findings: Findings, contents: FileMetadata) -> None:
     """Add arrays, integrity and identity from the metadata of a file."""
     findings.is_open = True
+    names = {entry.name for entry in contents.entries}
     for entry in contents.entries:
         if entry.is_data and entry.shape and (entry.name in contents.layouts or entry.name in contents.refused):
             findings.arrays[entry.name] = look_of(entry.dtype, entry.shape), entry.shape[0]
     for key, layout in contents.layouts.items():
         if layout.n_stored_bytes:
             findings.integrity[key] = layout.integrity
-        if key not in findings.arrays:  # a member of a table, which is not a separate entry
+        if key not in names:  # a member of a table, which is not a separate entry
             dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
             findings.arrays[key] = look_of(dtype, (layout.n_rows, *layout.row_shape)), layout.n_rows
     if contents.layouts:
@@ -189,6 +191,12 @@ class FileMetadata:
     refused: dict[str, Exception] = field(default_factory=dict)
     unmapped: dict[str, int | None] = field(default_factory=dict)
 
+    @property
+    def data(self) -> dict[str, ArrayLayout]:
+        """The arrays that can be read, without structures that other software keeps beside its data."""
+        structures = {entry.name for entry in self.entries if not entry.is_data}
+        return {key: layout for key, layout in self.layouts.items() if key not in structures}
+
     def exists(self, name: str) -> bool:
         """Return whether another file that this one names exists."""
         return any(os.path.exists(os.path.join(folder, name)) for folder in self.folders)
@@ -217,7 +225,10 @@ def look_at(file: Any, path: str, options: CheckOptions) -> FileMetadata:
 def _refused(contents: FileMetadata) -> Iterator[Problem]:
     """Find arrays that cannot be described, or lie in other files."""
     kinds = {H5CorruptError: "chunk index", H5KeyError: "missing", H5FileError: "filter"}
+    structures = {entry.name for entry in contents.entries if entry.structure is not None}
     for key, why in contents.refused.items():
+        if key in structures and isinstance(why, H5ValueError):
+            continue  # no data, such as an empty array of MATLAB
         kind = next((kind for of, kind in kinds.items() if isinstance(why, of)), "damaged")
         if (problem := _in_other_files(contents, key)) is not None:
             yield problem
@@ -308,7 +319,7 @@ def _overlaps(contents: FileMetadata) -> Iterator[Problem]:
 
 def _unwritten(contents: FileMetadata) -> Iterator[Problem]:
     """Find rows that were never written, or have no source in a virtual array: they read as the fill value."""
-    for key, layout in contents.layouts.items():
+    for key, layout in contents.data.items():
         rows = f"{layout.n_rows:,} rows"
         if layout.storage == "virtual" and layout.n_rows:
             n_rows, part = contents.unmapped[key], ", in part at least" if layout.axes else ""
@@ -335,15 +346,17 @@ def _unwritten(contents: FileMetadata) -> Iterator[Problem]:
 
 def _no_fields(contents: FileMetadata) -> Iterator[Problem]:
     """Find arrays that no batch can hold."""
-    for layout in contents.layouts.values():
-        if kind_of(layout.dtype) == "object":
+    has_cells = any(entry.structure == CELLS for entry in contents.entries)
+    references = {entry.name for entry in contents.entries if has_cells and entry.dtype == "references"}
+    for layout in contents.data.values():
+        if kind_of(layout.dtype) == "object" and layout.references is None and layout.key not in references:
             text = f"its dtype {layout.stored} is not a dtype of tensors: it cannot be a field"
             yield warning(contents.path, layout.key, "no field", text)
 
 
 def _slow(contents: FileMetadata) -> Iterator[Problem]:
     """Find layouts that make training slow."""
-    for layout in contents.layouts.values():
+    for layout in contents.data.values():
         if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_contiguous:
             continue
         n_chunks = layout.table.per_row if layout.table is not None else 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import wrap
@@ -15,9 +16,10 @@ import yaml
 
 from ...errors import H5Error, H5ValueError, listing
 from ...hdf5 import (
-    DIMENSION_SCALE,
+    COORDINATES,
     FAULTS,
     GROUP_WORDS,
+    WEIGHTS,
     ArrayLayout,
     OpenOptions,
     find_array,
@@ -57,7 +59,7 @@ TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "
 MAX_COLUMN_ROWS = 1_000_000
 """The longest column that is read for a suggestion."""
 
-OPTION_NAMES = ("split", "shuffle", "files", "segments", "window")
+OPTION_NAMES = ("split", "shuffle", "files", "segments", "window", "table")
 """Arguments that take option objects."""
 
 Column = npt.NDArray[Any] | None
@@ -120,7 +122,8 @@ class Advice:
     @property
     def yaml(self) -> str:
         """The ``data`` part of a configuration."""
-        return yaml_of(self.datamodule or "", self.settings, self.comments)
+        has_pattern = not any("{split}" in key for key in (*self.x_keys, *self.y_keys))
+        return yaml_of(self.datamodule or "", self.settings, self.comments, has_pattern=has_pattern)
 
 
 def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n_rows: int | None = None) -> Advice:
@@ -135,11 +138,13 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
     sparse = sorted(matrices_among([array.key for array in layouts]))
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
-    scales = {array.name for array in contents.arrays if array.structure == DIMENSION_SCALE}
+    scales = {array.name for array in contents.arrays if array.structure in COORDINATES}
     layouts = [array for array in layouts if array.name.strip("/") not in scales] or layouts
     if all(array.members and names_rows(array.key) for array in layouts):
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
+        if any(array.structure == WEIGHTS for array in contents.arrays):
+            reason = "The file holds weights of a Keras model: there are no samples in it. Name another file."
         return Advice(datamodule=None, settings={}, reasons=(reason,))
     x, y, other_arrays = _choose_arrays(layouts)
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
@@ -161,7 +166,12 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         *comments,
         why_module,
     ]
-    keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys} | ({"y_key": y_keys[0]} if y_keys else {})
+    keys: dict[str, Any] = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys}
+    keys |= {"y_key": y_keys[0]} if y_keys else {}
+    if (splits := _splits_beside([*x_keys, *y_keys], contents.layouts)) is not None:
+        keys = {argument: value.replace("train", "{split}", 1) for argument, value in keys.items()}
+        reasons.insert(1, f"{{split}} stands for train, {' and '.join(splits)}: the file has arrays for each.")
+        choices = {name: value for name, value in choices.items() if name != "split" or "val" not in splits}
     return Advice(
         datamodule=name,
         settings={"train_path": path, **keys, **choices, **module_settings},
@@ -172,6 +182,14 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         comments=tuple(comments),
         integrity=min(layout.integrity for layout in (*x, *y)),
     )
+
+
+def _splits_beside(keys: Sequence[str], names: Collection[str]) -> list[str] | None:
+    """Return the other splits, val or test, that a file has arrays for if ``train`` in each key is replaced."""
+    if not all(len(re.findall(r"(?<![a-zA-Z])train(?![a-zA-Z])", key)) == 1 for key in keys):
+        return None
+    splits = [s for s in ("val", "test") if all(key.replace("train", s, 1) in names for key in keys)]
+    return splits or None
 
 
 def suggest(
@@ -186,10 +204,14 @@ def suggest(
         group_key: an array that seems to name groups, if any.
         files: paths of files to read columns from.
     """
-    y_key = y[0].key if len(y) == 1 and not y[0].row_shape else None
+    y_key = y[0].key if len(y) == 1 and math.prod(y[0].row_shape) == 1 else None
     labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
     settings, why_dtypes = suggest_dtypes(x, y, labels)
-    split, why_split = _suggest_split(n_rows, y_key, labels, group_key, groups)
+    if y_key is not None and len(y[0].row_shape) == 1:
+        settings["select"] = {y_key: {1: 0}}
+        why_dtypes.append(f"select: {y_key!r} has rows of one value, {y[0].row_shape}; losses take the value.")
+    is_column = y_key is not None and not y[0].row_shape
+    split, why_split = _suggest_split(n_rows, y_key, labels if is_column else None, group_key, groups)
     if split:
         settings["split"] = split if len(split) > 1 else split["val_fraction"]
     n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
@@ -216,9 +238,10 @@ def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
             with open_h5(path) as file:
                 layout = layout_of(find_array(file, key), path, key)
             n_rows += layout.n_rows
-            if layout.row_shape or n_rows > MAX_COLUMN_ROWS:
+            is_line = layout.n_rows == 1 and len(layout.row_shape) == 1  # as MATLAB stores a column
+            if not (layout.row_shape in ((), (1,)) or is_line) or n_rows > MAX_COLUMN_ROWS:
                 return None
-            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))))
+            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))).reshape(-1))
     except (H5Error, *FAULTS):
         return None
     return np.concatenate(parts) if parts else None
@@ -240,6 +263,15 @@ def suggest_dtypes(
             text += " (leave it out if they are indices, as for an embedding)"
         reasons.append(f"{text}.")
     fits_int64 = labels is None or not (labels > np.iinfo("i8").max).any()
+    if (classes := _classes_as_floats(labels)) is not None and _to_cast(y, "f", "int64"):
+        dtypes["y_dtype"] = "int64"
+        first = int(classes[0])
+        shift = f" (from {first}: torch counts from 0, so subtract {first} in target_transform)" if first else ""
+        reasons.append(
+            f"y_dtype: int64, since the target's values are the {len(classes)} whole numbers {first} to "
+            f"{int(classes[-1])}, which seem to be classes{shift}. Otherwise pass float32."
+        )
+        y = []
     for kinds, dtype, use in (("biu", "int64", "torch takes class numbers"), ("f", "float32", "losses compare")):
         if (targets := _to_cast(y, kinds, dtype)) and (dtype == "float32" or fits_int64):
             dtypes["y_dtype"] = dtype
@@ -256,6 +288,15 @@ def suggest_dtypes(
         if array.packing is not None
     ]
     return dtypes, reasons
+
+
+def _classes_as_floats(labels: Column) -> Column:
+    """Return the distinct values of a column of floats, if they are numbers of classes: 0, 1, 2, ..., or from 1."""
+    if labels is None or labels.dtype.kind != "f" or not len(labels):
+        return None
+    values = np.unique(labels)
+    is_few = 2 <= len(values) <= MAX_CLASSES * len(labels)
+    return values if is_few and values[0] in (0, 1) and (np.diff(values) == 1).all() else None
 
 
 def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[ArrayLayout]:
@@ -297,8 +338,8 @@ def _suggest_split(
     if group_key is not None:
         split["group_key"] = group_key
         reasons.append(
-            f"group_key: {group_key}, which seems to name groups: all rows of one {group_key!r} are in training, or "
-            "all are in validation."
+            f"group_key: {group_key}, which by its name tells groups apart: all rows of one {group_key!r} are in "
+            "training, or all are in validation."
         )
     if classes is not None:
         split["stratify_key"] = y_key
@@ -359,8 +400,9 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
         x = max((a for a in alternatives if not names_rows(a.key)), key=size_as_input, default=x)
     other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
-    named_targets = [array for array in columns if _names_target(array.key)]
-    y = named_targets[:1] or [a for a in columns if a.key.casefold() == "y"] or (columns if len(columns) == 1 else [])
+    columns += [a for a in other_arrays if a.row_shape == (1,) and _is_called_target(a.key)]  # as MATLAB stores them
+    named_targets = [array for array in columns if _is_called_target(array.key) or _names_target(array.key)]
+    y = named_targets[:1] or (columns if len(columns) == 1 else [])
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
@@ -383,7 +425,11 @@ def _why_no_target(key: str) -> str:
 
 
 def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> str:
-    target = f", and {y[0].key!r} has one value for each" if y else ""
+    target = ""
+    if y:
+        is_named = _is_called_target(y[0].key) or _names_target(y[0].key)
+        evidence = " and is a target by its name" if is_named else ", and no other array has"
+        target = f", and {y[0].key!r} has one value for each{evidence}"
     hints = ""
     if other_arrays:
         hints = f" Other arrays with the same number of rows: {listing((array.key for array in other_arrays), 4)}."
@@ -461,30 +507,32 @@ def _python_of(datamodule: str, settings: Mapping[str, Any]) -> str:
     return "\n".join([f"{datamodule}(", *(f"    {name}={value!r}," for name, value in settings.items()), ")"])
 
 
-def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str]) -> str:
+def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str], *, has_pattern: bool = False) -> str:
     """Return the ``data`` part of a configuration.
 
     Args:
         datamodule: the class.
         settings: its arguments.
         comments: sentences above it.
+        has_pattern: ``{split}`` in a key stands for the name of a split, and is not part of an array's name.
     """
     comments = [*comments]
-    data = {"data": {"class_path": datamodule, "init_args": _yaml_forms(settings, comments)}}
+    forms = _yaml_forms(settings, comments, has_pattern=has_pattern)
+    data = {"data": {"class_path": datamodule, "init_args": forms}}
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     printable = ("".join(c if c.isprintable() else " " for c in comment) for comment in comments)
     lines = [line for comment in printable for line in wrap(comment, 78, break_long_words=False)]
     return "\n".join([*(f"# {line}" for line in lines), text.rstrip()])
 
 
-def _yaml_forms(settings: Mapping[str, Any], comments: list[str]) -> dict[str, Any]:
+def _yaml_forms(settings: Mapping[str, Any], comments: list[str], *, has_pattern: bool = False) -> dict[str, Any]:
     """Return settings as a configuration can have them; adds a comment for each that it cannot."""
     forms: dict[str, Any] = {}
     for name, value in settings.items():
         if name in OPTION_NAMES and isinstance(value, Mapping):
             if fields := _yaml_forms(value, comments):
                 forms[name] = fields
-        elif name.endswith("_key") and any("{split}" in key for key in keys_in(value)):
+        elif name.endswith("_key") and not has_pattern and any("{split}" in key for key in keys_in(value)):
             comments.append(
                 f"{name} is left out: {{split}} in {value!r} would be replaced by a split's name. Rename the array."
             )

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ...errors import H5Error
 from ...hdf5 import (
+    COORDINATES,
     FAULTS,
+    AlikeArrays,
     ArrayLayout,
+    ChangeGuard,
     Entry,
     entries_of,
     filters_of,
-    find_array,
     kind_of,
-    layout_of,
     open_h5,
+    software_of,
 )
+from ...options import FileOptions
 from ...readers import fallback_reason
 
 
@@ -75,6 +79,11 @@ class ArrayReport:
     packing: str | None = None
     structure: str | None = None
 
+    @property
+    def is_data(self) -> bool:
+        """Whether it may have values to train from."""
+        return self.structure is None or self.structure in COORDINATES
+
 
 class Contents(NamedTuple):
     """The contents of a file.
@@ -84,12 +93,14 @@ class Contents(NamedTuple):
         arrays: the reports of all arrays.
         layouts: trainable arrays and members of tables, by key.
         columns: number of rows of each array, or member of a table, with one number or text a row.
+        software: the program or format that marks the file as its own; None if no mark is known.
     """
 
     entries: tuple[Entry, ...]
     arrays: tuple[ArrayReport, ...]
     layouts: dict[str, ArrayLayout]
     columns: dict[str, int]
+    software: str | None = None
 
 
 def contents_of(path: str) -> Contents:
@@ -98,40 +109,62 @@ def contents_of(path: str) -> Contents:
     columns: dict[str, int] = {}
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
-        arrays = (_describe(file, path, entry, layouts, columns) for entry in entries if entry.kind == "array")
-        return Contents(entries, tuple(arrays), layouts, columns)
+        describe = _Describer(file, path, layouts, columns)
+        arrays = tuple(describe(entry) for entry in entries if entry.kind == "array")
+        return Contents(entries, arrays, layouts, columns, software_of(file))
 
 
-def _describe(
-    file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout], columns: dict[str, int]
-) -> ArrayReport:
-    """Return an array's report. Adds a trainable layout to ``layouts``, and columns to ``columns``."""
-    report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=entry.structure)
-    if not entry.is_data:
-        return replace(report, problem=f"it is {entry.structure}, and no data")
-    try:
-        layout = layout_of(find_array(file, entry.name), path, entry.name)
-    except (H5Error, *FAULTS) as error:
-        report = replace(report, problem=f"{error}")
-        with suppress(*FAULTS):
-            array = file[entry.name]
-            filters = tuple(_filter_text(step.label, ()) for step in filters_of(array))
-            report = replace(report, chunks=array.chunks, filters=filters)
-        return report
-    n_rows = layout.n_rows
-    kind, names = kind_of(layout.dtype), [name for name in layout.stored.names or () if "/" not in name]
-    if kind == "number" and n_rows:
-        layouts[entry.name] = layout
-    elif kind == "compound" and n_rows:
-        members = [layout.member(name) for name in names if kind_of(layout.stored[name].base) == "number"]
-        layouts |= {member.key: member for member in members}
-    if kind == "compound" and not layout.row_shape:
-        single = [name for name in names if not layout.stored[name].shape]
-        keys = [f"{entry.name}/{name}" for name in single if kind_of(layout.stored[name]) in ("number", "text")]
-        columns |= dict.fromkeys(keys, n_rows)
-    elif not layout.row_shape:
-        columns[entry.name] = n_rows
-    stored = layout.n_stored_bytes
+class _Describer:
+    """Reports on the arrays of an open file, and notes their layouts and columns.
+
+    Arrays of one structure are described once, as far as they do not differ: see ``AlikeArrays``.
+    """
+
+    def __init__(self, file: Any, path: str, layouts: dict[str, ArrayLayout], columns: dict[str, int]) -> None:
+        self._file, self._path, self._layouts, self._columns = file, path, layouts, columns
+        self._alike, self._guard = AlikeArrays(), ChangeGuard.of_open(file, path)
+        self._reports: dict[Any, ArrayReport] = {}  # by template, rows and stored bytes
+
+    def __call__(self, entry: Entry) -> ArrayReport:
+        report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=entry.structure)
+        if not report.is_data:
+            return replace(report, problem=f"it is {entry.structure}, and no data")
+        alike = re.sub(r"\d+", "#", entry.name.rpartition("/")[2])
+        try:
+            layout, template = self._alike.describe_alike(
+                self._file, self._path, entry.name, FileOptions(), self._guard, alike=alike
+            )
+        except (H5Error, *FAULTS) as error:
+            report = replace(report, problem=f"{error}")
+            with suppress(*FAULTS):
+                array = self._file[entry.name]
+                filters = tuple(_filter_text(step.label, ()) for step in filters_of(array))
+                report = replace(report, chunks=array.chunks, filters=filters)
+            return report
+        self._note(entry.name, layout)
+        key = None if template is None else (template, layout.n_rows, layout.n_stored_bytes, entry.structure)
+        if key not in self._reports or key is None:
+            self._reports[key] = _with_layout(report, layout)
+        return replace(self._reports[key], name=entry.name)
+
+    def _note(self, name: str, layout: ArrayLayout) -> None:
+        n_rows = layout.n_rows
+        kind, members = kind_of(layout.dtype), [member for member in layout.stored.names or () if "/" not in member]
+        if kind == "number" and n_rows:
+            self._layouts[name] = layout
+        elif kind == "compound" and n_rows:
+            columns = [layout.member(member) for member in members if kind_of(layout.stored[member].base) == "number"]
+            self._layouts.update({column.key: column for column in columns})
+        if kind == "compound" and not layout.row_shape:
+            single = [member for member in members if not layout.stored[member].shape]
+            keys = [f"{name}/{member}" for member in single if kind_of(layout.stored[member]) in ("number", "text")]
+            self._columns.update(dict.fromkeys(keys, n_rows))
+        elif not layout.row_shape:
+            self._columns[name] = n_rows
+
+
+def _with_layout(report: ArrayReport, layout: ArrayLayout) -> ArrayReport:
+    stored, n_rows = layout.n_stored_bytes, layout.n_rows
     return replace(
         report,
         storage=layout.storage,

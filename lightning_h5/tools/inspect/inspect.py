@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ class FileReport:
         integrity: the lowest integrity level of the arrays of ``advice``, in words.
         advice: the data module and settings to use.
         store: the cost of reading it from an object store, if it is an object.
+        software: the program or format that marks the file as its own; None if no mark is known.
     """
 
     path: str
@@ -48,6 +51,7 @@ class FileReport:
     integrity: str | None
     advice: Advice
     store: StoreCost | None = None
+    software: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +112,7 @@ def inspect_file(path: PathLike) -> FileReport:
     """
     path = expand_user(path)
     contents = contents_of(path)
-    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents.arrays)])
+    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents)])
     return _report(path, contents, advice)
 
 
@@ -121,6 +125,7 @@ def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
         integrity=None if advice.integrity is None else f"level {advice.integrity}: {INTEGRITY[advice.integrity]}",
         advice=advice,
         store=_store_cost(path, contents, (*advice.x_keys, *advice.y_keys)) if is_url(path) else None,
+        software=contents.software,
     )
 
 
@@ -158,17 +163,19 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     looks: dict[str, FileLooks] = {}
     for file in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
         try:
-            arrays = contents_of(file).arrays
+            contents = contents_of(file)
         except H5FileError as error:
             errors[file] = f"{error}"
             continue
-        of_rows = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
+        of_rows = {
+            array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in contents.arrays if array.shape
+        }
         all_findings.append(Findings(path=file, arrays=of_rows))
-        looks[file] = looks_of(file, arrays)
+        looks[file] = looks_of(file, contents)
     if not all_findings:
         raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(errors.values()))}")
     path_names = [os.fspath(name) for name in ([path] if isinstance(path, str | os.PathLike) else path)]
-    train_path = path_names[0] if len(path_names) == 1 else path_names
+    train_path = _as_glob(path_names)
     missing_arrays = _texts(same_arrays(all_findings))
     differences = _texts([*same_arrays(all_findings), *same_looks(all_findings)])
     example_files = [findings for findings in all_findings if findings.path not in differences] or all_findings[:1]
@@ -196,6 +203,22 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         n_alike=len(example_files),
         outliers={file: outliers[file] for file in paths if file in outliers},
     )
+
+
+def _as_glob(names: list[str]) -> str | list[str]:
+    """Return a glob for files that a shell listed, if it matches no other file; the names otherwise."""
+    folders, suffixes = {os.path.dirname(name) for name in names}, {os.path.splitext(name)[1] for name in names}
+    if len(names) == 1:
+        return names[0]
+    if len(folders) == len(suffixes) == 1 and not any(map(is_url, names)):
+        first, last = (os.path.basename(name) for name in (min(names), max(names)))
+        length = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+        prefix = re.sub(r"\d+$", "", first[:length])
+        for start in dict.fromkeys(("", glob.escape(prefix))):
+            pattern = os.path.join(glob.escape(next(iter(folders))), f"{start}*{next(iter(suffixes))}")
+            if sorted(glob.glob(pattern)) == sorted(names):
+                return pattern
+    return names
 
 
 def _texts(problems: Iterable[Problem]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,14 +16,15 @@ import numpy as np
 
 from ...errors import H5Error, listing
 from ...hdf5 import (
+    COMPLEX_MEMBERS,
     FAULTS,
-    OLD_CATEGORIES,
     OpenOptions,
     ScalarError,
+    field_groups_among,
     find_array,
     is_bytes,
     layout_of,
-    matrices_among,
+    names_rows,
     open_h5,
     words_in,
 )
@@ -42,6 +43,7 @@ from .recognize_parts import (
     Reader,
     Settings,
 )
+from .recognize_software import recognize_software, sparse_rows
 
 __all__ = ["recognize"]
 
@@ -60,6 +62,7 @@ BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
 MAX_READ = 16  # arrays of which a row is read
 N_DECODED = 8  # images whose shapes are compared
 MIN_NAMES = 2  # of images that have names of their own
+MIN_SERIES = 50  # steps, of which some are held out in time
 MIN_ROWS = 10  # of which some are left to validate on
 
 
@@ -70,11 +73,13 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         files: the arrays of each file; the rules read the first one.
         reader: reads columns and attributes for the rules.
     """
-    if guesses := _sparse_rows(files) or _images(files) or _named_images(files[0]) or _lists(files):
+    if guesses := recognize_software(files, reader) or sparse_rows(files, reader):
+        return guesses
+    if guesses := _complex_rows(files[0]) or _images(files) or _named_images(files[0]) or _lists(files):
         return guesses
     if guesses := _cells_of_references(files[0], reader):
         return guesses
-    files = [replace(file, arrays=_without_tables(file.arrays)) for file in files]
+    files = [replace(file, arrays=_without_tables(file)) for file in files]
     if not files[0].arrays:
         return []
     if (groups := _siblings(files)) is not None:
@@ -252,9 +257,12 @@ def _trajectories(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """A coordinate of time along axis 0 that advances by one step: files are parts of one series."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
-    for name in [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]:
+    times = [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]
+    for name in [name for name in times if not names_rows(name)]:
         n = arrays[name].shape[0]
+        group = name.rpartition("/")[0]  # a coordinate of the arrays beside and below it
         fields = [field for field, look in arrays.items() if look.shape[0] == n and len(look.shape) > 1]
+        fields = [field for field in fields if f"/{field}".startswith(f"/{group}/" if group else "/")]
         values = reader.values(name)
         if not fields or values is None or len(values) < 3 or values.dtype.kind not in "iuf":
             continue
@@ -267,7 +275,11 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
             f"{name!r} advances by {stride:g} from row to row, so that rows are steps in time, also from file to file. "
             "A sample is two steps that follow each other."
         )
-        return [Guess(settings={"x_key": x_key, "segments": {"join": name}, "window": [0, 2]}, why=why)]
+        settings: Settings = {"x_key": x_key, "segments": {"join": name}, "window": [0, 2]}
+        if sum(file.arrays[name].shape[0] for file in files if name in file.arrays) >= MIN_SERIES:
+            settings["split"] = {"val_fraction": 0.1, "by": "time"}
+            why += " The last tenth of them is held out for validation."
+        return [Guess(settings=settings, why=why)]
     return []
 
 
@@ -297,11 +309,10 @@ def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return [Guess(settings={**keys, "segments": {"step_axis": -1}, "sample": "row"}, why=why)]
 
 
-def _without_tables(arrays: Mapping[str, Look]) -> dict[str, Look]:
-    """Return arrays without sparse matrices and categories: their groups have one structure and are no segments."""
-    groups = {name.rpartition("/")[0] for name in arrays}
-    held = {*matrices_among(arrays), *(group for group in groups if group and f"{group}/codes" in arrays)}
-    return {name: look for name, look in arrays.items() if name.rpartition("/")[0] not in held}
+def _without_tables(file: FileLooks) -> dict[str, Look]:
+    """Return arrays without groups that are one field: these have one structure, and are no segments."""
+    held = field_groups_among(file.arrays)
+    return {name: look for name, look in file.arrays.items() if name.rpartition("/")[0] not in held}
 
 
 def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
@@ -434,6 +445,30 @@ def _images(files: Sequence[FileLooks]) -> list[Guess]:
     return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one a row, which are decoded to images.")]
 
 
+def _complex_rows(file: FileLooks) -> list[Guess]:
+    """Return a guess for the largest array if it is a table of the parts of complex numbers."""
+    name = max(file.complexes, key=lambda name: file.complexes[name].n_values, default=None)
+    if name is None or any(look.n_values > 2 * file.complexes[name].n_values for look in file.arrays.values()):
+        return []
+    n_rows = file.complexes[name].shape[0]
+    targets = [
+        column
+        for column, look in file.arrays.items()
+        if look.shape in ((n_rows,), (n_rows, 1)) and look.dtype[:4] != "text" and words_in(column) & TARGETS
+    ]
+    members = next(m for m in COMPLEX_MEMBERS if file.complexes[name].dtype.endswith(", ".join(m)))
+    settings: Settings = {"x_key": {name.rpartition("/")[2]: [f"{name}/{member}" for member in members]}}
+    why = f"{name!r} is a table of the parts of complex numbers, which are stacked on a new last axis."
+    if len(targets) == 1:
+        settings["y_key"] = targets[0]
+        why += f" {targets[0]!r} is a target by its name."
+        if len(file.arrays[targets[0]].shape) > 1:
+            settings["select"] = {targets[0]: {1: 0}}
+    if n_rows >= MIN_ROWS:
+        settings["split"] = 0.1
+    return [Guess(settings=settings, why=why)]
+
+
 def _named_images(file: FileLooks) -> list[Guess]:
     """Return a guess for images that are opaque scalars, each with a name of its own."""
     names = [name for name, look in file.of_bytes.items() if not look.shape]
@@ -506,27 +541,6 @@ def _shapes(rows: Sequence[bytes]) -> set[tuple[int, ...]]:
     with suppress(Exception):  # trying the settings reports why
         return {Image().row(row).shape for row in rows}
     return set()
-
-
-def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
-    """Return a guess for the rows of a sparse matrix, as AnnData and Cell Ranger write it."""
-    arrays = files[0].arrays
-    matrices = matrices_among(arrays)
-    groups = sorted(matrices)
-    main = next((group for group in groups if group in ("X", "matrix")), groups[0] if len(groups) == 1 else None)
-    if main is None:
-        return []
-    n_rows = arrays[matrices[main]].shape[0] - 1
-    columns = [name for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
-    columns += [name for name in arrays if f"obs/{OLD_CATEGORIES}/{name.removeprefix('obs/')}" in arrays]
-    columns = [name.removesuffix("/codes") for name in columns if arrays[name].shape == (n_rows,)]
-    target = min(columns, key=lambda name: (not words_in(name) & (TARGETS | {"type"}), name), default=None)
-    why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
-    why += f"decode={{{main!r}: 'csr'}}."
-    if target is not None:
-        why += f" {target!r} is a column of categories, whose codes are the same in all files (datamodule.categories)."
-    split: Settings = {"split": 0.1} if n_rows >= MIN_ROWS else {}
-    return [Guess(settings={"x_key": main, **({} if target is None else {"y_key": target}), **split}, why=why)]
 
 
 def _cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:

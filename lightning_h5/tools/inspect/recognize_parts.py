@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ...errors import listing
-from ...hdf5 import DIMENSION_SCALE, keys_in, words_in
+from ...hdf5 import COMPLEX_MEMBERS, keys_in, words_in
 from ...types import cached_property
-from .contents import ArrayReport
+from .contents import Contents
 
 __all__ = [
     "ACTIONS",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 ACTIONS = {"action", "control", "command"}
+OBSERVATIONS = {"ob", "observation"}  # as `words_in` has them: without the s of a plural
 BAGS = {"feature", "feat", "coord", "embedding", "token", "point", "hit", "particle", "node"}
 SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wave", "strain", "trace", "sensor"}
 PICTURES = {"image", "img", "picture", "photo", "tile", "pixel", "scan", "slice", "mask", "micrograph", "frame"}
@@ -45,6 +47,7 @@ PERSON = r"((?:patient|subject|subj|sub|case)[-_]?\w*?\d+)"
 YEAR = re.compile(r"(19|20)\d\d")
 
 MAX_CONSTANT = 1024  # values of an array without steps, if a step has fewer
+MAX_UNUSED = 3  # arrays that are named
 MAX_PIXEL = 4  # values of a pixel, on the last axis
 MAX_FIELDS, MAX_ATTRIBUTES, N_ACTIONS, MAX_STEPS = 12, 6, 8, 256
 MIN_PICTURE = 16  # pixels of a side
@@ -53,6 +56,12 @@ MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the ax
 
 Settings: TypeAlias = dict[str, Any]
 
+
+LISTS_OR_BYTES = re.compile(r"lists of (u?int|float|bool)|\|V\d")
+"""Dtypes in words of rows that may be lists of numbers, or encoded bytes."""
+
+COMPLEX_TABLES = {f"table of {', '.join(members)}" for members in COMPLEX_MEMBERS}
+"""Dtypes in words of tables that are complex numbers."""
 
 OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value"}
 """Attributes that say how values of netCDF are decoded: no fields."""
@@ -72,13 +81,27 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileLooks:
-    """The arrays of a file or group by name: numbers and text, lists and opaque values, and references."""
+    """The arrays of a file or group by name.
+
+    Attributes:
+        path: the file.
+        group: the group; "" for the file.
+        arrays: numbers and text.
+        of_bytes: lists and opaque values.
+        references: arrays of references.
+        complexes: tables of the parts of complex numbers.
+        coordinates: those of ``arrays`` that are neither input nor target.
+        software: the program or format of the file, if it is marked.
+    """
 
     path: str
     group: str = ""
     arrays: Mapping[str, Look]
     of_bytes: Mapping[str, Look] = field(default_factory=dict)
     references: Sequence[str] = ()
+    complexes: Mapping[str, Look] = field(default_factory=dict)
+    coordinates: Collection[str] = ()
+    software: str | None = None
 
     @property
     def name(self) -> str:
@@ -86,26 +109,27 @@ class FileLooks:
         return self.group or re.split(r"[\\/]", self.path)[-1]
 
 
-def looks_of(path: str, arrays: Sequence[ArrayReport]) -> FileLooks:
+def looks_of(path: str, contents: Contents) -> FileLooks:
     """Return the arrays of a file that samples may be made of.
 
     Args:
         path: the file.
-        arrays: the reports of its arrays.
+        contents: its contents.
     """
-    looks = {
-        array.name: Look(array.shape, array.dtype)
-        for array in arrays
-        if array.shape is not None and array.name and array.structure in (None, DIMENSION_SCALE)
-    }
-    numbers = {name: look for name, look in looks.items() if _holds_values(look.dtype)}
-    of_bytes = {
-        name: look for name, look in looks.items() if re.match(r"lists of (u?int|float|bool)|\|V\d", look.dtype)
-    }
-    references = [array.name for array in arrays if array.dtype == "references" and array.structure is None]
-    return FileLooks(path=path, arrays=numbers, of_bytes=of_bytes, references=references)
+    arrays = [array for array in contents.arrays if array.shape is not None and array.name and array.is_data]
+    looks = {array.name: Look(array.shape or (), array.dtype) for array in arrays}
+    return FileLooks(
+        path=path,
+        arrays={name: look for name, look in looks.items() if _holds_values(look.dtype)},
+        of_bytes={name: look for name, look in looks.items() if LISTS_OR_BYTES.match(look.dtype)},
+        references=[array.name for array in arrays if array.dtype == "references" and array.structure is None],
+        complexes={name: look for name, look in looks.items() if look.dtype in COMPLEX_TABLES and look.shape},
+        coordinates={array.name for array in arrays if array.structure is not None},
+        software=contents.software,
+    )
 
 
+@cache
 def _holds_values(dtype: str) -> bool:
     """Return whether a dtype in words is text or numbers."""
     with suppress(TypeError, ValueError):
@@ -306,7 +330,9 @@ class AlikeParts:
         unused_names = [
             name for name, look in self.parts[0].arrays.items() if name not in used_keys and look.dtype[:4] != "text"
         ]
-        return f" Not used: {listing(unused_names, 4)}." if unused_names else ""
+        if len(unused_names) > MAX_UNUSED:
+            return f" Not used: {len(unused_names)} other arrays."
+        return f" Not used: {listing(unused_names)}." if unused_names else ""
 
     def _guesses(self) -> list[Guess]:
         row_settings = self._fields(sample="row")
@@ -333,10 +359,12 @@ class AlikeParts:
         are_images = self.is_image and len(self.shapes) > 1 and self._looks_square
         if not self.segments and are_images and not (self.words & ACTIONS or self.has_rate):
             why = "All arrays of a file have one shape: each file may be one image or volume."
-            segment_guess = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
+            padded = {"collate_fn": "pad"} if len(set(self.lengths)) > 1 else {}
+            segment_guess = Guess(settings=self._fields(sample="segment", **padded), why=why, is_sure=False)
             return [self._patches(), segment_guess] if self.are_volumes else [segment_guess, rows]
         if self.segments and self._is_picture:
-            why = f"{self.main!r} is a picture in each: all of it is a sample."
+            mark = "by its name" if words_in(self.main) & PICTURES else "by its shape"
+            why = f"{self.main!r} is a picture in each, {mark}: all of it is a sample."
             ragged_settings = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
             return [Guess(settings=self._fields(sample="segment", **ragged_settings), why=why)]
         segment_guess = Guess(
@@ -349,12 +377,13 @@ class AlikeParts:
         label = self._target if self._target in self.steps and set(self.segments) <= {"groups"} else None
         has_values = label is not None and len(self.shapes[label][0]) == 1 < len(self.shapes[self.main][0])
         if has_values and self.step_axis == 0 and not self.words & BAGS:
-            labeled_rows = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
+            why = f"{label!r}, a target by its name, has one value for each step, which is a sample then."
+            labeled_rows = replace(rows, why=why)
             is_sure = len(self.shapes[self.main][0]) > 2
             return [replace(labeled_rows, is_sure=is_sure), *([] if is_sure else [segment_guess])]
         if self.words & BAGS and not self.step_axis:
             bag = next(name for name in (self.main, *self.shapes) if words_in(name) & BAGS)
-            why = f"{bag!r} is a set of any number of rows: a sample is all of it."
+            why = f"{bag!r} is, by its name, a set of any number of rows: a sample is all of it."
             return [replace(segment_guess, why=why), *([] if self.segments else [rows])]
         is_series = self.has_rate or bool(words_in(self.main) & SERIES) or self.step_axis == 1
         is_simulation = len(self.shapes[self.main][0]) > 2 and any(min(s[1:3]) > 1 for s in self.shapes[self.main])
@@ -388,7 +417,12 @@ class AlikeParts:
                 f"{name!r} has {self._lengths(name, self.steps[name])[0]} steps and {self.main!r} {self.lengths[0]}."
             )
         if self.words & ACTIONS:
-            parts.append(f"A sample has the observation at a step, and {N_ACTIONS} actions from there on.")
+            names = [name for name in self.steps if words_in(name) & ACTIONS]
+            inputs = " and 'obs' the input" if any(_is_observation(name) for name in self.steps) else ""
+            parts.append(
+                f"By their names, {listing(names, 2)} are actions{inputs}: a sample has the observation at a step, and "
+                f"{N_ACTIONS} actions from there on."
+            )
         else:
             parts.append("A sample is a window of steps.")
         return " ".join(parts)
@@ -407,6 +441,8 @@ class AlikeParts:
         keys = sorted(steps, key=lambda name: -self._n_values(name))[:MAX_FIELDS]
         if self.words & ACTIONS:  # whatever its size
             keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
+            if any(_is_observation(name) for name in keys):
+                keys = [name for name in keys if _is_observation(name) or words_in(name) & ACTIONS]
         keys = [name for name in self.shapes if name in keys]
         constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
         column_names = [*self.attributes][:MAX_ATTRIBUTES]
@@ -416,6 +452,8 @@ class AlikeParts:
             if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
         ]
         column_names += self.scalars[:MAX_ATTRIBUTES]
+        if self.words & ACTIONS:  # attributes of episodes describe them, and are no input of a policy
+            column_names = []
         target = self._target if self._target in keys and not constants and not column_names else None
         names = self._names([*(key for key in keys if key != target), *constants, *column_names])
         settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}
@@ -447,6 +485,11 @@ class AlikeParts:
         if all(matches) and len({match.group(1) for match in matches if match}) < len(matches):
             return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
         return {"split": 0.1}
+
+
+def _is_observation(name: str) -> bool:
+    """Return whether an array is in a group of observations, by the group's name."""
+    return any(words_in(group) & OBSERVATIONS for group in name.split("/")[:-1])
 
 
 def _pixels(shape: tuple[int, ...]) -> tuple[int, ...]:

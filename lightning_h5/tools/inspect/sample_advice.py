@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ...errors import H5Error
+from ...errors import H5Error, listing
 from ...hdf5 import FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
 from ...options import FileOptions
 from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
 from .recognize import recognize
 from .recognize_parts import FileLooks, Guess, Look, Reader
+from .side_labels import labels_beside
 
 __all__ = ["sample_setting", "with_samples"]
 
@@ -45,7 +46,7 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
             advised.append((guess, rows))
         else:
             try:
-                advised.append((guess, _tried(guess, path, files)))
+                advised.append((guess, _tried_with_labels(guess, path, files)))
             except H5Error as error:
                 refusals.append(f"{guess.why} But: {error}")
     if not advised:
@@ -88,6 +89,16 @@ def _is_plain(value: Any) -> bool:
     )
 
 
+def _tried_with_labels(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
+    """Return the advice for a guess, with targets from a table beside the files if the files have none."""
+    settings = guess.settings or {}
+    if "y_key" not in settings and (labels := labels_beside(files)) is not None:
+        with suppress(H5Error):
+            joined = replace(guess, settings={**settings, **labels[0]}, why=f"{guess.why} {labels[1]}")
+            return _tried(joined, path, files)
+    return _tried(guess, path, files)
+
+
 def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     """Return the advice for a guess.
 
@@ -105,16 +116,19 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     n_inputs, columns = dataset.fields.n_inputs, {at + 1 for at in dataset.fields.matrices}
     arrays = [layout for at, layout in enumerate(table.layouts[0]) if at not in columns]
     x, y = arrays[: n_inputs - len(columns)], arrays[n_inputs - len(columns) :]
-    dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [layout for layout in x if layout.packing], y, None)
+    labels = read_column(files, y_keys[0]) if len(y_keys) == 1 and not settings.get("segments") else None
+    dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [layout for layout in x if layout.packing], y, labels)
     if len(x) > 1:
-        dtypes.pop("x_dtype", None)
+        names = [name for at, name in enumerate(dataset.fields.names[:n_inputs]) if at + 1 not in columns]
+        dtypes, why = _with_dtypes_of(dict(zip(names, x, strict=False)), dtypes)
+        reasons += why
     if any(table.is_ragged):  # also a field without steps
         settings.setdefault("collate_fn", "pad")
     cost = _cost_of(table)
     batch_size = batch_size_for(cost.n_samples, cost.n_bytes)
     return Advice(
         datamodule="LazyH5DataModule",
-        settings={"train_path": path, **settings, **dtypes, "batch_size": batch_size},
+        settings={"train_path": path, **_in_order(settings | dtypes), "batch_size": batch_size},
         x_keys=tuple(x_keys),
         y_keys=tuple(y_keys),
         cached_bytes=sum(array.n_bytes for arrays in table.layouts for array in arrays),
@@ -124,27 +138,73 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     )
 
 
+def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in the order of the arguments of a data module that users read first."""
+    first = (
+        "x_key",
+        "y_key",
+        "table",
+        "x_dtype",
+        "y_dtype",
+        "decode",
+        "select",
+        "sample",
+        "segments",
+        "window",
+        "patch",
+    )
+    return {name: settings[name] for name in (*first, *settings) if name in settings}
+
+
+def _with_dtypes_of(inputs: Mapping[str, ArrayLayout], dtypes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return dtypes with one for the inputs that are not float32, and the reason: one name, or one for each field.
+
+    Whole numbers with one value a step may be indices, and stay as they are; "auto" converts float64 anyway.
+    """
+    numbers = {name: array for name, array in inputs.items() if array.packing is None and array.dtype.kind in "biuf"}
+    casts = {
+        name: array
+        for name, array in numbers.items()
+        if array.dtype != np.float32 and (array.dtype.kind == "f" or len(array.row_shape) > 0)
+    }
+    dtypes.pop("x_dtype", None)
+    if not casts:
+        return dtypes, []
+    is_one = all(name in casts or array.dtype == np.float32 for name, array in inputs.items())
+    stored = ", ".join(dict.fromkeys(str(array.dtype) for array in casts.values()))
+    why = f"x_dtype: float32, since {'inputs' if is_one else listing(casts, 4)} are stored as {stored}."
+    return {"x_dtype": "float32" if is_one else dict.fromkeys(casts, "float32"), **dtypes}, [why]
+
+
 def _cost_of(table: Any) -> SampleCost:
     """Return the cost of a sample, from the chunks of up to 256 of them."""
-    from ...readers import BlockMap, RowGrid
+    from ...readers import BlockMap, Boxes, RowGrid
 
     n = table.n_samples
     is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
     samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
     rows = [] if is_long else table.indexer.rows_of(samples).fields
     n_chunks = bytes_at_random = bytes_in_chunk_order = 0.0
+    boxes = table.boxes(rows) if rows else []
     for field in table.step_fields:
-        layouts = [arrays[field] for arrays in table.layouts]
+        # Of many parts only the ones that the samples are in.
+        if is_long:
+            parts = np.unique(np.linspace(0, table.n_parts - 1, min(table.n_parts, N_MEASURED)).astype(np.int64))
+        else:
+            part_of_rows = np.broadcast_to(boxes[field].part_of_rows, boxes[field].rows.shape)
+            parts, part_of_rows = np.unique(part_of_rows, return_inverse=True)
+        layouts = [table.layouts.one(part, field) for part in parts.tolist()]
         per_sample = table.n_rows // n if is_long else len(rows[field].rows) // len(samples)
         if all(layout.chunks is None for layout in layouts):
             bytes_at_random += per_sample * layouts[0].row_bytes
             bytes_in_chunk_order += per_sample * layouts[0].row_bytes
             continue
         grids = [RowGrid.of(layout, layout.rows_per_chunk) for layout in layouts]
+        n_blocks = sum(grid.n_blocks for grid in grids) / len(parts) * table.n_parts
         if is_long:
-            blocks_per_sample = sum(grid.n_blocks for grid in grids) / table.n_segments
+            blocks_per_sample = n_blocks / table.n_segments
         else:
-            blocks = BlockMap(grids).locate(table.boxes(rows)[field])[0]
+            blocks = BlockMap(grids).locate(Boxes(part_of_rows, boxes[field].rows))[0]
             lengths = rows[field].lengths
             counts = np.full(len(samples), per_sample) if lengths is None else lengths
             sample_of_row = np.repeat(np.arange(len(samples)), counts)
@@ -152,7 +212,7 @@ def _cost_of(table: Any) -> SampleCost:
         block_bytes = layouts[0].chunk_span_bytes
         n_chunks += blocks_per_sample * max(1, block_bytes // max(1, layouts[0].chunk_bytes))
         bytes_at_random += blocks_per_sample * block_bytes
-        bytes_in_chunk_order += sum(grid.n_blocks for grid in grids) * block_bytes / n
+        bytes_in_chunk_order += n_blocks * block_bytes / n
     return SampleCost(
         n_samples=n,
         n_segments=table.n_segments if table.indexer.has_places else 0,

@@ -1,0 +1,155 @@
+"""How programs store samples, by the marks that they leave in their files: one rule for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import listing
+from ...hdf5 import GROUP_WORDS, OLD_CATEGORIES, matrices_among, words_in
+from .recognize_parts import TARGETS, FileLooks, Guess, Look, Reader, Settings
+
+__all__ = ["recognize_software"]
+
+MIN_ROWS = 10  # of which some are left to validate on
+
+
+def recognize_software(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Return guesses for files with the marks of a program; none without a rule for it."""
+    rule = RULES.get(files[0].software or "")
+    return [] if rule is None else rule(files, reader)
+
+
+def sparse_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Return a guess for the rows of a sparse matrix, as AnnData and Cell Ranger write it."""
+    arrays = files[0].arrays
+    matrices = matrices_among(arrays)
+    groups = sorted(matrices)
+    main = next((group for group in groups if group in ("X", "matrix")), groups[0] if len(groups) == 1 else None)
+    if main is None:
+        return []
+    n_rows = arrays[matrices[main]].shape[0] - 1
+    why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
+    why += f"decode={{{main!r}: 'csr'}}."
+    return [_cells(files, main, n_rows, why, reader)]
+
+
+def _anndata(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """X is a dense matrix, of which a row is a cell (``sparse_rows`` has the other kind)."""
+    look = files[0].arrays.get("X")
+    if look is None or len(look.shape) != 2:
+        return []
+    return [_cells(files, "X", look.shape[0], "'X' is the matrix of an AnnData file: a row is a cell.", reader)]
+
+
+def _cells(files: Sequence[FileLooks], main: str, n_rows: int, why: str, reader: Reader) -> Guess:
+    """Return a guess for rows of a matrix, with a column of categories as target, and one to split by."""
+    arrays = files[0].arrays
+    columns = [name for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
+    columns += [name for name in arrays if f"obs/{OLD_CATEGORIES}/{name.removeprefix('obs/')}" in arrays]
+    columns = [name for name in columns if arrays[name].shape == (n_rows,)]
+    names = {name: name.removesuffix("/codes") for name in columns}
+    targets = [name for name in columns if words_in(name) & (TARGETS | {"type"})]
+    groups = [name for name in columns if words_in(name) & GROUP_WORDS and name not in targets]
+    settings: Settings = {"x_key": main}
+    if targets:
+        settings["y_key"] = names[targets[0]]
+        why += f" {names[targets[0]]!r}, a target by its name, is a column of categories, whose codes are the same in "
+        why += "all files (datamodule.categories)."
+        values = reader.values(targets[0])
+        if values is not None and (values < 0).any():
+            why += f" {int((values < 0).sum()):,} rows have no category, code -1: pass ignore_index=-1 to the loss."
+    others = [names[name] for name in columns if name not in targets[:1]]
+    if others:
+        why += f" Other columns: {listing(others, 4)}."
+    if n_rows >= MIN_ROWS:
+        settings["split"] = 0.1
+        values = reader.values(groups[0]) if groups else None
+        if values is not None and 1 < len(set(values.tolist())) < n_rows and (values >= 0).all():
+            n_groups = len(set(values.tolist()))
+            settings["split"] = {"val_fraction": 0.1 if n_groups >= MIN_ROWS else 0.25, "group_key": names[groups[0]]}
+            why += f" By its name, {names[groups[0]]!r} groups rows: a group is in training or in validation."
+    return Guess(settings=settings, why=why)
+
+
+def _biom(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """The table is stored twice, by observations and by samples."""
+    arrays = files[0].arrays
+    if "sample/matrix" not in matrices_among(arrays):
+        return []
+    n_rows = arrays["sample/matrix/indptr"].shape[0] - 1
+    columns = {name: look for name, look in arrays.items() if name.startswith("sample/metadata/")}
+    columns = {name: look for name, look in columns.items() if look.shape == (n_rows,)}
+    numbers = [name for name, look in columns.items() if look.dtype[:4] != "text"]
+    target = next((name for name in numbers if words_in(name) & TARGETS), numbers[0] if len(numbers) == 1 else None)
+    why = "'sample/matrix' has the table of BIOM by samples: a row is a sample, and becomes dense in a batch."
+    if columns:
+        why += f" Columns of samples: {listing(columns, 4)}."
+    settings: Settings = {"x_key": "sample/matrix", **({} if target is None else {"y_key": target})}
+    return [Guess(settings=settings | ({"split": 0.1} if n_rows >= MIN_ROWS else {}), why=why)]
+
+
+def _loom(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """The matrix has genes along axis 0 and cells along axis 1, and ``col_attrs`` has a value for each cell."""
+    arrays = files[0].arrays
+    look = arrays.get("matrix")
+    if look is None or len(look.shape) != 2:
+        return []
+    columns = [name for name in arrays if name.startswith("col_attrs/") and arrays[name].shape == (look.shape[1],)]
+    numbers = [name for name in columns if arrays[name].dtype[:4] != "text"]
+    targets = [name for name in numbers if words_in(name) & TARGETS] or (numbers if len(numbers) == 1 else [])
+    axes = {"matrix": 1, **dict.fromkeys(targets[:1], 0)}
+    settings: Settings = {"x_key": "matrix", **({"y_key": targets[0]} if targets else {})}
+    settings |= {"segments": {"step_axis": axes if targets else 1}, "sample": "row"}
+    why = f"'matrix' of a loom file has {look.shape[0]:,} genes along axis 0 and {look.shape[1]:,} cells along axis 1, "
+    why += "and a cell is a sample."
+    if targets:
+        why += f" {targets[0]!r} has one number for each."
+    if len(files) == 1:
+        why += " No split: it would divide segments, and a file is one. Pass val_path, or write cells along axis 0."
+    return [Guess(settings=settings, why=why)]
+
+
+def _pandas(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """``DataFrame.to_hdf(format="fixed")``: blocks of columns of one dtype, with the columns' names beside each."""
+    arrays = files[0].arrays
+    blocks: dict[str, tuple[Look, list[str]]] = {}
+    for name, look in arrays.items():
+        items = name.removesuffix("_values") + "_items"
+        if re.search(r"(^|/)block\d+_values$", name) and items in files[0].coordinates and len(look.shape) == 2:
+            values = reader.values(items)
+            texts = [] if values is None else [v.decode() if isinstance(v, bytes) else str(v) for v in values]
+            blocks[name] = look, texts
+    if not blocks or len({name.rpartition("/")[0] for name in blocks}) > 1:
+        return []
+    main = max(blocks, key=lambda name: blocks[name][0].shape[1])
+    targets = [
+        (name, at) for name, (_, items) in blocks.items() for at, item in enumerate(items) if words_in(item) & TARGETS
+    ]
+    settings: Settings = {"x_key": main}
+    why = f"pandas stored the columns {listing(blocks[main][1], 6)} in {main!r}."
+    if len(targets) == 1:
+        ((name, at),) = targets
+        column = blocks[name][1][at]
+        select: dict[str, Any] = {name: {1: at}}
+        if name != main:
+            settings["y_key"] = name
+            settings["select"] = select
+            why += f" {name!r} has {column!r}, a target by its name, in column {at}, which select takes."
+        else:
+            why += f" {column!r}, a target by its name, is its column {at}: separate it in a transform."
+    if blocks[main][0].shape[0] >= MIN_ROWS:
+        settings["split"] = 0.1
+    if others := [item for name, (_, items) in blocks.items() if name not in settings.values() for item in items]:
+        why += f" Not used: the columns {listing(others, 6)}."
+    return [Guess(settings=settings, why=why)]
+
+
+RULES: dict[str, Callable[[Sequence[FileLooks], Reader], list[Guess]]] = {
+    "AnnData": _anndata,
+    "BIOM": _biom,
+    "loom": _loom,
+    "PyTables": _pandas,
+}
+"""The rule of each program that has one, by its name in ``software_of``."""
