@@ -160,10 +160,7 @@ H5MD = Answers(
     needs=("*/position/value",),
     wrong="fields are named by the last part of their keys, and all are called 'value': one is left",
 )
-BIOM = Answers(
-    x=("sample/matrix", "observation/matrix"),
-    wrong="two sparse matrices of which none is called X: says that there is nothing to train from",
-)
+BIOM = Answers(x=("sample/matrix", "observation/matrix"))
 GW = Answers(x=("sig*", "egw", "degw", "eigenvalues"))
 GOES = ("*_flux", "*_flux_observed", "*_flux_electrons", "*_counts", "corrected_current_*")
 KAPPA = ("frequency", "gamma", "group_velocity", "gv_by_gv", "heat_capacity", "kappa*", "mode_kappa", "qpoint")
