@@ -55,6 +55,7 @@ from .references import MAX_TEXT, holds_regions, is_matlab_text, is_references, 
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
 from .structures import DIMENSION_SCALE, SPARSE_PARTS, matrices_among
+from .suggestions import segments_hint
 
 __all__ = [
     "DIMENSION_SCALE",
@@ -163,6 +164,7 @@ __all__ = [
     "resolve_path",
     "sampled_identity",
     "scalar_layout",
+    "segments_hint",
     "shape_of",
     "size_of",
     "sparse_group",

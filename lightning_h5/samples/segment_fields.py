@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from ..catalog import ArrayRequest, Span
-from ..errors import H5ValueError, listing
+from ..errors import H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
@@ -173,7 +173,8 @@ class SegmentField:
         if len({axis % n_axes for axis in named}) < len(named):
             raise H5ValueError(
                 f"segments.axis={self.axis}, segments.step_axis={self.step_axis} and select={dict(self.taken)} name an "
-                f"axis of {self.name!r} twice. Name each once."
+                f"axis of {self.name!r} twice. Name each once"
+                f"{', such as step_axis=1' if self.axis == self.step_axis == 0 and n_axes > 1 else ''}."
             )
 
     def seen(self, layout: ArrayLayout, period: int, n_values: int | None) -> ArrayLayout:
@@ -360,6 +361,10 @@ def _check_names(asked: Sequence[ArrayRequest], names: Sequence[str], given: Sam
         if not isinstance(value, Mapping):
             continue
         if unused := [name for name in value if not any(fnmatchcase(one, name) for one in known) and name not in known]:
+            settings = ""
+            if option == "window.steps":
+                settings = f", or settings of a window: {listing(field.name for field in fields(WindowOptions))}"
             raise H5ValueError(
-                f"{option} names {listing(unused)}; the fields are {listing(names)}. Name some of these."
+                f"{option} names {listing(unused)}; the fields are {listing(names)}.{near(str(unused[0]), names)} Name "
+                f"some of these{settings}."
             )
