@@ -52,4 +52,7 @@ def explain_missing_array(
         advice = f" The table has the column {key!r}: pass 'table/{key}'."
     elif key.startswith("table/") and side is None and "is an array there" not in text:
         advice = " For a column of a CSV or Parquet file, pass table too."
+    elif (braces := re.search(r"\{\w+\}", key)) is not None:
+        text = re.sub(r" Did you mean '[^']*'\?", "", text)
+        advice = f" {braces[0]} stands for nothing; {{split}} stands for train, val, test or predict."
     error.args = ((argument or repr(key)) + text + advice,)

@@ -267,12 +267,14 @@ class _TargetSearch:
             reasons = "; ".join(f"as {layout!r} {reason}" for layout, reason in self._refusals.items())
             raise H5ValueError(
                 f"label={self._label} was given, but the target {self._name} cannot be searched: {reasons}. Declare "
-                "its axes with field_map={'target': {'key': ..., 'layout': 'NTC'}}, or pass a function as `where`."
+                "its axes with field_map={'target': {'key': ..., 'layout': 'NTC'}}, which a data module takes as "
+                "fields, or pass a function as `where`."
             )
         first = self._masks[possible[0]]
         if any((self._masks[layout] != first).any() for layout in possible[1:]):
             raise H5ValueError(
                 f"label={self._label} was given, but the target {self._name} could be one-hot along either axis. "
-                "Pass field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT'."
+                "Pass field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT', which a "
+                "data module takes as fields."
             )
         return first

@@ -194,6 +194,7 @@ KEYS = {
     "fields and keys": (lambda: of_images(fields=["labels"]), ["fields and x_key were given", "flat dicts"]),
     "a number as key": (lambda: setup(x_key=3), ["x_key=3", "such as 'group/images'"]),
     "a misspelled field": (lambda: setup(fields={"x": "imagess"}), ["fields['x']='imagess'", "Did you mean 'images'"]),
+    "another word for a split": (lambda: setup("parts.h5", x_key="{part}/x"), ["{part} stands for nothing; {split}"]),
     "a point for a slash": (lambda: setup("parts.h5", x_key="train.x"), ["Did you mean 'train/x'"]),
     "a file without the target": (
         lambda: setup(["pair.h5", "unlike.h5"], x_key="images", y_key="labels"),
