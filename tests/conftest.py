@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
     """Mark what is left to the wider tiers: all but a few cases of a test; property tests run again there."""
     cases = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("wide") is None:
+        if item.get_closest_marker("wide") is None and item.get_closest_marker("real") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")

@@ -452,7 +452,7 @@ MUTANTS = [
     Mutant(
         "windows reach over the end of their segment",
         "samples/windows.py",
-        "steps.spans_of(segments) if self.pad else steps.spans_of(segments) - max(0, one.last) * steps.rate",
+        "steps.spans_of(segments) if self.pad else steps.spans_of(segments) - max(0, step_range.last) * steps.rate",
         "steps.spans_of(segments)",
         WINDOWS,
     ),
@@ -466,8 +466,8 @@ MUTANTS = [
     Mutant(
         "random windows are the same in all epochs",
         "samples/windows.py",
-        "drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, which)",
-        "drawn = uniform(self.seed, 0, STARTS, which)",
+        "drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)",
+        "drawn = uniform(self.seed, 0, STARTS, windows)",
         (*WINDOWS, *SEGMENTS),
     ),
     Mutant(

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5ResumeError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, OpenOptions, Recode
-from ..readers import open_reader
+from ..hdf5 import ArrayLayout, OpenOptions
+from ..readers import Recode, open_reader, unpacked
 
 __all__ = [
     "Categories",
@@ -186,7 +186,7 @@ def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions)
     if (categories := layout.categories) is not None:
         return names_of_codes(layout, names_in(categories, options), column)
     is_kept = layout.packing is None or layout.packing.policy == "keep"
-    return column if is_kept or layout.packing is None else layout.packing.decode(column)
+    return column if is_kept or layout.packing is None else unpacked(column, layout.packing)
 
 
 def classes_of(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:

@@ -13,16 +13,8 @@ import torch
 from ..errors import H5DataChangedError, H5FileError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
-    Codec,
-    Conventions,
     GroupError,
-    Image,
-    MoveLast,
-    Ragged,
-    RowCodec,
-    Stack,
     StackedKeys,
-    Unpack,
     check_no_overlap,
     holds_regions,
     is_bytes,
@@ -32,6 +24,7 @@ from ..hdf5 import (
     stack_arrays,
     torch_dtype,
 )
+from ..readers import Conventions, DecodeRequest, Image, MatrixRows, MoveLast, Ragged, RowCodec, Stack, Unpack
 from ..types import Paths
 
 __all__ = [
@@ -79,7 +72,7 @@ class ArrayRequest:
         argument: the argument that sets its dtype, such as ``"x_dtype={}"``; None if there is none.
         takes_packed: accept packed integers as they are stored: they are decoded later, or no value is used.
         only_counted: whether only its number of rows is used, so that rows may have any dtype.
-        codec: decodes rows; None if values are as stored.
+        codec: how rows are decoded; None if values are as stored.
         stacks: the names of stacked arrays, or of members of a table; ``key`` is then the name of the result.
         is_stack: whether several arrays are stacked. Members of one table are decoded together instead.
         paths: other files that have the array; None for the files of the data.
@@ -93,14 +86,14 @@ class ArrayRequest:
     argument: str | None = None
     takes_packed: bool = False
     only_counted: bool = False
-    codec: Codec | None = None
+    codec: DecodeRequest | None = None
     stacks: StackedKeys | None = None
     is_stack: bool = False
     paths: Paths | None = None
     selection: tuple[tuple[int, int | Span | tuple[int, ...]], ...] = ()
 
     @classmethod
-    def of(cls, key: str, codec: Codec | None, stacks: StackedKeys | None, **options: Any) -> ArrayRequest:
+    def of(cls, key: str, codec: DecodeRequest | None, stacks: StackedKeys | None, **options: Any) -> ArrayRequest:
         """Return a request. Several names without a common group are arrays, not members of a table."""
         is_stack = stacks is not None and stacks.group is None
         return cls(key=key, codec=codec, stacks=stacks, is_stack=is_stack, **options)
@@ -126,6 +119,8 @@ class ArrayRequest:
         packing = array.packing
         if isinstance(self.codec, Conventions):
             return array if packing is None else array.decoded(Unpack(packing))
+        if isinstance(self.codec, MatrixRows):
+            raise self.codec.refusal(array)
         if isinstance(self.codec, Image) and array.dtype.kind == "S" and array.view is None:  # not text
             n_bytes = np.dtype(f"V{array.dtype.itemsize}")
             return array.with_changes(stored=n_bytes, dtype=n_bytes).decoded(self.codec)

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, ChangeGuard, Stack, column_layout, expand_user
+from ..hdf5 import ArrayLayout, ChangeGuard, column_layout, expand_user
 from ..options import TableOptions
+from ..readers import Stack
 from ..regular_files import open_regular
 from ..types import IntArray
 from .compatibility import ArrayRequest

@@ -135,8 +135,8 @@ def _cut_segments(
     for source in sources:
         columns = {name: source.key(name) for name in options.columns}
         filtered = [test.column for test in source.filters.criteria if test.column is not None]
-        others_ask = list(map(source.key, [*reading.of_segments, *filtered]))
-        choice = SegmentChoice(columns=list(columns.values()), others_ask=others_ask)
+        other_columns = list(map(source.key, [*reading.of_segments, *filtered]))
+        choice = SegmentChoice(columns=list(columns.values()), other_columns=other_columns)
         table = source.unfiltered(choice)
         tables.append(replace(table, columns={name: table.columns[key] for name, key in columns.items()}))
     cut = cut_segments(tables, options, reading.catalog, reading.options, paths)

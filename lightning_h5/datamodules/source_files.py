@@ -259,7 +259,7 @@ class SourceFiles:
             normalize=self._statistics,
             collate=reading.collate,
             choice=SegmentChoice(
-                subset=subset, columns=list(map(self.key, columns)), others_ask=list(map(self.key, of_others))
+                subset=subset, columns=list(map(self.key, columns)), other_columns=list(map(self.key, of_others))
             ),
             indices=indices,
             batch_transform=batch_transform,

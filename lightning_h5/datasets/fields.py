@@ -15,8 +15,9 @@ import torch
 
 from ..catalog import ArrayRequest, has_lists, hashable, is_encoded
 from ..errors import H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, Codec, FieldNames, Stack, StackedKeys, codec_of, field_names, kind_of, torch_dtype
+from ..hdf5 import ArrayLayout, FieldNames, StackedKeys, field_names, kind_of, torch_dtype
 from ..options import value_of_field
+from ..readers import DecodeRequest, Stack, codec_of
 from ..samples import SparseField
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
@@ -222,7 +223,7 @@ def codecs_of(
     names: Sequence[str],
     keys: Sequence[str],
     stacks: Sequence[StackedKeys | None] = (),
-) -> list[Codec | None]:
+) -> list[DecodeRequest | None]:
     """Return what decodes the rows of each field; None for those that come as they are stored.
 
     Args:
@@ -261,7 +262,7 @@ def codecs_of(
 
 
 def _requests(
-    names: FieldNames, dtype: DTypeLike, argument: str, codecs: Sequence[Codec | None], *, text_ok: bool
+    names: FieldNames, dtype: DTypeLike, argument: str, codecs: Sequence[DecodeRequest | None], *, text_ok: bool
 ) -> list[ArrayRequest]:
     """Return the arrays of an input or a target, to look for in files."""
     by_name = dtype if isinstance(dtype, Mapping) else None

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..hdf5 import Unpack
 from ..jit import compiled
-from ..readers import checked_places, row_slices
+from ..readers import CopyChange, Unpack, checked_places, row_slices
 from ..types import IntArray
 
 __all__ = ["Affine"]
@@ -33,6 +32,8 @@ MIN_ROW = 1 << 10
 COMPILED = frozenset(np.dtype(code) for code in ("u1", "i1", "u2", "i2", "f4", "f8"))
 """Dtypes that compiled loops copy."""
 
+NOWHERE = np.empty(0, np.int64)
+
 
 class _Constants(NamedTuple):
     """The numbers that change rows.
@@ -51,7 +52,7 @@ class _Constants(NamedTuple):
 
 
 class Affine:
-    """A ``Change`` of rows of one shape to ``(x - mean) * scale``. Packed numbers are decoded first.
+    """A ``Change`` of rows of one shape to ``(x - mean) * scale``.
 
     With Numba that takes one pass, which also copies. Without it, it takes two or three passes, over pieces that fit
     in a core's own cache. Both results are equal, bit by bit.
@@ -61,11 +62,11 @@ class Affine:
         scale: factor, of the same shape.
         row_shape: of the rows.
         work: the floating dtype of the computation.
-        codec: decodes rows first, with Numba; None for rows that are not packed.
 
     Attributes:
         mean: as given.
         scale: as given.
+        row_shape: as given.
         work: as given.
     """
 
@@ -75,10 +76,8 @@ class Affine:
         scale: npt.NDArray[np.float64],
         row_shape: tuple[int, ...],
         work: np.dtype[Any],
-        codec: Unpack | None = None,
     ) -> None:
-        self.mean, self.scale, self.work, self._row_shape = mean, scale, work, row_shape
-        self._codec = codec
+        self.mean, self.scale, self.work, self.row_shape = mean, scale, work, row_shape
         self._by_shape: dict[tuple[int, ...], Affine] = {}
         self._by_numpy = _constants(mean, scale, row_shape, work, LONG_LOOP)
         view, high, low, scale_of = _constants(mean, scale, row_shape, work, SHORT_LOOP)
@@ -92,24 +91,23 @@ class Affine:
 
     def of_shape(self, row_shape: tuple[int, ...]) -> Affine:
         """Return the same change for rows of another shape, to which mean and scale broadcast."""
-        if row_shape == self._row_shape:
+        if row_shape == self.row_shape:
             return self
         if (affine := self._by_shape.get(row_shape)) is None:
             affine = self._by_shape[row_shape] = Affine(self.mean, self.scale, row_shape, self.work)
         return affine
 
-    def after(self, codec: Unpack) -> Affine:
+    def after(self, codec: Unpack) -> CopyChange:
         """See ``Change``. The result equals decoding followed by this change, bit by bit."""
-        return Affine(self.mean, self.scale, self._row_shape, self.work, codec)
+        return _UnpackedAffine(self, codec)
 
     @property
     def takes_at_once(self) -> bool:
         """See ``Change``."""
-        return self._compiled is not None
+        return self.loops() is not None
 
-    @property
-    def _compiled(self) -> _AffineLoops | None:
-        loop = None if self._codec is None else self._codec.loop
+    def loops(self, loop: int | None = None) -> _AffineLoops | None:
+        """Return the compiled loops (see ``_affine_loops``); None without Numba."""
         return _affine_loops(self.work, by_channel=self._is_by_channel, loop=loop)
 
     def compile(self, stored: np.dtype[Any]) -> None:
@@ -117,22 +115,17 @@ class Affine:
 
         A process that forks while one of its threads compiles leaves its child a lock that is never released.
         """
-        shape = (0, *self._row_view)
-        nowhere = np.empty(0, np.int64)
-        if (loops := self._compiled) is not None:
-            work = np.empty(shape, self.work)
+        if (loops := self.loops()) is not None:
+            work = np.empty((0, *self._row_view), self.work)
             loops.in_place(work, *self._flat)
-            for dtype in {stored} if self._codec is not None else {stored, self.work} & COMPILED:
-                rows, *unpacks = self._unpacking(np.empty(shape, dtype))
-                loops.take(rows, nowhere, work, nowhere, *self._flat, *unpacks)
+            for dtype in {stored, self.work} & COMPILED:
+                self.copy(loops, work.astype(dtype), NOWHERE, work, NOWHERE)
 
     def __call__(self, rows: npt.NDArray[Any]) -> None:
         """See ``Change``; rows have the dtype of the computation."""
-        if self._codec is not None:
-            raise TypeError("rows that are decoded first are changed as they are copied")
         if not rows.size:
             return
-        if (loops := self._loops(rows)) is not None:
+        if _are_plain(rows) and (loops := self.loops()) is not None:
             loops.in_place(rows.reshape(len(rows), *self._row_view), *self._flat)
             return
         # NumPy, in this thread: torch would start threads, which then compete with those that read ahead.
@@ -158,15 +151,9 @@ class Affine:
         """See ``Change``; ``out`` has the dtype of the computation."""
         if not out.size:
             return
-        if (rows.dtype in COMPILED or self._codec is not None) and (loops := self._loops(rows, out)) is not None:
-            rows, *unpacks = self._unpacking(rows)
-            source, target = (array.reshape(len(array), *self._row_view) for array in (rows, out))
-            n_rows = len(out if out_places is None else out_places)
-            sources, targets = checked_places(places, n_rows, len(rows)), checked_places(out_places, n_rows, len(out))
-            loops.take(source, sources, target, targets, *self._flat, *unpacks)
+        if rows.dtype in COMPILED and _are_plain(rows, out) and (loops := self.loops()) is not None:
+            self.copy(loops, rows, places, out, out_places)
             return
-        if self._codec is not None:
-            raise TypeError(f"rows of {rows.dtype} have to lie in one piece to be decoded")
         n_rows = len(rows) if places is None else len(places)
         for part in row_slices(n_rows, max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):
@@ -177,16 +164,58 @@ class Affine:
             if out_places is not None:
                 out[out_places[part]] = piece
 
-    def _loops(self, *arrays: npt.NDArray[Any]) -> _AffineLoops | None:
-        are_plain = all(x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative for x in arrays)
-        return self._compiled if are_plain else None
+    def copy(
+        self,
+        loops: _AffineLoops,
+        rows: npt.NDArray[Any],
+        places: IntArray | None,
+        out: npt.NDArray[Any],
+        out_places: IntArray | None,
+        codec: Unpack | None = None,
+    ) -> None:
+        """Copy rows by compiled loops (see ``Change.take``), which decode them first if there is a codec."""
+        missing, factor, offset = rows[:0].ravel(), 1.0, 0.0
+        if codec is not None:
+            rows, missing = codec.seen(rows)
+            factor, offset = codec.packing.scale, codec.packing.offset
+        source, target = (array.reshape(len(array), *self._row_view) for array in (rows, out))
+        n_rows = len(out if out_places is None else out_places)
+        sources, targets = checked_places(places, n_rows, len(rows)), checked_places(out_places, n_rows, len(out))
+        loops.take(source, sources, target, targets, *self._flat, missing, factor, offset)
 
-    def _unpacking(self, rows: npt.NDArray[Any]) -> tuple[Any, ...]:
-        """Return rows in the form that loops read, and the numbers to decode them with."""
-        if self._codec is None:
-            return rows, rows[:0].ravel(), 1.0, 0.0
-        packing = self._codec.packing
-        return *self._codec.seen(rows), packing.scale, packing.offset
+
+class _UnpackedAffine:
+    """A ``CopyChange`` that decodes packed numbers before an ``Affine``, in the same pass. It needs Numba.
+
+    Args:
+        affine: changes decoded rows.
+        codec: decodes them.
+    """
+
+    def __init__(self, affine: Affine, codec: Unpack) -> None:
+        self._affine, self._codec = affine, codec
+
+    def compile(self, stored: np.dtype[Any]) -> None:
+        """See ``CopyChange``."""
+        rows: npt.NDArray[Any] = np.empty((0, *self._affine.row_shape), stored)
+        if (loops := self._affine.loops(self._codec.loop)) is not None:
+            self._affine.copy(loops, rows, NOWHERE, rows.astype(self._affine.work), NOWHERE, self._codec)
+
+    def take(
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
+    ) -> None:
+        """See ``CopyChange``; ``out`` has the dtype of the computation."""
+        if not out.size:
+            return
+        loops = self._affine.loops(self._codec.loop)
+        if loops is None or not _are_plain(rows, out):
+            raise TypeError(f"rows of {rows.dtype} are decoded by Numba alone, and have to lie in one piece")
+        self._affine.copy(loops, rows, places, out, out_places, self._codec)
+
+
+def _are_plain(*arrays: npt.NDArray[Any]) -> bool:
+    """Return whether compiled loops take these arrays."""
+    return all(x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative for x in arrays)
 
 
 def _constants(

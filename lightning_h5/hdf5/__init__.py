@@ -2,9 +2,9 @@
 
 from . import forks as forks
 from .alike import AlikeArrays, has_first_link
+from .change_guard import ChangeGuard, is_on_disk, pread_of, stat_of
 from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
-from .codecs import Codec, Conventions, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of
 from .contents import (
     OLD_CATEGORIES,
     Entry,
@@ -19,12 +19,12 @@ from .contents import (
     shape_of,
     target_of,
 )
-from .describe import attribute_layout, column_layout, describe_array, layout_of, scalar_layout
-from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
-from .dtypes import kind_of, native, numpy_dtype, torch_dtype
-from .encoded import Function, Image, Ragged, RowCodec, bytes_of, dtype_of_numbers, is_bytes, is_list
+from .describe import IMAGE_SIGNATURES, attribute_layout, column_layout, describe_array, layout_of, scalar_layout
+from .digest_checks import blank_digests, check_piece, with_digests
+from .digests import ArrayDigests, digest_of, digests_path, read_digests, write_digests
+from .dtypes import dtype_of_numbers, is_bytes, is_list, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
-from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, meaning_of, pread_of, stat_of
+from .identity import file_identity, identity_text, meaning_of
 from .keys import (
     GROUP_WORDS,
     FieldNames,
@@ -43,7 +43,7 @@ from .keys import (
     without_slashes,
     words_in,
 )
-from .layout import ArrayLayout, ArrayView, Decoding, Filter, Runs, filters_of, path_of, stack_arrays
+from .layout import ArrayLayout, ArrayView, Codec, Decoding, Filter, Runs, filters_of, path_of, stack_arrays
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
@@ -61,6 +61,7 @@ __all__ = [
     "DIMENSION_SCALE",
     "FAULTS",
     "GROUP_WORDS",
+    "IMAGE_SIGNATURES",
     "INTEGRITY",
     "MAX_H5",
     "MAX_TEXT",
@@ -75,39 +76,28 @@ __all__ = [
     "ChangeGuard",
     "ChunkTable",
     "Codec",
-    "Conventions",
     "Decoding",
     "Entry",
     "FieldNames",
     "Filter",
-    "Function",
     "GroupError",
     "HandlePool",
-    "Image",
     "LayoutTable",
-    "MatrixRows",
     "MetadataIndex",
-    "MoveLast",
     "OpenOptions",
     "Packing",
-    "Ragged",
-    "Recode",
-    "RowCodec",
     "Runs",
     "ScalarError",
     "SparseGroup",
-    "Stack",
     "StackedKeys",
     "Target",
-    "Unpack",
-    "Widen",
     "arrays_in",
     "attribute_layout",
-    "bytes_of",
+    "blank_digests",
     "check_decoding_memory",
     "check_no_overlap",
+    "check_piece",
     "close_when_collected",
-    "codec_of",
     "column_layout",
     "create_h5",
     "describe_array",

@@ -17,10 +17,10 @@ import h5py
 import numpy as np
 
 from ..options import FileOptions
+from .change_guard import ChangeGuard
 from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain
 from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
-from .identity import ChangeGuard
 from .layout import ArrayLayout, path_of
 from .links import ScalarError, find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, read_header

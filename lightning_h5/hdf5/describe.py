@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near, short_repr
 from ..options import FileOptions
+from .change_guard import ChangeGuard, pread_of
 from .checks import check_integrity, check_library, ensure_filters
 from .chunk_index import (
     MAX_CHUNKS,
@@ -24,16 +25,16 @@ from .chunk_index import (
     moves_axis,
     plain_edges,
 )
-from .digests import read_digests, with_digests
-from .dtypes import kind_of, native
-from .encoded import is_bytes, is_image
-from .identity import ChangeGuard, pread_of
+from .digest_checks import with_digests
+from .digests import read_digests
+from .dtypes import is_bytes, kind_of, native
 from .layout import ArrayLayout, Filter, Storage, filters_of
 from .links import ArrayHandle, find_array
 from .open import is_in_other_file, translate_h5py_errors
 from .packing import packing_of
 
 __all__ = [
+    "IMAGE_SIGNATURES",
     "MAX_UNWRITTEN",
     "REFERENCE",
     "attribute_layout",
@@ -45,6 +46,9 @@ __all__ = [
     "scalar_layout",
     "table_of",
 ]
+
+IMAGE_SIGNATURES = (b"\xff\xd8", b"\x89PNG")
+"""How JPEG and PNG begin."""
 
 MAX_UNWRITTEN = 1 << 16
 """Chunks that a table is made of however small the file: it takes 1.3 MB."""
@@ -135,7 +139,7 @@ def bytes_layout(file: Any, path: str, key: str) -> ArrayLayout | None:
             layout = _layout_of(ArrayHandle(array, (), is_in_other_file(file, array), file, ()), path, key)
             return None if layout.references is None else layout.with_changes(is_scalar=True)
         is_opaque = kind == "V" and array.dtype.names is None and array.dtype.subdtype is None
-        if not is_opaque and not (kind == "S" and is_image(array[()])):
+        if not is_opaque and not (kind == "S" and array[()].startswith(IMAGE_SIGNATURES)):
             return None
         offset = array.id.get_offset()
         if _storage(array) != "contiguous" or offset is None or is_in_other_file(file, array):
@@ -179,7 +183,7 @@ def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGu
 
 def _value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
     is_opaque = isinstance(value, np.void) and value.dtype.names is None
-    if is_opaque or (isinstance(value, bytes | np.bytes_) and is_image(value)):
+    if is_opaque or (isinstance(value, bytes | np.bytes_) and value.startswith(IMAGE_SIGNATURES)):
         value = np.frombuffer(bytes(value), np.uint8)
     elif isinstance(value, bytes | np.bytes_):
         value = value.decode(errors="replace")

@@ -18,24 +18,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5CorruptError, H5FileError, H5ValueError, shown
+from ..errors import H5FileError, H5ValueError, shown
 from ..regular_files import open_regular
 
-if TYPE_CHECKING:
-    from .layout import ArrayLayout
-
-__all__ = ["ArrayDigests", "digest_of", "digests_path", "read_digests", "with_digests", "write_digests"]
+__all__ = ["DIGEST_BYTES", "WRITE", "ArrayDigests", "digest_of", "digests_path", "read_digests", "write_digests"]
 
 DIGEST_BYTES = 16
 """Bytes of a SHA-256 that are kept: enough that different pieces never have the same by chance."""
 
 VERSION = 1
 WRITE = "`lightning-h5 check --write-digests`"
+"""The command that writes digests, for messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,60 +52,6 @@ class ArrayDigests:
     pieces: npt.NDArray[np.uint8]
     schema: str
 
-    @classmethod
-    def empty(cls, layout: ArrayLayout, rows_per_run: int) -> ArrayDigests:
-        """Return digests of an array that are still to be filled in: of its chunks, or of runs of rows."""
-        kind: Literal["chunks", "rows"] = "rows" if layout.table is None else "chunks"
-        rows = rows_per_run if layout.table is None else layout.rows_per_chunk
-        return cls(kind, rows, np.zeros((_n_pieces(layout, kind, rows), DIGEST_BYTES), np.uint8), _schema(layout))
-
-    def check(self, piece: int, data: Any, layout: ArrayLayout, *, mask: int = 0) -> None:
-        """Compare a piece with its digest.
-
-        Args:
-            piece: its number.
-            data: its bytes.
-            layout: the array, for the error.
-            mask: the filter mask of a chunk.
-
-        Raises:
-            H5CorruptError: it differs.
-        """
-        if digest_of(data, mask) != self.pieces[piece].tobytes():
-            raise H5CorruptError(self._differs(piece, layout))
-
-    def check_layout(self, layout: ArrayLayout) -> None:
-        """Compare an array's schema, and which of its chunks were written.
-
-        Raises:
-            H5CorruptError: it differs.
-        """
-        schema, n_pieces = _schema(layout), _n_pieces(layout, self.kind, self.rows_per_piece)
-        if (self.schema, len(self.pieces)) != (schema, n_pieces):
-            raise H5CorruptError(
-                f"{layout.key!r} in {layout.path!r} does not match its digests, which were made of "
-                f"{shown(self.schema)} in {len(self.pieces):,} {self.kind}, now {shown(schema)} in {n_pieces:,}. Copy "
-                f"the file again, or, if it was changed on purpose, write new digests: {WRITE}."
-            )
-        if layout.table is not None and self.kind == "chunks":
-            mismatches = np.flatnonzero(self.pieces.any(axis=1) != (layout.table.offsets >= 0))
-            if len(mismatches):
-                raise H5CorruptError(self._differs(int(mismatches[0]), layout))
-
-    def _differs(self, piece: int, layout: ArrayLayout) -> str:
-        per_row = layout.table.per_row if layout.table is not None and self.kind == "chunks" else 1
-        first_row = piece // per_row * self.rows_per_piece
-        last_row = min(first_row + self.rows_per_piece, layout.n_rows) - 1
-        subject = (
-            f"chunk {piece} (rows {first_row} to {last_row})"
-            if self.kind == "chunks"
-            else f"rows {first_row} to {last_row}"
-        )
-        return (
-            f"{subject} of {layout.key!r} in {layout.path!r} differ from their digest: they were damaged, or changed "
-            f"after it was written. Copy the file again, or, if it was changed on purpose, write new digests: {WRITE}."
-        )
-
 
 def digest_of(data: Any, mask: int = 0) -> bytes:
     """Return the digest of a piece.
@@ -119,40 +63,6 @@ def digest_of(data: Any, mask: int = 0) -> bytes:
     digest = hashlib.sha256(mask.to_bytes(4, "little"))
     digest.update(data)
     return digest.digest()[:DIGEST_BYTES]
-
-
-def with_digests(layout: ArrayLayout, arrays: Mapping[str, ArrayDigests]) -> ArrayLayout:
-    """Return an array with its digests.
-
-    Raises:
-        H5ValueError: there are none of this array.
-        H5CorruptError: it is not the array that they were made of.
-    """
-    digests = arrays.get(layout.name)
-    if digests is None:
-        raise H5ValueError(
-            f"verify='digest' was requested, but {digests_path(layout.path)!r} has no digests of {layout.key!r} in "
-            f"{layout.path!r}. Write them again: {WRITE}."
-        )
-    digests.check_layout(layout)
-    return layout.with_changes(digests=digests, integrity=4)
-
-
-def _n_pieces(layout: ArrayLayout, kind: str, rows_per_piece: int) -> int:
-    if kind == "chunks":
-        return 0 if layout.table is None else len(layout.table.offsets)
-    return -(-layout.n_rows // rows_per_piece)
-
-
-def _schema(layout: ArrayLayout) -> str:
-    """Describe an array in words: equal texts mean that equal bytes are equal values."""
-    filters = ", ".join(f"{step.id}{list(step.options)}" for step in layout.filters)
-    storage = f"{layout.storage} in chunks of {layout.chunks}" if layout.chunks else layout.storage
-    shape = (layout.n_rows, *layout.axes)
-    return f"shape {shape}, {layout.stored!r}, {storage}, filters [{filters}], fill {layout.fill.hex()}"
-
-
-# The file ---------------------------------------------------------------------------------------------------------
 
 
 def digests_path(path: str) -> str:

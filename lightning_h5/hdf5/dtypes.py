@@ -12,7 +12,10 @@ from ..types import DTypeLike
 
 __all__ = [
     "NumberKind",
+    "dtype_of_numbers",
     "dtype_text",
+    "is_bytes",
+    "is_list",
     "kind_of",
     "native",
     "numpy_dtype",
@@ -107,6 +110,23 @@ def dtype_text(dtype: Any) -> str:
             f"table of {', '.join(map(shown, dtype.names[:MAX_MEMBERS]))}{f' and {n_more} more' if n_more > 0 else ''}"
         )
     return str(dtype)
+
+
+def is_list(dtype: np.dtype[Any]) -> bool:
+    """Return whether elements are lists of numbers of variable length."""
+    base = h5py.check_vlen_dtype(dtype)
+    return isinstance(base, np.dtype) and base.kind in "biuf"
+
+
+def dtype_of_numbers(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the numbers in lists; that of other elements."""
+    base = h5py.check_vlen_dtype(dtype)
+    return base if isinstance(base, np.dtype) else dtype
+
+
+def is_bytes(dtype: np.dtype[Any]) -> bool:
+    """Return whether elements are lists of bytes of variable length."""
+    return bool(h5py.check_vlen_dtype(dtype) == np.dtype(np.uint8))
 
 
 def numpy_dtype(array: Any) -> np.dtype[Any] | None:

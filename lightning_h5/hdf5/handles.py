@@ -33,8 +33,8 @@ from ..staging import (
     mirror_of,
     use_staging,
 )
+from .change_guard import ChangeGuard, stat_of
 from .checks import ensure_filters
-from .identity import ChangeGuard, stat_of
 from .layout import ArrayLayout
 from .links import find_array
 from .open import before_opening, open_h5

@@ -86,9 +86,9 @@ class StackedKeys:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names inside ``group``."""
-        assert self.group is not None, "they are in several groups"
-        return tuple(name[len(self.group) + 1 :] for name in self.names)
+        """The names inside ``group``; whole names without one."""
+        group = self.group
+        return self.names if group is None else tuple(name[len(group) + 1 :] for name in self.names)
 
     def filled(self, split: str) -> StackedKeys:
         """Return the names with a split's name in place of ``{split}``."""
@@ -124,9 +124,8 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
     if isinstance(value, Mapping) and set(value) == {"path", "key"}:
         key, path = in_other_file(value, argument)
         return FieldNames("single", (key,), (key,), (), (path,))
-    if isinstance(value, Mapping) and "stack" in value and not set(value) - {"stack", "axis"}:
-        stacked = stacked_keys(value, argument)
-        assert stacked is not None, "it is a mapping with a stack"
+    is_stack = isinstance(value, Mapping) and "stack" in value and not set(value) - {"stack", "axis"}
+    if is_stack and (stacked := stacked_keys(value, argument)) is not None:
         return FieldNames("single", (stacked.key,), (stacked.key,), (stacked,))
     stacks: list[StackedKeys | None] = []
     paths: list[Any] = []

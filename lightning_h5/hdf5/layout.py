@@ -6,25 +6,33 @@ An array may be seen in another way than it is stored: rows along other axes, a 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
 from ..types import IntArray, cached_property
+from .change_guard import ChangeGuard
 from .chunk_index import ChunkTable, grid_of
+from .digests import ArrayDigests
 from .dtypes import dtype_text, kind_of, native
-from .identity import ChangeGuard
 from .packing import Packing
 
-if TYPE_CHECKING:
-    from .codecs import Codec
-    from .digests import ArrayDigests
-
-__all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "filters_of", "path_of", "stack_arrays"]
+__all__ = [
+    "ArrayLayout",
+    "ArrayView",
+    "Codec",
+    "Decoding",
+    "Filter",
+    "Storage",
+    "filters_of",
+    "path_of",
+    "stack_arrays",
+]
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
@@ -516,6 +524,33 @@ class Runs(NamedTuple):
     stride: int
     begins: IntArray
     n_bytes: int
+
+
+class Codec(ABC):
+    """How rows are decoded, as plain data: a codec is pickled and compared, and its text is part of a file's identity.
+
+    The codecs themselves are in ``readers``. A description needs only dtype and shape of decoded rows.
+    """
+
+    @abstractmethod
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Return dtype and shape of a decoded row.
+
+        Args:
+            array: the array, as it is seen before it is decoded.
+
+        Raises:
+            H5ValueError: the array has values that this does not decode.
+        """
+
+    @abstractmethod
+    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Decode rows into ``out``, which has as many."""
+
+    @property
+    def identity(self) -> str:
+        """The part of a file's identity that covers the codec."""
+        return repr(self)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray, cached_property
+from .change_guard import ChangeGuard
 from .chunk_index import ChunkTable, grid_of
-from .identity import ChangeGuard
 from .layout import ArrayLayout
 
 __all__ = ["ArrayColumns", "LayoutTable"]
@@ -197,9 +197,11 @@ class LayoutTable:
         template, n_rows, place = self.templates[number], int(self.lengths[part, at]), int(self.starts[part, at])
         if template.value is not None:
             return template.with_changes(path=path, key=key, name=key, value=self.values[place], guard=guard)
-        if _as_stored(template).table is None:
+        stored = _as_stored(template)
+        if stored.table is None:
             return template.moved(path, key, n_rows, place, None, guard)
-        return template.moved(path, key, n_rows, None, self._chunks(template, n_rows, place), guard)
+        table = self._chunks(stored.table, stored.rows_per_chunk, n_rows, place)
+        return template.moved(path, key, n_rows, None, table, guard)
 
     def first_bytes(self, parts: IntArray, at: int) -> IntArray:
         """Return where the bytes of arrays begin (see ``ArrayLayout.first_byte``); -1 if that needs a description.
@@ -236,12 +238,12 @@ class LayoutTable:
             if template.table is None:
                 yield n_rows, place if is_read_here else None, n_rows * row_bytes, None
                 continue
-            table = self._chunks(template, n_rows, place)
+            table = self._chunks(template.table, template.rows_per_chunk, n_rows, place)
             yield n_rows, None, int(table.sizes.sum()), table if is_read_here else None
 
-    def _chunks(self, template: ArrayLayout, n_rows: int, place: int) -> ChunkTable:
-        assert template.chunks is not None, "it has chunks"
-        grid = grid_of((n_rows, *template.axes), template.chunks)
+    def _chunks(self, alike: ChunkTable, rows_per_chunk: int, n_rows: int, place: int) -> ChunkTable:
+        """Return the chunk table of an array with other rows than the one that has the table ``alike``."""
+        grid = (-(-n_rows // rows_per_chunk), *alike.grid[1:])
         chunks = slice(place, place + math.prod(grid))
         return ChunkTable(grid, self.offsets[chunks], self.sizes[chunks], np.zeros(math.prod(grid), np.uint32))
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
+from .change_guard import ChangeGuard
 from .checks import check_decoding_memory, check_in_file, check_library, check_sizes, check_source
 from .contents import GroupError, has_arrays, list_arrays, list_data, old_categories, resolve_path
 from .dtypes import numpy_dtype, unknown_dtype
-from .identity import ChangeGuard
 from .layout import filters_of
 from .open import check_regular, is_in_other_file, open_h5, translate_h5py_errors
 from .structures import SPARSE_PARTS, is_empty_matlab

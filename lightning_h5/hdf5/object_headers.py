@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .identity import pread_of, stat_of
+from .change_guard import pread_of, stat_of
 from .packing import ATTRIBUTES, MARKERS, file_format
 from .structures import MATLAB_EMPTY
 

@@ -89,8 +89,6 @@ MAX_VALUES = 64
 MAX_SLICES = 1 << 20
 """Limits of an image of MINC2 that are read, one of each slice."""
 
-EXACT_IN_FLOAT64 = 1 << 53
-
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
@@ -227,35 +225,6 @@ class Packing:
             least, most = self.limits(numbers.dtype)
             missing |= (numbers < least) | (numbers > most)
         return missing
-
-    def decode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return decoded values: floats with NaN for missing values, or integers if nothing has to be decoded.
-
-        Args:
-            values: as stored.
-
-        Raises:
-            H5ValueError: an attribute cannot be interpreted, or values are too large for a float.
-        """
-        self.check()
-        is_missing = self.is_missing(values)
-        numbers = values if self.stored is None else values.view(self.stored)
-        is_scaled = self.scale != 1 or self.offset != 0
-        if not is_scaled and not is_missing.any():
-            return numbers
-        if (
-            not is_scaled
-            and numbers.dtype.itemsize == 8
-            and numbers.size
-            and _largest(numbers[~is_missing]) > EXACT_IN_FLOAT64
-        ):
-            raise H5ValueError(
-                f"{self}: values beyond 2**53 next to missing ones do not fit a float. Decode them yourself."
-            )
-        dtype = np.dtype(self.dtype)
-        decoded: npt.NDArray[Any] = numbers.astype(dtype) * dtype.type(self.scale) + dtype.type(self.offset)
-        decoded[is_missing] = np.nan
-        return decoded
 
 
 _SCALES = (SCALING[0], NWB_SCALING[0], "what/gain", *(names.scale for names in OTHER_NAMES))
@@ -588,10 +557,6 @@ def _yes_or_no(value: Value | None, *, default: bool) -> bool | None:
     if isinstance(value, str):
         return {"'true'": True, "'false'": False}.get(value.casefold())
     return bool(value.any())
-
-
-def _largest(values: npt.NDArray[Any]) -> int:
-    return max(abs(int(values.min())), abs(int(values.max()))) if values.size else 0
 
 
 def _first_of(values: dict[str, str], names: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""Sparse matrices: groups with values, columns and starts of rows, of AnnData, 10x Genomics, SciPy and MATLAB."""
+"""Sparse matrices: groups with values, columns and starts of rows, of AnnData, 10x, SciPy, MATLAB and BIOM."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from .open import FAULTS, translate_h5py_errors
 from .structures import SPARSE_PARTS
 
 __all__ = ["SparseGroup", "sparse_group"]
+
+BIOM_AXES = ("observation/matrix", "sample/matrix")
+"""The two matrices of a BIOM table, the second one transposed. The shape of the first is an attribute of the file."""
 
 MOST = 1 << 40
 """Rows or columns of a matrix, at most: more are damage, and could overflow the number of a value."""
@@ -67,6 +70,8 @@ def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False
     with translate_h5py_errors(path, repr(key)):
         n_rows = group["indptr"].shape[0] - 1
         shape, form, has_barcodes = _shape(group), _matrix_form(group), has_arrays(group, "barcodes")
+        if shape is None and key in BIOM_AXES and (shape := _shape(file)) is not None:
+            shape, form = (shape if key == BIOM_AXES[0] else shape[::-1]), "csr"
         if shape is None:
             raise H5ValueError(
                 f"{key!r} in {path!r} has the arrays of a sparse matrix, and neither an attribute nor an array "
@@ -136,6 +141,9 @@ def _matrix_form(group: Any) -> str | None:
 
 def _names_of_columns(file: Any, group: Any, key: str, *, is_of_10x: bool) -> str | None:
     """Return the array with the names of a matrix's columns."""
+    if key in BIOM_AXES:
+        names = "sample/ids" if key == BIOM_AXES[0] else "observation/ids"
+        return names if has_arrays(file, names) else None
     if is_of_10x:
         features = _group(file, f"{key}/features")
         if features is not None and has_arrays(features, "id"):

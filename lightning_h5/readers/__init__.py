@@ -3,16 +3,18 @@
 from .base import InMemoryReader, check_bounds, checked_places, row_slices, take_rows
 from .block_map import BlockMap, Boxes, RowGrid
 from .block_memory import BlockMemory
-from .block_sources import BlockSource, Change, FieldLayouts, PreparedSource, ReaderSource
+from .block_sources import BlockSource, Change, CopyChange, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_loader import ChunkLoader
 from .chunked import BegunRead, ChunkedReader, CopyRows
+from .codecs import Conventions, DecodeRequest, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of, unpacked
 from .contiguous import ContiguousReader, MappedReader
 from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
 from .h5py_reader import H5pyReader, check_readable_text
 from .many_reads import MIN_COMPILED, compile_reads
+from .row_codecs import Image, Ragged, RowCodec, bytes_of
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .storage_rates import storage_rates
 from .thread_pool import TaskQueue, usable_cores
@@ -31,20 +33,34 @@ __all__ = [
     "ChunkLoader",
     "ChunkedReader",
     "ContiguousReader",
+    "Conventions",
+    "CopyChange",
     "CopyRows",
+    "DecodeRequest",
     "EncodedReader",
     "FieldLayouts",
     "H5pyReader",
+    "Image",
     "InMemoryReader",
     "MappedReader",
+    "MatrixRows",
+    "MoveLast",
     "PreparedSource",
+    "Ragged",
     "ReaderSource",
+    "Recode",
+    "RowCodec",
     "RowGrid",
+    "Stack",
     "TaskQueue",
+    "Unpack",
+    "Widen",
     "bulk_tasks",
+    "bytes_of",
     "check_bounds",
     "check_readable_text",
     "checked_places",
+    "codec_of",
     "compile_reads",
     "digest_tasks",
     "do_tasks",
@@ -60,6 +76,7 @@ __all__ = [
     "run_with_progress",
     "storage_rates",
     "take_rows",
+    "unpacked",
     "usable_cores",
     "verify_tasks",
 ]

@@ -16,13 +16,23 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..hdf5 import ArrayLayout, Unpack
+from ..hdf5 import ArrayLayout
 from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
 from .block_memory import BlockMemory
+from .codecs import Unpack
 
-__all__ = ["TASK_BYTES", "BlockSource", "BlockSources", "Change", "FieldLayouts", "PreparedSource", "ReaderSource"]
+__all__ = [
+    "TASK_BYTES",
+    "BlockSource",
+    "BlockSources",
+    "Change",
+    "CopyChange",
+    "FieldLayouts",
+    "PreparedSource",
+    "ReaderSource",
+]
 
 TASK_BYTES = 1 << 20  # decoded bytes per task, about a millisecond of work: smaller tasks cost more in switching
 
@@ -30,28 +40,11 @@ MAX_OPEN = 4096
 """Sources that are kept open, beside one of each kind: each takes one or two KiB."""
 
 
-class Change(Protocol):
-    """A change of single rows, applied when they are read.
-
-    Attributes:
-        takes_at_once: whether copying costs little more with the change than without.
-    """
-
-    @property
-    def takes_at_once(self) -> bool:
-        """See the class."""
-        ...
+class CopyChange(Protocol):
+    """A change of single rows, applied while they are copied."""
 
     def compile(self, stored: np.dtype[Any]) -> None:
         """Compile what changes rows of a dtype, if that is possible: before processes fork, and not while they read."""
-        ...
-
-    def after(self, codec: Unpack) -> Change:
-        """Return a change that decodes packed numbers first, in the same pass; only if this one takes at once."""
-        ...
-
-    def __call__(self, rows: npt.NDArray[Any]) -> None:
-        """Change rows in place; they lie in one piece."""
         ...
 
     def take(
@@ -65,6 +58,27 @@ class Change(Protocol):
             out: memory for rows, in one piece, of any dtype.
             out_places: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
         """
+        ...
+
+
+class Change(CopyChange, Protocol):
+    """A change of single rows that can also be applied in place.
+
+    Attributes:
+        takes_at_once: whether copying costs little more with the change than without.
+    """
+
+    @property
+    def takes_at_once(self) -> bool:
+        """See the class."""
+        ...
+
+    def after(self, codec: Unpack) -> CopyChange:
+        """Return a change that decodes packed numbers first, in the same pass; only if this one takes at once."""
+        ...
+
+    def __call__(self, rows: npt.NDArray[Any]) -> None:
+        """Change rows in place; they lie in one piece."""
         ...
 
 
@@ -222,12 +236,11 @@ class FieldLayouts(Sequence[ArrayLayout]):
         return [self.get(first) for first in self.firsts.tolist()]
 
     def as_stored(self) -> FieldLayouts:
-        """Return arrays that are decoded as they are before that."""
+        """Return the arrays as they are before rows are decoded."""
 
         def stored(number: int) -> ArrayLayout:
-            decoding = self.get(number).decoding
-            assert decoding is not None, "rows are as stored"
-            return decoding.array
+            array = self.get(number)
+            return array if array.decoding is None else array.decoding.array
 
         return replace(self, get=stored)
 

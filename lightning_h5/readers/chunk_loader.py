@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5MemoryError
-from ..hdf5 import ArrayLayout, size_of
+from ..hdf5 import ArrayLayout, check_piece, size_of
 from ..sizes import bytes_text
 from ..types import IntArray
 from .block_map import RowGrid
@@ -33,6 +33,10 @@ class ChunkLoader:
         counters: counts bytes read and decoded.
         gives_back: chunks leave the system's page cache once they are decoded.
 
+    Attributes:
+        chunks: shape of a chunk.
+        table: the positions of the chunks.
+
     Raises:
         H5CorruptError: the chunk index names bytes that the file does not have.
     """
@@ -40,9 +44,9 @@ class ChunkLoader:
     def __init__(self, layout: ArrayLayout, counters: Counters, *, gives_back: bool = False) -> None:
         if layout.table is None or layout.chunks is None:
             raise ValueError(f"{layout.key!r} has no chunk table: {layout.plain_reason}")
-        self._layout, self._table, self._counters = layout, layout.table, counters
+        self._layout, self.table, self._counters = layout, layout.table, counters
         self._gives_back = gives_back
-        self._chunks, self._pipeline = layout.chunks, Pipeline(layout)
+        self.chunks, self._pipeline = layout.chunks, Pipeline(layout)
         self.n_rows, self.rows_per_block = layout.n_rows, layout.chunks[0]
         self.grid = RowGrid.of(layout, self.rows_per_block)
         self.n_parts = layout.table.per_row
@@ -73,7 +77,7 @@ class ChunkLoader:
 
     def _stored_pieces(self, chunks: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """Return position in the file, and stored bytes, of those chunks that were written."""
-        offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
+        offsets, sizes = self.table.offsets[chunks], self.table.sizes[chunks]
         is_written = offsets >= 0
         return offsets[is_written], sizes[is_written]
 
@@ -119,7 +123,7 @@ class ChunkLoader:
         if self._loop is None or not self._is_plain(chunks):
             return False
         loop, layout, n_bytes = self._loop, self._layout, self._chunk_bytes
-        offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
+        offsets, sizes = self.table.offsets[chunks], self.table.sizes[chunks]
         began = perf_counter()
         took = read_with(
             layout, offsets, sizes, lambda fd: loop(fd, offsets, sizes, n_bytes, out, firsts), self._counters
@@ -169,7 +173,7 @@ class ChunkLoader:
             self._decode(chunks, out, firsts)  # the mirror may be damaged, and the file right
 
     def _decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
-        layout, table, n_bytes = self._layout, self._table, self._chunk_bytes
+        layout, table, n_bytes = self._layout, self.table, self._chunk_bytes
         offsets, sizes, masks = table.offsets[chunks], table.sizes[chunks], table.masks[chunks]
         missing = offsets < 0
         if missing.any():
@@ -191,7 +195,7 @@ class ChunkLoader:
         if layout.digests is not None:
             pieces = zip(chunks, starts.tolist(), stops.tolist(), masks.tolist(), strict=True)
             for chunk, start, stop, mask in pieces:
-                layout.digests.check(int(chunk), data[start:stop], layout, mask=mask)
+                check_piece(layout.digests, int(chunk), data[start:stop], layout, mask=mask)
         self._count(len(data), n_chunks, len(chunks), took)
         failed = self._pipeline.decode_each(data, starts, stops, masks, out, firsts, n_bytes)
         if failed is not None:
@@ -202,48 +206,48 @@ class ChunkLoader:
         """Copy chunks that are neighbors along the last axis: short runs are then written a line at a time."""
         region = self._region(part)
         if not region:
-            rows[: self._chunks[0]] = values[0]
+            rows[: self.chunks[0]] = values[0]
             return
         *lead, last = region
         inside = (slice(None), slice(None), *(slice(0, s.stop - s.start) for s in lead))
-        step, size, axis = self._chunks[-1], self._layout.axes[-1], len(self._chunks) - 1
+        step, size, axis = self.chunks[-1], self._layout.axes[-1], len(self.chunks) - 1
         n_whole = min(len(values), (size - last.start) // step)  # the last chunk can reach beyond the edge
         middle = last.start + n_whole * step
         if n_whole:
-            target, source = rows[(slice(self._chunks[0]), *lead, slice(last.start, middle))], values[:n_whole][inside]
+            target, source = rows[(slice(self.chunks[0]), *lead, slice(last.start, middle))], values[:n_whole][inside]
             if self._word is not None:
                 target, source = target.view(self._word), source.view(self._word)
             shape = (*target.shape[:axis], n_whole, -1, *target.shape[axis + 1 :])
             target.reshape(shape)[...] = np.moveaxis(source, 0, axis)  # an axis that is split is a view
         if n_whole < len(values):
             rest = (*inside[1:], slice(0, size - middle))
-            rows[(slice(self._chunks[0]), *lead, slice(middle, size))] = values[n_whole][rest]
+            rows[(slice(self.chunks[0]), *lead, slice(middle, size))] = values[n_whole][rest]
 
     def values(self, chunks: Sequence[int]) -> npt.NDArray[Any]:
         """Return values of chunks, of one member, in memory that the next call of this thread overwrites."""
         layout, n_bytes = self._layout, self._chunk_bytes
         decoded, firsts = scratch("decoded", len(chunks) * n_bytes), np.arange(len(chunks)) * n_bytes
         self.decode(chunks, decoded, firsts)
-        values: npt.NDArray[Any] = np.ndarray((len(chunks), *self._chunks), layout.stored, decoded)
+        values: npt.NDArray[Any] = np.ndarray((len(chunks), *self.chunks), layout.stored, decoded)
         for member in layout.members:
             values = values[member]
         return values
 
     def _is_plain(self, chunks: Sequence[int]) -> bool:
         """Return whether these chunks were all written, with all filters."""
-        return not self._table.masks[chunks].any() and bool((self._table.offsets[chunks] >= 0).all())
+        return not self.table.masks[chunks].any() and bool((self.table.offsets[chunks] >= 0).all())
 
     def _broken(self, chunk: int, n_bytes: int, why: object) -> H5CorruptError:
         return H5CorruptError(
             f"{self._name(chunk)} of {self._layout.key!r} in {self._layout.path!r} (byte "
-            f"{self._table.offsets[chunk]:,}, {n_bytes:,} bytes) does not decode: {why}. "
+            f"{self.table.offsets[chunk]:,}, {n_bytes:,} bytes) does not decode: {why}. "
             "The file is damaged there; copy it again, or write it again without these rows."
         )
 
     def _region(self, part: int) -> tuple[slice, ...]:
         """Return the slices of a part along the axes of a row."""
         region: list[slice] = []
-        axes = list(zip(self._table.grid[1:], self._chunks[1:], self._layout.axes, strict=True))
+        axes = list(zip(self.table.grid[1:], self.chunks[1:], self._layout.axes, strict=True))
         for n, step, size in reversed(axes):
             part, at = divmod(part, n)
             region.append(slice(at * step, min((at + 1) * step, size)))
@@ -259,7 +263,7 @@ class ChunkLoader:
             n_bytes = size_of(self._layout.path) if guard.staging is None else guard.n_bytes
         except OSError:
             return  # open raises a better error
-        table = self._table
+        table = self.table
         wrong = np.flatnonzero((table.sizes > n_bytes) | (table.offsets > n_bytes - table.sizes))
         if len(wrong):
             chunk = int(wrong[0])

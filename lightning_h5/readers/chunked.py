@@ -18,7 +18,7 @@ from ..counters import Counters
 from ..types import IntArray
 from .base import row_slices, take_rows
 from .block_map import BlockMap, Boxes, Pieces
-from .block_sources import BlockSources, Change, FieldLayouts
+from .block_sources import BlockSources, Change, CopyChange, FieldLayouts
 from .chunk_cache import ChunkCache, Lease, load_tasks
 from .thread_pool import TaskQueue
 
@@ -40,15 +40,17 @@ class Changes(NamedTuple):
     Attributes:
         kinds: the different changes; empty if there are none.
         of_array: for several changes, the number of that of each array.
+        in_place: the change of all rows if it can be made in place too.
     """
 
-    kinds: tuple[Change, ...] = ()
+    kinds: tuple[CopyChange, ...] = ()
     of_array: IntArray | None = None
+    in_place: Change | None = None
 
     @classmethod
     def all_by(cls, change: Change | None) -> Changes:
         """Return one change of all rows; None leaves them as they are."""
-        return cls() if change is None else cls((change,))
+        return cls() if change is None else cls((change,), in_place=change)
 
 
 class ChunkedReader:
@@ -144,9 +146,10 @@ class ChunkedReader:
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(pieces.blocks))
             places = pieces.of_rows(complete.places(pieces.blocks) * complete.slot_rows + pieces.within)
-            is_alike = len(self._changes.kinds) <= 1
-            if all_cores and is_alike and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
-                copy = partial(_copy_on_all_cores, out=out, change=next(iter(self._changes.kinds), None))
+            changes = self._changes
+            is_whole = not changes.kinds or changes.in_place is not None
+            if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
+                copy = partial(_copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, places, copy)
         needed, which = np.unique(pieces.blocks, return_inverse=True)
         self._counters.add(blocks_used=len(needed))
@@ -161,7 +164,7 @@ class ChunkedReader:
 
     def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
-        changes, of_array = self._changes
+        changes, of_array = self._changes.kinds, self._changes.of_array
         if of_array is None or len(changes) == 1:
             return partial(_copy_rows, out=out, change=next(iter(changes), None))
         numbers = pieces.repeated(of_array[self._file_of(pieces.blocks)])
@@ -443,7 +446,7 @@ def _copy_rows(
     out_places: IntArray | None,
     *,
     out: npt.NDArray[Any],
-    change: Change | None,
+    change: CopyChange | None,
 ) -> None:
     """Copy rows to their places in ``out`` (``out_places``; None is all of it), and change them."""
     if change is not None and out.flags.c_contiguous:
@@ -456,7 +459,9 @@ def _copy_rows(
                 out[part if out_places is None else out_places[part]] = _copies(rows, places[part], out.dtype, change)
 
 
-def _copies(rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: Change | None) -> npt.NDArray[Any]:
+def _copies(
+    rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: CopyChange | None
+) -> npt.NDArray[Any]:
     if change is None:
         return np.take(rows, places, axis=0, mode="clip")
     copies = np.empty((len(places), *rows.shape[1:]), dtype)

@@ -24,6 +24,7 @@ from .raw_io import give_back, prefetch_stored, read_stored
 __all__ = ["ContiguousReader", "MappedReader", "RunsReader"]
 
 N_LOOKS = 3  # rows of a batch that are looked for in the page cache
+LOOK_EVERY = 8  # reads of which one is looked for, while those that are looked for are cached
 N_PROBES = 32  # places per array: files enter and leave the page cache in long pieces
 
 
@@ -163,6 +164,7 @@ class MappedReader(_StoredRows):
         self._by_position = ContiguousReader(layout, counters)
         self._lock = threading.Lock()
         self._rows: npt.NDArray[np.uint8] | None = None
+        self._n_unseen = 0  # reads that are taken to be of cached rows, since those of the last look were
 
     def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
         if self._are_cached(rows):
@@ -198,8 +200,13 @@ class MappedReader(_StoredRows):
         return self._look(np.linspace(0, len(self) - 1, N_PROBES, dtype=np.int64)) is True
 
     def _are_cached(self, rows: IntArray) -> bool:
-        """Return whether the page cache may have rows, judged by a few of them (5 microseconds)."""
-        return self._look(rows[:: max(1, len(rows) // N_LOOKS)]) is not False
+        """Return whether the page cache may have rows, judged by a few of them (5 microseconds) or of earlier reads."""
+        if self._n_unseen > 0:  # threads may count wrong, at no harm
+            self._n_unseen -= 1
+            return True
+        are_cached = self._look(rows[:: max(1, len(rows) // N_LOOKS)]) is not False
+        self._n_unseen = LOOK_EVERY - 1 if are_cached else 0
+        return are_cached
 
     def _look(self, rows: IntArray) -> bool | None:
         """Return whether the page cache has all of some rows; None if the file system does not say."""

@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5MemoryError
-from ..hdf5 import ArrayLayout, Codec, Decoding, RowCodec, Unpack, bytes_of
+from ..hdf5 import ArrayLayout, Codec, Decoding
 from ..types import IntArray, RowReader
 from .base import LayoutReader, checked_places, row_slices
 from .block_memory import BlockMemory, scratch
-from .block_sources import BlockSource, Change
+from .block_sources import BlockSource
+from .codecs import Unpack, UnpackLoops
+from .row_codecs import RowCodec, bytes_of
 from .thread_pool import TaskQueue
 
 __all__ = ["DecodedCopies", "DecodedReader", "DecodedSource", "EncodedReader", "images_alike"]
@@ -31,7 +33,7 @@ NOWHERE = np.empty(0, np.int64)
 def compiled_codec(layout: ArrayLayout, decoding: Decoding) -> Codec:
     """Return what decodes rows of an array, compiled for them if that is possible."""
     stored, codec = decoding.array, decoding.codec
-    if stored.dtype == np.float16:  # Numba has none
+    if not isinstance(codec, Unpack) or stored.dtype == np.float16:  # Numba has no float16
         return codec
     codec = codec.compiled()
     codec.decode(np.empty((0, *stored.row_shape), stored.dtype), np.empty((0, *layout.row_shape), layout.dtype))
@@ -116,41 +118,32 @@ class DecodedSource:
 
 
 class DecodedCopies:
-    """Decodes packed numbers as rows are copied out of blocks; a ``Change``.
+    """Decodes packed numbers as rows are copied out of blocks; a ``CopyChange``.
 
     Blocks then stay as they are stored, which takes half the memory or less, and numbers are written once, to a batch.
 
     Args:
-        codec: decodes, compiled.
+        codec: decodes.
+        loops: its compiled loops.
         dtype: of decoded rows.
     """
 
-    takes_at_once = True
-
-    def __init__(self, codec: Unpack, dtype: np.dtype[Any]) -> None:
-        self._codec, self._dtype = codec, dtype
+    def __init__(self, codec: Unpack, loops: UnpackLoops, dtype: np.dtype[Any]) -> None:
+        self._codec, self._loops, self._dtype = codec, loops, dtype
 
     def compile(self, stored: np.dtype[Any]) -> None:
-        """See ``Change``."""
-        self._codec.take(np.empty((1, 1), stored), NOWHERE, np.empty((1, 1), self._dtype), NOWHERE)
-
-    def after(self, codec: Unpack) -> Change:
-        """See ``Change``."""
-        raise TypeError("rows are decoded once")
-
-    def __call__(self, rows: npt.NDArray[Any]) -> None:
-        """See ``Change``."""
-        raise TypeError("decoded rows are of another dtype")
+        """See ``CopyChange``."""
+        self._codec.take(self._loops, np.empty((1, 1), stored), NOWHERE, np.empty((1, 1), self._dtype), NOWHERE)
 
     def take(
         self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None
     ) -> None:
-        """See ``Change``; ``out`` is of the dtype of decoded rows."""
+        """See ``CopyChange``; ``out`` is of the dtype of decoded rows."""
         if not out.size:
             return
         n_rows = len(out if out_places is None else out_places)
         places, out_places = checked_places(places, n_rows, len(rows)), checked_places(out_places, n_rows, len(out))
-        self._codec.take(rows, places, out, out_places)
+        self._codec.take(self._loops, rows, places, out, out_places)
 
 
 class EncodedReader(LayoutReader):

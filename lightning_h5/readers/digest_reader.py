@@ -13,7 +13,17 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5ValueError
-from ..hdf5 import ArrayDigests, ArrayLayout, ChunkTable, OpenOptions, digest_of, kind_of, native
+from ..hdf5 import (
+    ArrayDigests,
+    ArrayLayout,
+    ChunkTable,
+    OpenOptions,
+    blank_digests,
+    check_piece,
+    digest_of,
+    kind_of,
+    native,
+)
 from ..types import IntArray
 from .base import LayoutReader
 from .bulk import BulkTask
@@ -52,7 +62,7 @@ class DigestReader(LayoutReader):
         for block in blocks[~self._is_compared[blocks]].tolist():
             pieces = range(block * self._per_block, (block + 1) * self._per_block)
             for piece, data, mask in _pieces(self.layout, self._options, self._digests, pieces, self._counters):
-                self._digests.check(piece, data, self.layout, mask=mask)
+                check_piece(self._digests, piece, data, self.layout, mask=mask)
             self._is_compared[block] = True
         self._reader.read(rows, out)
 
@@ -66,7 +76,7 @@ def empty_digests(layout: ArrayLayout) -> ArrayDigests | None:
     if kind_of(layout.dtype) == "object" or (layout.stored.hasobject and kind_of(layout.dtype) != "text"):
         return None
     step = layout.rows_per_chunk  # the HDF5 library decodes whole chunks
-    return ArrayDigests.empty(layout, -(-max(1, RUN_BYTES // max(1, layout.stored_row_bytes)) // step) * step)
+    return blank_digests(layout, -(-max(1, RUN_BYTES // max(1, layout.stored_row_bytes)) // step) * step)
 
 
 def digest_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests) -> list[BulkTask]:
@@ -88,7 +98,7 @@ def verify_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigest
     """Return tasks that compare a whole array with its digests; each raises ``H5CorruptError`` if a piece differs."""
 
     def compare(piece: int, data: Any, mask: int) -> None:
-        digests.check(piece, data, layout, mask=mask)
+        check_piece(digests, piece, data, layout, mask=mask)
 
     return _tasks_of_array(layout, options, digests, compare)
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, Unpack, check_decoding_memory, is_out_of_proportion, kind_of
+from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, check_decoding_memory, is_out_of_proportion, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap, RowGrid
@@ -18,11 +18,13 @@ from .block_sources import BlockSource, BlockSources, Change, FieldLayouts, Prep
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import ChunkLoader
 from .chunked import Changes, ChunkedReader, CountReads
+from .codecs import Unpack, unpack_loops
 from .contiguous import ContiguousReader, MappedReader, RunsReader
 from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader
 from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
+from .row_codecs import RowCodec
 from .stacked import StackReader, StackSource
 from .thread_pool import TaskQueue
 from .view_source import BlockReader, ViewSource
@@ -57,41 +59,56 @@ def open_reader(
         counters: counts bytes read and decoded.
         work: shares the decoding of images among threads.
     """
-    reader: LayoutReader
+    is_held = held_bytes > 0
+    reader = _layout_reader(
+        layout, options, mmap=mmap, is_held=is_held, in_blocks=in_blocks, counters=counters, work=work
+    )
+    if not is_held or isinstance(reader, EncodedReader | ValueReader):
+        return reader
+    is_one_array = layout.view is None and (layout.decoding is not None or not layout.stacked)
+    is_decoded = is_one_array and _is_decoded_here(layout, options)
+    read_all = partial(_read_all, layout, options, counters) if is_decoded else None
+    return InMemoryReader(reader, held_bytes, read_all)
+
+
+def _layout_reader(
+    layout: ArrayLayout,
+    options: OpenOptions,
+    *,
+    mmap: bool = False,
+    is_held: bool = False,
+    in_blocks: bool = False,
+    counters: Counters | None = None,
+    work: TaskQueue | None = None,
+) -> LayoutReader:
+    """Return a reader that holds no rows (see ``open_reader``); ``is_held`` if another one will hold its rows."""
     if layout.stacked and layout.decoding is None:
-        opened = partial(open_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
-        reader = StackReader(layout, [opened(array) for array in layout.stacked], counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
+        opened = partial(_layout_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
+        return StackReader(layout, [opened(array) for array in layout.stacked], counters)
     if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
     if (runs := layout.runs) is not None:
-        reader = RunsReader(layout, runs, counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
+        return RunsReader(layout, runs, counters)
     if layout.view is not None and layout.decoding is None:
-        reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
-    if layout.decoding is not None:
-        stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
-        if isinstance(layout.decoding.codec, RowCodec):
-            return EncodedReader(layout, layout.decoding.codec, stored, work, counters)
-        reader = DecodedReader(layout, layout.decoding, stored, counters)
-        if layout.n_bytes >= MIN_COMPILED and not held_bytes:
-            reader.compile()
-    elif (in_blocks or is_out_of_proportion(layout.filters)) and _is_decoded_here(layout, options):
+        return BlockReader(layout, _view_source(layout, layout.view, options, counters or Counters()), counters)
+    if (decoding := layout.decoding) is not None:
+        stored = _layout_reader(decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
+        if isinstance(decoding.codec, RowCodec):
+            return EncodedReader(layout, decoding.codec, stored, work, counters)
+        decoded = DecodedReader(layout, decoding, stored, counters)
+        if layout.n_bytes >= MIN_COMPILED and not is_held:
+            decoded.compile()
+        return decoded
+    reader: LayoutReader
+    if (in_blocks or is_out_of_proportion(layout.filters)) and _is_decoded_here(layout, options):
         reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)
     elif not layout.is_contiguous:
         reader = H5pyReader(layout, options, counters)
-    elif mmap and not held_bytes and layout.offset is not None and layout.guard.staging is None:
+    elif mmap and not is_held and layout.offset is not None and layout.guard.staging is None:
         reader = MappedReader(layout, counters)
     else:
         reader = ContiguousReader(layout, counters)
-    if layout.decoding is None:
-        reader = _checked_by_digests(reader, layout, options)
-    if not held_bytes:
-        return reader
-    is_decoded = layout.view is None and _is_decoded_here(layout, options)
-    read_all = partial(_read_all, layout, options, counters) if is_decoded else None
-    return InMemoryReader(reader, held_bytes, read_all)
+    return _checked_by_digests(reader, layout, options)
 
 
 def _is_decoded_here(layout: ArrayLayout, options: OpenOptions) -> bool:
@@ -215,14 +232,11 @@ def open_chunked(
 def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[Any] | None) -> Changes | None:
     """Return what decodes rows as they are copied to memory of a dtype; None if blocks are decoded instead."""
     decodings = [array.decoding for array in arrays.examples]
-    codecs = [
-        decoding.codec.compiled()
-        for decoding in decodings
-        if decoding is not None and isinstance(decoding.codec, Unpack)
-    ]
+    codecs = [decoding.codec for decoding in decodings if decoding is not None and isinstance(decoding.codec, Unpack)]
     stored = {decoding.array.dtype for decoding in decodings if decoding is not None}
-    is_at_once = len(codecs) == len(decodings) and all(codec.is_compiled for codec in codecs)
-    if dtype is None or dtype != arrays.examples[0].dtype or len(stored) != 1 or not is_at_once:
+    if len(codecs) < len(decodings) or (loops := unpack_loops()) is None:
+        return None
+    if dtype is None or dtype != arrays.examples[0].dtype or len(stored) != 1:
         return None
     if dtype in stored:  # floats take as much memory after as before, and are copied on all cores
         return None
@@ -230,7 +244,7 @@ def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[A
         return None
     numbers: dict[Unpack, int] = {}
     of_kind = np.array([numbers.setdefault(codec, len(numbers)) for codec in codecs])
-    changes = tuple(DecodedCopies(codec, dtype) if then is None else then.after(codec) for codec in numbers)
+    changes = tuple(DecodedCopies(codec, loops, dtype) if then is None else then.after(codec) for codec in numbers)
     for change in changes:
         change.compile(next(iter(stored)))
     return Changes(changes, of_kind[arrays.kinds])
@@ -283,7 +297,7 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     if (runs := layout.runs) is not None:
         return ReaderSource(RunsReader(layout, runs, counters), rows_per_run, gives_back=options.gives_back)
     if layout.view is not None:
-        return _view_source(layout, options, counters)
+        return _view_source(layout, layout.view, options, counters)
     if layout.is_contiguous:
         reader = _checked_by_digests(ContiguousReader(layout, counters), layout, options)
         return ReaderSource(reader, rows_per_run, gives_back=options.gives_back)
@@ -303,25 +317,23 @@ def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, 
         grid = RowGrid(1, layout.n_rows, 1, size)
         for at, array in enumerate(layout.stacked):
             if sources[at].grid != grid:  # blocks of another size
-                reader = open_reader(array, options, in_blocks=True, counters=counters)
-                assert isinstance(reader, LayoutReader), "it is not held in memory"
+                reader = _layout_reader(array, options, in_blocks=True, counters=counters)
                 sources[at] = ReaderSource(reader, size, grid)
     return StackSource(layout, sources)
 
 
-def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource:
+def _view_source(layout: ArrayLayout, view: ArrayView, options: OpenOptions, counters: Counters) -> ViewSource:
     """Return the source of blocks of an array that is seen another way."""
-    assert layout.view is not None, "it is seen as it is stored"
-    array = layout.view.array
+    array = view.array
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
-    is_decoded_here = layout.view.is_chunked and array.table is not None and fallback_reason(array) is None
+    is_decoded_here = view.is_chunked and array.table is not None and fallback_reason(array) is None
     if is_decoded_here and not has_digests_of_rows and not options.swmr:
-        return ViewSource(layout, options, counters, ChunkLoader(array, counters), None)
+        return ViewSource(layout, view, options, counters, ChunkLoader(array, counters), None)
     check_decoding_memory(array.filters, array.chunk_bytes, array.path, array.key, options.files)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
     reader = _checked_by_digests(H5pyReader(array, options, counters), array, options) if takes_rows else None
-    return ViewSource(layout, options, counters, None, reader)
+    return ViewSource(layout, view, options, counters, None, reader)
 
 
 def _checked_by_digests(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:

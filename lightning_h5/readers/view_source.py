@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
+from ..hdf5 import ArrayLayout, ArrayView, ChunkTable, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import BlockMap, Boxes, RowGrid
@@ -24,7 +24,7 @@ from .block_memory import BlockMemory
 from .block_sources import TASK_BYTES, BlockSource
 from .chunk_loader import ChunkLoader
 
-__all__ = ["BlockReader", "ViewSource", "read_slab"]
+__all__ = ["BlockReader", "ViewSource"]
 
 
 Part = int | slice | npt.NDArray[np.int64]
@@ -52,7 +52,8 @@ class ViewSource:
     reads everything else, a slab for each block.
 
     Args:
-        layout: an array with a view.
+        layout: the array.
+        view: how it is seen.
         options: how its file is opened if the HDF5 library reads.
         counters: counts bytes read and decoded.
         loader: decodes the array's chunks; None if the library reads.
@@ -64,20 +65,20 @@ class ViewSource:
     def __init__(
         self,
         layout: ArrayLayout,
+        view: ArrayView,
         options: OpenOptions,
         counters: Counters,
         loader: ChunkLoader | None,
         reader: LayoutReader | None,
     ) -> None:
-        assert layout.view is not None, "it is seen as it is stored"
-        self.layout, self.view, self._options, self._counters = layout, layout.view, options, counters
+        self.layout, self.view, self._options, self._counters = layout, view, options, counters
         self._loader, self._reader = loader, reader
-        view, inner = layout.view, layout.row_shape[1:] if layout.view.is_in_cells else layout.row_shape
+        inner = layout.row_shape[1:] if view.is_in_cells else layout.row_shape
         self.n_rows, self.rows_per_block = layout.n_rows, 1 if view.is_in_cells else math.prod(view.block)
         self.grid = RowGrid.of(layout, self.rows_per_block)
         self._block_shape = (*view.block, *inner)
         self._n_values = math.prod(self._block_shape)
-        self._parts = [()] if loader is None else list(product(*_pieces_of(view)))
+        self._parts = [()] if loader is None else list(product(*_pieces_of(view, loader.chunks)))
         self.n_parts = max(1, len(self._parts))
         self._chunk_bytes = max(1, layout.chunk_bytes)
         part_bytes = self._chunk_bytes if loader is not None else self._n_values * layout.dtype.itemsize
@@ -103,7 +104,7 @@ class ViewSource:
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""
         if self._loader is not None:
-            self._loader.will_need_chunks(self._chunks(blocks, self._parts))
+            self._loader.will_need_chunks(self._chunks(self._loader.table, blocks, self._parts))
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
@@ -113,12 +114,13 @@ class ViewSource:
                 self._load_slab(block, rows)
             self._counters.add(library_seconds=perf_counter() - began)
             return
-        numbers = self._chunks(np.asarray(blocks), self._parts[parts.start : parts.stop]).tolist()
+        selected_parts = self._parts[parts.start : parts.stop]
+        numbers = self._chunks(self._loader.table, np.asarray(blocks), selected_parts).tolist()
         if self._is_direct:
             self._loader.decode(numbers, *memory.octets())
         else:
             step = max(1, TASK_BYTES // self._chunk_bytes)
-            places = [(rows, self._parts[part]) for rows in memory for part in parts]
+            places = [(rows, part) for rows in memory for part in selected_parts]
             for start in range(0, len(numbers), step):
                 values = self._loader.values(numbers[start : start + step])
                 for (rows, part), chunk in zip(places[start : start + step], values, strict=True):
@@ -133,10 +135,9 @@ class ViewSource:
 
     # Chunks --------------------------------------------------------------------------------------------------
 
-    def _chunks(self, blocks: IntArray, parts: Sequence[Sequence[_AxisPiece]]) -> IntArray:
+    def _chunks(self, table: ChunkTable, blocks: IntArray, parts: Sequence[Sequence[_AxisPiece]]) -> IntArray:
         """Return the numbers of the chunks of some parts of blocks in the array's chunk table."""
-        assert self.layout.table is not None, "it has chunks"
-        grid = self.layout.table.grid
+        grid = table.grid
         steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
         firsts = np.zeros((len(blocks), 1), dtype=np.int64)  # of each block
         indices = np.unravel_index(blocks, self.view.row_grid) if self.view.row_axes else ()
@@ -189,7 +190,7 @@ class ViewSource:
             else:
                 source = np.array(selection, np.int64) - low
             pieces.append(_AxisPiece(0, source, None if isinstance(selection, int) else slice(None)))
-        self._copy(read_slab(layout, slab, self._options, self._reader, self._counters), pieces, rows)
+        self._copy(_read_slab(layout, view, slab, self._options, self._reader, self._counters), pieces, rows)
 
 
 class BlockReader(LayoutReader):
@@ -218,13 +219,19 @@ class BlockReader(LayoutReader):
             out[is_in_block] = memory[within[is_in_block]]
 
 
-def read_slab(
-    layout: ArrayLayout, slab: Sequence[slice], options: OpenOptions, reader: LayoutReader | None, counters: Counters
+def _read_slab(
+    layout: ArrayLayout,
+    view: ArrayView,
+    slab: Sequence[slice],
+    options: OpenOptions,
+    reader: LayoutReader | None,
+    counters: Counters,
 ) -> npt.NDArray[Any]:
     """Return a part of an array that is seen another way, through the HDF5 library.
 
     Args:
         layout: the array.
+        view: how it is seen.
         slab: the part, along the axes as they are stored.
         options: how its file is opened.
         reader: reads whole rows of the array as it is stored; None if a part of a row can be read.
@@ -233,14 +240,13 @@ def read_slab(
     Raises:
         H5CorruptError: it cannot be read.
     """
-    assert layout.view is not None, "it is seen as it is stored"
     n_bytes = math.prod(part.stop - part.start for part in slab) * layout.stored.itemsize
-    share = n_bytes / max(1, math.prod(layout.view.shape) * layout.stored.itemsize)
+    share = n_bytes / max(1, math.prod(view.shape) * layout.stored.itemsize)
     counters.add(bytes_read=round(share * layout.n_stored_bytes), bytes_decoded=n_bytes)
     if reader is not None:
         return reader.read(np.arange(slab[0].start, slab[0].stop))[(slice(None), *slab[1:])]
     with process_pool().h5(layout.path, options, layout.guard) as handle:
-        stored = handle.array(layout.view.array)
+        stored = handle.array(view.array)
         try:
             values = (stored.fields(layout.members[0]) if layout.members else stored)[tuple(slab)]
         except (OSError, RuntimeError) as error:
@@ -253,11 +259,10 @@ def read_slab(
     return np.asarray(values)
 
 
-def _pieces_of(view: ArrayView) -> list[list[_AxisPiece]]:
+def _pieces_of(view: ArrayView, chunks: tuple[int, ...]) -> list[list[_AxisPiece]]:
     """Return, for each axis of rows, what the chunks along it have of what is selected."""
-    assert view.array.chunks is not None, "it has chunks"
     return [
-        _pieces_along(selection, view.array.chunks[axis], view.shape[axis])
+        _pieces_along(selection, chunks[axis], view.shape[axis])
         for axis, selection in zip(view.other_axes, view.selections, strict=True)
     ]
 

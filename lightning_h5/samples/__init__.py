@@ -1,13 +1,14 @@
 """Which rows of which arrays a sample is, whatever kind of sample it is."""
 
 from .columns import column_of, count_rows, row_tasks, rows_without_line, text_tasks
-from .indexer import BatchRows, FieldRows, HeldSamples, MakesIndexer, Places, rows_of_all
+from .indexer import HeldSamples, rows_of_all
 from .kinds import KindOfSamples, open_table, sample_kind
 from .labels import LabelCriterion
 from .read_costs import ReadCost, RowUnits, blocks_of, chunk_cache, cost_of_files, reads_of_blocks
 from .row_filters import Filters, NoRowPassesError, Where, criteria_of
 from .row_table import HELD_BYTES, RowTable
 from .row_tables import table_of_rows
+from .sample_rows import BatchRows, FieldRows, Places
 from .segment_choice import (
     SegmentChoice,
     SegmentSubset,
@@ -16,7 +17,7 @@ from .segment_choice import (
     segments_in_lists,
     with_label,
 )
-from .segment_fields import SampleKind, SampleOptions, Select, selected
+from .segment_fields import MakesIndexer, SampleKind, SampleOptions, Select, selected
 from .selection import Selection
 from .sparse_rows import CsrRows, SparseField
 from .sparse_tables import with_matrices

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..readers.buffers import BufferPool, Column, stacked
-
-if TYPE_CHECKING:
-    from .indexer import FieldRows
+from .sample_rows import FieldRows
 
 __all__ = ["Assembler", "PatchAssembler", "SegmentAssembler", "WindowAssembler"]
 

@@ -5,70 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from ..order import BlockTable, as_array, condensed, find_places, rows_at
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .assemblers import Assembler
+from .sample_rows import BatchRows, FieldRows, Places
 from .segments import BoolArray, Segments
 
-if TYPE_CHECKING:
-    from .patches import PatchRows
-    from .segment_fields import SegmentField
-
-__all__ = ["BatchRows", "FieldRows", "HeldSamples", "Indexer", "MakesIndexer", "Places", "Units", "rows_of_all"]
+__all__ = ["HeldSamples", "Indexer", "PartsOfSegments", "Units", "rows_of_all"]
 
 SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
-
-
-class Places(NamedTuple):
-    """Where samples are: a segment and a step in it for each.
-
-    Attributes:
-        segments: number of each sample's segment.
-        steps: step that each sample is around, from the start of its segment; of patches where each starts along the
-            axes that are cut, shape ``(n, n_axes)``.
-    """
-
-    segments: IntArray
-    steps: IntArray
-
-
-class FieldRows(NamedTuple):
-    """The rows of one field that some samples have.
-
-    Attributes:
-        rows: sample by sample.
-        lengths: rows of each sample; None if each has equally many.
-        is_valid: which rows are steps of the segment, and no padding; None if all are.
-        patches: what samples have of the rows, if rows are cells.
-        runs: sizes of runs of rows that follow each other in a segment, one number if all are of one size; None if none
-            are known.
-    """
-
-    rows: IntArray
-    lengths: IntArray | None = None
-    is_valid: BoolArray | None = None
-    patches: PatchRows | None = None
-    runs: IntArray | int | None = None
-
-    def lengths_of(self, n_samples: int) -> IntArray:
-        """Return the number of rows of each of the ``n_samples`` samples."""
-        return np.full(n_samples, len(self.rows) // max(1, n_samples)) if self.lengths is None else self.lengths
-
-
-class BatchRows(NamedTuple):
-    """The rows that some samples have.
-
-    Attributes:
-        fields: the rows of each field.
-        places: where the samples are; None if samples are rows, and so known by their numbers.
-    """
-
-    fields: tuple[FieldRows, ...]
-    places: Places | None = None
 
 
 class Units(Protocol):
@@ -226,7 +175,8 @@ class Indexer(ABC):
 
         A kind with an array among its settings defines its own: the text of a long array leaves numbers out.
         """
-        settings = [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "segments"]
+        names = [field.name for field in fields(self) if field.name != "segments"]
+        settings = [(name, getattr(self, name)) for name in names]
         return repr((type(self).__name__, settings)).encode() + self.segments.digest()
 
     # Blocks and costs ----------------------------------------------------------------------------------------
@@ -308,6 +258,36 @@ class Indexer(ABC):
         return None
 
 
+class PartsOfSegments(Indexer):
+    """Samples that are parts of segments, numbered segment by segment."""
+
+    @abstractmethod
+    def counts(self) -> IntArray:
+        """Return the number of samples of each segment."""
+
+    @property
+    @abstractmethod
+    def shortage(self) -> str:
+        """Why a segment has no sample, as text after several of them."""
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Samples up to each segment's end; shape ``(n_segments,)``."""
+        return np.cumsum(self.counts())
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def before(self, segments: IntArray) -> IntArray:
+        """Return the number of samples before each of some segments."""
+        return np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+
+    def left_out(self) -> str | None:
+        """See ``Indexer.left_out``."""
+        n = int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+        return f"{n:,} of {len(self.segments):,} {self.segment_noun}s {self.shortage} and have no sample" if n else None
+
+
 class HeldSamples(NamedTuple):
     """Some samples, numbered from 0, over rows in memory.
 
@@ -340,20 +320,3 @@ class HeldSamples(NamedTuple):
 def rows_of_all(n_rows: int, n_all: int) -> str:
     """Return how many rows of how many, as text."""
     return f"{n_rows:,} rows" if n_rows == n_all else f"{n_rows:,} of {n_all:,} rows"
-
-
-@runtime_checkable
-class MakesIndexer(Protocol):
-    """A kind of sample of your own, to be passed as ``sample``.
-
-    Its ``repr`` must tell it from others with other settings: what was opened is known by it.
-    """
-
-    def indexer(self, segments: Segments, fields: Sequence[SegmentField]) -> Indexer:
-        """Return the samples that segments make.
-
-        Args:
-            segments: the segments of the files.
-            fields: how the arrays are seen.
-        """
-        ...

@@ -126,7 +126,7 @@ def open_table(
     def make(arrays: Sequence[ArrayRequest]) -> TableBuilder:
         if matrices:
             return MatrixTableBuilder(catalog, options, arrays, matrices, choice.all_columns)
-        of_arrays = [replace(field, asked=array) for field, array in zip(fields, arrays, strict=True)]
+        of_arrays = [replace(field, request=array) for field, array in zip(fields, arrays, strict=True)]
         return SegmentTableBuilder(catalog, options, of_arrays, samples, choice.all_columns)
 
     def build(choice: SegmentChoice) -> RowTable:

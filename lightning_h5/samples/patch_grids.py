@@ -14,7 +14,7 @@ import torch
 from ..hdf5 import ArrayLayout
 from ..types import IntArray, cached_property
 
-__all__ = ["CellAxis", "CellGrid", "CellPieces", "cell_of"]
+__all__ = ["CellAxis", "CellGrid", "CellPieces", "PatchRows", "cell_of"]
 
 CELL_BYTES = 256 << 10
 """Bytes of a cell, at most, of an array without chunks."""
@@ -27,14 +27,14 @@ class CellAxis:
     Its indices are cut into runs, which are evenly apart and in one cell each.
 
     Attributes:
-        starts: first index of each run, counted among those that are taken, and their number; shape ``(n_runs + 1,)``.
+        starts: first index of each run, counted among the selected ones, and their number; shape ``(n_runs + 1,)``.
         cells: the cell of each run along the axis.
         sources: place in its cell of the first index of each run.
         steps: distance of the indices of each run in the cell.
         n_cells: number of cells along the axis.
-        cut: which of the axes that patches are cut along it is; None if it is none of them.
+        cut: number of this axis among those that patches are cut along; None if it is none of them.
         is_line: each index is a segment of its own; patches have no such axis.
-        is_single: one index is taken; patches have no such axis.
+        is_single: one index is selected; patches have no such axis.
     """
 
     starts: IntArray
@@ -47,17 +47,17 @@ class CellAxis:
     is_single: bool = False
 
     @classmethod
-    def of(cls, taken: int | IntArray, size: int, step: int, *, cut: int | None, is_line: bool) -> CellAxis:
+    def of(cls, selection: int | IntArray, size: int, step: int, *, cut: int | None, is_line: bool) -> CellAxis:
         """Return an axis.
 
         Args:
-            taken: the index that is taken, or the indices, in order.
+            selection: the selected index, or indices, in order.
             size: length of the axis.
             step: length of a cell.
             cut: see the class, as the one that follows.
             is_line: see above.
         """
-        indices = np.atleast_1d(np.asarray(taken, dtype=np.int64))
+        indices = np.atleast_1d(np.asarray(selection, dtype=np.int64))
         cells, apart = indices // step, np.diff(indices)
         ends = (np.diff(cells) != 0) | (apart <= 0) | (np.diff(apart, prepend=apart[:1]) != 0)
         firsts = np.concatenate([[0], np.flatnonzero(ends) + 1]) if len(indices) else np.zeros(0, dtype=np.int64)
@@ -72,12 +72,12 @@ class CellAxis:
             -(-size // step),
             cut,
             is_line,
-            isinstance(taken, int),
+            isinstance(selection, int),
         )
 
     @property
     def length(self) -> int:
-        """Number of indices that are taken."""
+        """Number of selected indices."""
         return int(self.starts[-1])
 
     @property
@@ -118,10 +118,20 @@ class CellGrid:
         """Number of cells."""
         return math.prod(axis.n_cells for axis in self.axes)
 
+    @property
+    def cut_axes(self) -> list[CellAxis]:
+        """The axes that are cut, in the order of the sizes of a patch."""
+        return [axis for axis in self.axes if axis.cut is not None]
+
+    @property
+    def cut_lengths(self) -> tuple[int, ...]:
+        """Length of each axis that is cut."""
+        return tuple(axis.length for axis in self.cut_axes)
+
     def shape_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a patch, with these sizes along the axes that are cut."""
-        kept = [axis for axis in self.axes if axis.is_in_patch]
-        return (*(axis.length if axis.cut is None else sizes[axis.cut] for axis in kept), *self.inner)
+        axes = [axis for axis in self.axes if axis.is_in_patch]
+        return (*(axis.length if axis.cut is None else sizes[axis.cut] for axis in axes), *self.inner)
 
     def intervals(self, starts: IntArray, sizes: Sequence[int], lines: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         """Yield for each axis the first index that patches have, and the one after their last.
@@ -143,19 +153,20 @@ class CellGrid:
     def pieces(self, starts: IntArray, sizes: Sequence[int], lines: IntArray, samples: IntArray) -> CellPieces:
         """Return the cells that patches have; ``samples`` are their numbers, see ``intervals`` for the others."""
         bounds = list(self.intervals(starts, sizes, lines))
-        runs = [axis.runs(*each) for axis, each in zip(self.axes, bounds, strict=True)]
+        runs = [axis.runs(low, high) for axis, (low, high) in zip(self.axes, bounds, strict=True)]
         counts = np.stack([after - first for first, after in runs])
         n_pieces = counts.prod(axis=0)
-        which = np.repeat(np.arange(len(lines)), n_pieces)
-        left = np.arange(len(which)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
-        cells, stride = np.zeros(len(which), dtype=np.int64), 1
-        chosen: list[IntArray] = []
+        owners = np.repeat(np.arange(len(lines)), n_pieces)  # the patch of each piece
+        left = np.arange(len(owners)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
+        cells, stride = np.zeros(len(owners), dtype=np.int64), 1
+        piece_runs: list[IntArray] = []
         for number in reversed(range(len(self.axes))):
-            left, at = np.divmod(left, counts[number][which])
-            chosen.insert(0, runs[number][0][which] + at)
-            cells += self.axes[number].cells[chosen[0]] * stride
+            left, at = np.divmod(left, counts[number][owners])
+            piece_runs.insert(0, runs[number][0][owners] + at)
+            cells += self.axes[number].cells[piece_runs[0]] * stride
             stride *= self.axes[number].n_cells
-        return CellPieces(self, cells, samples[which], tuple(chosen), tuple((a[which], b[which]) for a, b in bounds))
+        piece_bounds = tuple((low[owners], high[owners]) for low, high in bounds)
+        return CellPieces(self, cells, samples[owners], tuple(piece_runs), piece_bounds)
 
     def n_reads(self, starts: Sequence[IntArray], sizes: Sequence[int], lines: IntArray) -> IntArray:
         """Return how often all patches of a grid read each cell.
@@ -165,17 +176,17 @@ class CellGrid:
             sizes: their size along these.
             lines: segments that have such patches.
         """
-        found = np.ones(1, dtype=np.int64)
+        n_reads = np.ones(1, dtype=np.int64)
         for axis in self.axes:
             if axis.cut is not None:
                 low = starts[axis.cut]
                 high = np.minimum(low + sizes[axis.cut], axis.length)
             else:
                 low, high = (lines, lines + 1) if axis.is_line else (np.zeros(1, np.int64), np.array([axis.length]))
-            found = np.multiply.outer(found, axis.n_reads(low, high)).reshape(-1)
+            n_reads = np.multiply.outer(n_reads, axis.n_reads(low, high)).reshape(-1)
         n_lines = 1 if any(axis.is_line for axis in self.axes) else len(lines)
         cuts = {axis.cut for axis in self.axes}
-        return found * n_lines * math.prod(len(low) for cut, low in enumerate(starts) if cut not in cuts)
+        return n_reads * n_lines * math.prod(len(low) for cut, low in enumerate(starts) if cut not in cuts)
 
     def digest(self) -> bytes:
         """Return what tells this grid from others of the same array."""
@@ -200,21 +211,21 @@ class CellPieces(NamedTuple):
     runs: tuple[IntArray, ...]
     bounds: tuple[tuple[IntArray, IntArray], ...]
 
-    def copy(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], which: IntArray) -> None:
+    def copy(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], numbers: IntArray) -> None:
         """Copy pieces to where they belong.
 
         Args:
             rows: cells, as flat values, shape ``(n_rows, n_values)``.
             places: among these, of the cell of each piece that is copied.
             out: the patches.
-            which: numbers of these pieces.
+            numbers: of these pieces.
         """
         grid = self.grid
         cells = rows[:, : math.prod(grid.cell)].reshape(len(rows), *grid.cell, *grid.inner)
         sources: list[list[Any]] = [places.tolist()]
-        targets: list[list[Any]] = [self.samples[which].tolist()]
+        targets: list[list[Any]] = [self.samples[numbers].tolist()]
         for axis, runs, (low, high) in zip(grid.axes, self.runs, self.bounds, strict=True):
-            run, low, high = runs[which], low[which], high[which]
+            run, low, high = runs[numbers], low[numbers], high[numbers]
             first = np.maximum(low, axis.starts[run])
             n, steps = np.minimum(high, axis.starts[run + 1]) - first, axis.steps[run]
             source = axis.sources[run] + (first - axis.starts[run]) * steps
@@ -229,24 +240,60 @@ class CellPieces(NamedTuple):
 
     def clear_beyond(self, column: torch.Tensor) -> None:
         """Set to zero what patches have beyond the edges of their volume."""
-        kept = [bounds for axis, bounds in zip(self.grid.axes, self.bounds, strict=True) if axis.is_in_patch]
-        for number, (low, high) in enumerate(kept, 1):
-            short = np.flatnonzero(high - low < column.shape[number])
+        bounds = [bounds for axis, bounds in zip(self.grid.axes, self.bounds, strict=True) if axis.is_in_patch]
+        for axis, (low, high) in enumerate(bounds, 1):
+            short = np.flatnonzero(high - low < column.shape[axis])
             for sample, n in dict(zip(self.samples[short].tolist(), (high - low)[short].tolist(), strict=True)).items():
-                column[(sample, *[slice(None)] * (number - 1), slice(n, None))] = 0
+                column[(sample, *[slice(None)] * (axis - 1), slice(n, None))] = 0
 
 
-def cell_of(array: ArrayLayout, wanted: Sequence[int]) -> tuple[int, ...]:
+@dataclass(frozen=True, eq=False)
+class PatchRows:
+    """What the patches of a field have of its cells.
+
+    Attributes:
+        pieces: for each kind of volume.
+        shape: of all patches together.
+        is_padded: whether patches may reach beyond their volumes.
+    """
+
+    pieces: Sequence[CellPieces]
+    shape: tuple[int, ...]
+    is_padded: bool
+
+    def copy_to(
+        self, out: npt.NDArray[Any], rows: npt.NDArray[Any], places: IntArray, positions: IntArray | None = None
+    ) -> None:
+        """Copy cells to patches (see ``readers.CopyRows``)."""
+        start = 0
+        with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
+            for pieces in self.pieces:
+                end = start + len(pieces.cells)
+                if positions is None:
+                    pieces.copy(rows, places[start:end], out, np.arange(end - start))
+                else:
+                    of_kind = slice(*np.searchsorted(positions, [start, end]))
+                    pieces.copy(rows, places[of_kind], out, positions[of_kind] - start)
+                start = end
+
+    def finished(self, column: torch.Tensor) -> torch.Tensor:
+        """Return patches with zeros beyond the edges of their volumes."""
+        for pieces in self.pieces if self.is_padded else ():
+            pieces.clear_beyond(column)
+        return column
+
+
+def cell_of(array: ArrayLayout, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of an array's cells: of its chunks, or about that of a patch if it has none.
 
     Args:
         array: the array as it is stored.
-        wanted: size of a patch along each axis.
+        sizes: size of a patch along each axis.
     """
     if array.chunks is not None:
         return array.chunks
     shape = (array.n_rows, *array.axes)
-    cell = [max(1, min(size, n)) for size, n in zip(wanted, shape, strict=True)]
+    cell = [max(1, min(size, n)) for size, n in zip(sizes, shape, strict=True)]
     while math.prod(cell) * array.stored.itemsize > CELL_BYTES and max(cell) > 1:
         axis = next(axis for axis, n in enumerate(cell) if n > 1)  # what lies together in the file stays together
         cell[axis] = -(-cell[axis] // 2)

@@ -85,16 +85,11 @@ class VolumeTable:
         )
         return CellGrid(cell, axes, array.row_shape[len(array.axes) :])
 
-    def _lengths(self, grid: CellGrid | None) -> dict[int, int]:
-        """Return the length of each axis that is cut."""
-        axes = () if grid is None else grid.axes
-        return {axis.cut: axis.length for axis in axes if axis.cut is not None}
-
     def _check_lengths(self, grids: Sequence[CellGrid | None], arrays: Sequence[ArrayLayout]) -> None:
         lengths_by_key = {
-            array.key: tuple(lengths.values())
+            array.key: grid.cut_lengths
             for grid, array in zip(grids, arrays, strict=True)
-            if (lengths := self._lengths(grid))
+            if grid is not None and grid.cut_axes
         }
         if len(set(lengths_by_key.values())) > 1:
             text = ", ".join(f"{key!r} has {lengths}" for key, lengths in lengths_by_key.items())
@@ -140,16 +135,17 @@ class VolumeTable:
         """
         numbers = {key: number for number, key in enumerate(self._grids)}
         row_bytes = tuple(array.row_bytes for array in arrays)
-        volumes = tuple(
-            Volume(self._cut_lengths(grids), grids, row_bytes, self._options) for grids in self._grids.values()
-        )
-        firsts, lengths = np.repeat(starts[:-1], n_lines), np.repeat(np.diff(starts), n_lines)
+        volumes = []
+        for grids in self._grids.values():
+            lengths = next(grid.cut_lengths for grid in grids if grid is not None and grid.cut_axes)
+            volumes.append(Volume(lengths, grids, row_bytes, self._options))
+        firsts, n_cells = np.repeat(starts[:-1], n_lines), np.repeat(np.diff(starts), n_lines)
         before = np.repeat(np.cumsum(n_lines) - n_lines, n_lines)
         segments = Segments(
-            (Steps(firsts, lengths),), tuple(None if field.patch is None else 0 for field in self._fields)
+            (Steps(firsts, n_cells),), tuple(None if field.patch is None else 0 for field in self._fields)
         )
         kinds = np.repeat(np.array([numbers[key] for key in self._of_parts], dtype=np.int64), n_lines)
-        patches = Patches(segments, volumes, kinds, np.arange(len(firsts)) - before, seed)
+        patches = Patches(segments, tuple(volumes), kinds, np.arange(len(firsts)) - before, seed)
         if not len(patches):
             largest = max(volume.lengths for volume in volumes)
             raise H5ValueError(
@@ -157,7 +153,3 @@ class VolumeTable:
                 f"{len(segments):,} volumes {largest}. Cut smaller patches, or pad them (patch.border='pad')."
             )
         return patches
-
-    def _cut_lengths(self, grids: Sequence[CellGrid | None]) -> tuple[int, ...]:
-        lengths = next(lengths for grid in grids if (lengths := self._lengths(grid)))
-        return tuple(lengths[cut] for cut in range(len(lengths)))

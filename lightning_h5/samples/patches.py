@@ -6,22 +6,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from ..errors import H5ValueError
 from ..options import PatchOptions
 from ..order import BlockTable, uniform
 from ..types import IntArray, cached_property
 from .assemblers import Assembler, PatchAssembler
-from .indexer import FieldRows, Indexer, Places, Units
-from .patch_grids import CellAxis, CellGrid, CellPieces
+from .indexer import PartsOfSegments, Units
+from .patch_grids import CellAxis, CellGrid, CellPieces, PatchRows
+from .sample_rows import FieldRows, Places
 from .segments import BoolArray
 
-__all__ = ["PatchRows", "Patches", "Volume"]
+__all__ = ["Patches", "Volume"]
 
 PLACE = 32  # purpose of the random stream of the first axis that is cut; the following are those of further axes
 NUMBER = 32  # bits of a patch's number in its volume, below the volume's
@@ -54,16 +53,17 @@ class Volume:
     @cached_property
     def starts(self) -> tuple[IntArray, ...]:
         """Where patches of the grid start, along each axis that is cut."""
-        found = []
-        for n, size, stride in zip(self.lengths, self.options.sizes, self.options.strides, strict=True):
-            if self.options.border == "pad":
-                starts = np.arange(0, min(max(n - size, 0) + stride, n), stride)
-            else:
-                starts = np.arange(0, n - size + 1, stride)
-                if self.options.border == "shift" and len(starts) and starts[-1] < n - size:
-                    starts = np.append(starts, n - size)
-            found.append(starts.astype(np.int64))
-        return tuple(found)
+        axes = zip(self.lengths, self.options.sizes, self.options.strides, strict=True)
+        return tuple(self._starts(*axis).astype(np.int64) for axis in axes)
+
+    def _starts(self, n: int, size: int, stride: int) -> IntArray:
+        """Return where patches of the grid start along an axis with ``n`` indices."""
+        if self.options.border == "pad":
+            return np.arange(0, min(max(n - size, 0) + stride, n), stride)
+        starts = np.arange(0, n - size + 1, stride)
+        if self.options.border == "shift" and len(starts) and starts[-1] < n - size:
+            return np.append(starts, n - size)
+        return starts
 
     @cached_property
     def n_patches(self) -> int:
@@ -89,20 +89,19 @@ class Volume:
         return np.append(np.searchsorted(self.starts[cut], edges), len(self.starts[cut]))
 
     @cached_property
+    def _cut_grids(self) -> list[tuple[int, CellGrid]]:
+        """The grids of fields that are cut, each after the bytes of all cells that a volume has of it."""
+        grids = []
+        for grid, row_bytes in zip(self.grids, self.row_bytes, strict=True):
+            if grid is not None and grid.cut_axes:
+                n_cells = math.prod(len(np.unique(axis.cells)) for axis in grid.axes if axis.is_in_patch)
+                grids.append((row_bytes * n_cells, grid))
+        return grids
+
+    @property
     def _cut_axes(self) -> list[CellAxis]:
         """The axes that are cut, of the field that takes most bytes."""
-        fields = sorted(range(len(self.grids)), key=lambda field: self._bytes_of(field))
-        largest = self.grids[fields[-1]]
-        assert largest is not None, "some field is cut"
-        return sorted((axis for axis in largest.axes if axis.cut is not None), key=lambda axis: axis.cut or 0)
-
-    def _bytes_of(self, field: int) -> int:
-        """Return the bytes of all cells that a volume has of a field; 0 if it is not cut."""
-        grid = self.grids[field]
-        if grid is None or all(axis.cut is None for axis in grid.axes):
-            return 0
-        kept = [axis for axis in grid.axes if axis.is_in_patch]
-        return self.row_bytes[field] * math.prod(len(np.unique(axis.cells)) for axis in kept)
+        return sorted(self._cut_grids, key=itemgetter(0))[-1][1].cut_axes
 
     @cached_property
     def _blocks(self) -> tuple[tuple[int, ...], int]:
@@ -113,109 +112,88 @@ class Volume:
         """
         axes, sizes = self._cut_axes, self.options.sizes
         n_cells = [len(axis.cells) for axis in axes]
-        of_cell = sum(map(self._bytes_of, range(len(self.grids)))) / math.prod(n_cells)
+        cell_bytes = sum(n_bytes for n_bytes, _ in self._cut_grids) / math.prod(n_cells)
         longest = [int(np.diff(axis.starts).max()) for axis in axes]
         spans = [min(n, (size - 2) // step + 2) for n, size, step in zip(n_cells, sizes, longest, strict=True)]
-        of_patch = math.prod(spans) * of_cell
+        patch_bytes = math.prod(spans) * cell_bytes
         if self.options.random is not None:
-            return tuple(n_cells), math.ceil(min(math.prod(n_cells) * of_cell, self.options.random * of_patch))
-        limit = max(BLOCK_BYTES, PATCHES_OF_BLOCK * of_patch)
-        shapes = []
-        for cut, axis in enumerate(axes):
-            each = {}
-            for n in {1, *(-(-n_cells[cut] // n_blocks) for n_blocks in range(1, MAX_BLOCKS))}:
-                bounds = np.unique(self._bounds(cut, n))
-                low, last = self.starts[cut][bounds[:-1]], self.starts[cut][bounds[1:] - 1]
-                first, after = axis.runs(low, np.minimum(last + sizes[cut], axis.length))
-                each[n] = int((after - first).max()), int((after - first).sum())
-            shapes.append(each)
-        found = []
-        for block in product(*shapes):
-            most, decoded = zip(*(each[n] for each, n in zip(shapes, block, strict=True)), strict=True)
-            n_bytes = math.ceil(math.prod(most) * of_cell)
+            return tuple(n_cells), math.ceil(min(math.prod(n_cells) * cell_bytes, self.options.random * patch_bytes))
+        limit = max(BLOCK_BYTES, PATCHES_OF_BLOCK * patch_bytes)
+        costs = [self._costs(cut, axis) for cut, axis in enumerate(axes)]
+        candidates = []
+        for block in product(*costs):
+            most_cells, all_cells = zip(*(of_axis[n] for of_axis, n in zip(costs, block, strict=True)), strict=True)
+            n_bytes = math.ceil(math.prod(most_cells) * cell_bytes)
             is_large, is_part = n_bytes > limit, block != tuple(n_cells)
-            found.append((is_large, is_part, 0 if is_large else math.prod(decoded), n_bytes, block))
-        return min(found)[-1], min(found)[-2]
+            candidates.append((is_large, is_part, 0 if is_large else math.prod(all_cells), n_bytes, block))
+        *_, n_bytes, block = min(candidates)
+        return block, n_bytes
+
+    def _costs(self, cut: int, axis: CellAxis) -> dict[int, tuple[int, int]]:
+        """Return the cells along an axis that patches of a block have, for blocks of several lengths.
+
+        Returns:
+            For each number of cells of a block the most cells that patches of a block have, and the sum over all.
+        """
+        n_cells, size = len(axis.cells), self.options.sizes[cut]
+        costs = {}
+        for n in {1, *(-(-n_cells // n_blocks) for n_blocks in range(1, MAX_BLOCKS))}:
+            bounds = np.unique(self._bounds(cut, n))
+            low, last = self.starts[cut][bounds[:-1]], self.starts[cut][bounds[1:] - 1]
+            first, after = axis.runs(low, np.minimum(last + size, axis.length))
+            costs[n] = int((after - first).max()), int((after - first).sum())
+        return costs
 
     @cached_property
     def block_sizes(self) -> IntArray:
         """Patches of each block."""
         if self.options.random is not None:
             return np.array([self.n_patches])
-        found = np.ones(1, dtype=np.int64)
+        sizes = np.ones(1, dtype=np.int64)
         for bounds in self.bounds:
-            found = np.multiply.outer(found, np.diff(bounds)).reshape(-1)
-        return found
+            sizes = np.multiply.outer(sizes, np.diff(bounds)).reshape(-1)
+        return sizes
+
+    def of_fields(self, fields: Sequence[int]) -> Volume:
+        """Return the volume with some fields, and the patches and blocks of all."""
+        grids, row_bytes = tuple(self.grids[at] for at in fields), tuple(self.row_bytes[at] for at in fields)
+        volume = replace(self, grids=grids, row_bytes=row_bytes)
+        volume.__dict__.update(bounds=self.bounds, _blocks=self._blocks if self.n_patches else None)
+        return volume
 
     def places(self, numbers: IntArray) -> IntArray:
         """Return where patches of the grid start, shape ``(n, n_axes)``."""
         sizes, left, in_block = [len(starts) for starts in self.starts], numbers, np.ones_like(numbers)
         firsts, counts = [], []
         for axis, bounds in enumerate(self.bounds):
-            each = in_block * math.prod(sizes[axis + 1 :])  # patches with the same start along this axis
-            block = np.searchsorted(bounds, left // each, side="right") - 1
+            n_alike = in_block * math.prod(sizes[axis + 1 :])  # patches with the same start along this axis
+            block = np.searchsorted(bounds, left // n_alike, side="right") - 1
             firsts.append(bounds[block])
             counts.append(bounds[block + 1] - bounds[block])
-            left, in_block = left - firsts[-1] * each, in_block * counts[-1]
-        found = []
+            left, in_block = left - firsts[-1] * n_alike, in_block * counts[-1]
+        places = []
         for starts, first, n in zip(reversed(self.starts), reversed(firsts), reversed(counts), strict=True):
             left, at = np.divmod(left, n)
-            found.append(starts[first + at])
-        return np.stack(found[::-1], axis=1)
+            places.append(starts[first + at])
+        return np.stack(places[::-1], axis=1)
 
     def drawn(self, segments: IntArray, numbers: IntArray, seed: int, epoch: int) -> IntArray:
         """Return where random patches start, of segments with these numbers among all of the files."""
-        places, which = [], (segments << NUMBER) + numbers
+        places, patches = [], (segments << NUMBER) + numbers
         for axis, (n, size) in enumerate(zip(self.lengths, self.options.sizes, strict=True)):
-            drawn = uniform(seed, epoch, PLACE + axis, which) * max(1, n - size + 1)
+            drawn = uniform(seed, epoch, PLACE + axis, patches) * max(1, n - size + 1)
             places.append(np.minimum(drawn.astype(np.int64), max(0, n - size)))
         return np.stack(places, axis=1)
 
     def digest(self) -> bytes:
         """Return what tells these patches from others of the same arrays."""
-        given = self.options
-        how = (self.lengths, given.sizes, given.strides, given.border, given.random)
-        return repr(how).encode() + b"".join(b"-" if grid is None else grid.digest() for grid in self.grids)
+        options = self.options
+        settings = (self.lengths, options.sizes, options.strides, options.border, options.random)
+        return repr(settings).encode() + b"".join(b"-" if grid is None else grid.digest() for grid in self.grids)
 
 
 @dataclass(frozen=True, eq=False)
-class PatchRows:
-    """What the patches of a field have of its cells.
-
-    Attributes:
-        pieces: for each kind of volume.
-        shape: of all patches together.
-        is_padded: whether patches may reach beyond their volumes.
-    """
-
-    pieces: Sequence[CellPieces]
-    shape: tuple[int, ...]
-    is_padded: bool
-
-    def copy_to(
-        self, out: npt.NDArray[Any], rows: npt.NDArray[Any], places: IntArray, here: IntArray | None = None
-    ) -> None:
-        """Copy cells to patches (see ``readers.CopyRows``)."""
-        start = 0
-        with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
-            for pieces in self.pieces:
-                end = start + len(pieces.cells)
-                if here is None:
-                    pieces.copy(rows, places[start:end], out, np.arange(end - start))
-                else:
-                    some = slice(*np.searchsorted(here, [start, end]))
-                    pieces.copy(rows, places[some], out, here[some] - start)
-                start = end
-
-    def finished(self, column: torch.Tensor) -> torch.Tensor:
-        """Return patches with zeros beyond the edges of their volumes."""
-        for pieces in self.pieces if self.is_padded else ():
-            pieces.clear_beyond(column)
-        return column
-
-
-@dataclass(frozen=True, eq=False)
-class Patches(Indexer):
+class Patches(PartsOfSegments):
     """Samples that are patches of volumes; each segment is one.
 
     Attributes:
@@ -241,22 +219,14 @@ class Patches(Indexer):
         """How patches are cut."""
         return self.volumes[0].options
 
-    @cached_property
-    def ends(self) -> IntArray:
-        """Samples up to each segment's end; shape ``(n_segments,)``."""
-        return np.cumsum(np.array([volume.n_patches for volume in self.volumes], dtype=np.int64)[self.kinds])
+    def counts(self) -> IntArray:
+        """See ``PartsOfSegments.counts``."""
+        return np.array([volume.n_patches for volume in self.volumes], dtype=np.int64)[self.kinds]
 
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
-    def left_out(self) -> str | None:
-        """See ``Indexer.left_out``."""
-        n = int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
-        if not n:
-            return None
-        return (
-            f"{n:,} of {len(self.segments):,} volumes are smaller than a patch {self.options.sizes} and have no sample"
-        )
+    @property
+    def shortage(self) -> str:
+        """See ``PartsOfSegments.shortage``."""
+        return f"are smaller than a patch {self.options.sizes}"
 
     def cuts(self, field: int) -> bool:
         """See ``Indexer.cuts``."""
@@ -290,78 +260,62 @@ class Patches(Indexer):
     def of_fields(self, fields: Sequence[int]) -> Patches:
         """See ``Indexer.of_fields``."""
         segments = self.segments.of_fields(fields)
-        volumes = tuple(self._of_fields(volume, fields) for volume in self.volumes)
+        volumes = tuple(volume.of_fields(fields) for volume in self.volumes)
         return replace(self, segments=segments, volumes=volumes)
-
-    @staticmethod
-    def _of_fields(volume: Volume, fields: Sequence[int]) -> Volume:
-        grids, row_bytes = tuple(volume.grids[at] for at in fields), tuple(volume.row_bytes[at] for at in fields)
-        made = replace(volume, grids=grids, row_bytes=row_bytes)
-        made.__dict__.update(
-            bounds=volume.bounds, _blocks=volume._blocks if volume.n_patches else None
-        )  # as those of all fields
-        return made
-
-    def _before(self, segments: IntArray) -> IntArray:
-        """Return the samples before each of some segments."""
-        return np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
 
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
         """See ``Indexer.places``; steps are where patches start along each axis that is cut."""
         segments = np.searchsorted(self.ends, samples, side="right")
-        numbers = samples - self._before(segments)
+        numbers = samples - self.before(segments)
         steps = np.empty((len(samples), len(self.options.sizes)), dtype=np.int64)
-        for kind, here in self._by_kind(segments):
+        for kind, positions in self._by_kind(segments):
             volume = self.volumes[kind]
             if volume.options.random is None:
-                steps[here] = volume.places(numbers[here])
+                steps[positions] = volume.places(numbers[positions])
             else:
-                files = self.segments.numbers_of(segments[here])
-                steps[here] = volume.drawn(files, numbers[here], self.seed, 0 if epoch is None else epoch)
+                in_files = self.segments.numbers_of(segments[positions])
+                steps[positions] = volume.drawn(in_files, numbers[positions], self.seed, 0 if epoch is None else epoch)
         return Places(segments, steps)
 
     def _by_kind(self, segments: IntArray) -> Iterator[tuple[int, IntArray]]:
-        """Yield each kind of volume that segments are of, and their places."""
+        """Yield each kind of volume among segments, and the positions of its segments."""
         if len(self.volumes) == 1:
             yield 0, np.arange(len(segments))
             return
         kinds = self.kinds[segments]
         order = np.argsort(kinds, kind="stable")
-        for here in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
-            if len(here):
-                yield int(kinds[here[0]]), here
+        for positions in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
+            if len(positions):
+                yield int(kinds[positions[0]]), positions
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
         """See ``Indexer.rows``: cells of the kinds of volumes, one after the other."""
         n_fields, segments = len(self.segments.kinds), places.segments
-        values = FieldRows(self.segments.numbers_of(segments))
-        groups: list[list[CellPieces]] = [[] for _ in range(n_fields)]
+        pieces: list[list[CellPieces]] = [[] for _ in range(n_fields)]
         cells: list[list[IntArray]] = [[np.empty(0, dtype=np.int64)] for _ in range(n_fields)]
         firsts, lines = self.segments.steps[0].firsts_of(segments), self.lines[segments]
-        for kind, here in self._by_kind(segments):
+        for kind, positions in self._by_kind(segments):
             for field, grid in enumerate(self.volumes[kind].grids):
                 if grid is not None:
-                    pieces = grid.pieces(places.steps[here], self.options.sizes, lines[here], here)
-                    groups[field].append(pieces)
-                    cells[field].append(pieces.cells + firsts[pieces.samples])
-        is_padded = self.options.border == "pad"
-        made = []
-        for field, pieces_of_kinds in enumerate(groups):
-            grid = self.volumes[0].grids[field]
+                    of_kind = grid.pieces(places.steps[positions], self.options.sizes, lines[positions], positions)
+                    pieces[field].append(of_kind)
+                    cells[field].append(of_kind.cells + firsts[of_kind.samples])
+        values, is_padded = FieldRows(self.segments.numbers_of(segments)), self.options.border == "pad"
+        rows = []
+        for field, grid in enumerate(self.volumes[0].grids):
             if grid is None:
-                made.append(values)
-                continue
-            shape = (len(segments), *grid.shape_of(self.options.sizes))
-            patches = PatchRows(pieces_of_kinds, shape, is_padded)
-            made.append(FieldRows(np.concatenate(cells[field]), patches=patches))
-        return tuple(made)
+                rows.append(values)
+            else:
+                shape = (len(segments), *grid.shape_of(self.options.sizes))
+                rows.append(FieldRows(np.concatenate(cells[field]), patches=PatchRows(pieces[field], shape, is_padded)))
+        return tuple(rows)
 
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
         """See ``Indexer.rows_of_any_epoch``."""
         fields = [field for field, kind in enumerate(self.segments.kinds) if kind is not None]
         if self.options.random is None:
-            found = self.rows(self.places(samples))
-            yield from (found[field].rows for field in fields)
+            rows = self.rows(self.places(samples))
+            yield from (rows[field].rows for field in fields)
             return
         segments = np.unique(np.searchsorted(self.ends, samples, side="right"))
         yield from (np.flatnonzero(self._n_reads(field, segments)) for field in fields)
@@ -375,20 +329,20 @@ class Patches(Indexer):
         """Return how often an epoch reads each row of a field; of random patches whether it can."""
         firsts = self.segments.steps[0].firsts_of(segments)
         lengths = self.segments.steps[0].lengths_of(segments)
-        found = np.zeros(int((firsts + lengths).max(initial=0)), dtype=np.int64)
+        n_reads = np.zeros(int((firsts + lengths).max(initial=0)), dtype=np.int64)
         order = np.argsort(firsts, kind="stable")
-        for here in np.split(order, np.flatnonzero(np.diff(firsts[order])) + 1):
-            if not len(here):
+        for positions in np.split(order, np.flatnonzero(np.diff(firsts[order])) + 1):
+            if not len(positions):
                 continue
-            volume = self.volumes[self.kinds[segments[here[0]]]]
-            grid = volume.grids[field]
-            assert grid is not None, "the field has no cells"
+            first, volume = firsts[positions[0]], self.volumes[self.kinds[segments[positions[0]]]]
+            if (grid := volume.grids[field]) is None:
+                continue
             starts, sizes = volume.starts, self.options.sizes
             if self.options.random is not None:  # as one patch of all of the volume
-                starts, sizes = tuple(np.zeros(min(1, len(each)), np.int64) for each in starts), volume.lengths
-            reads = grid.n_reads(starts, sizes, self.lines[segments[here]])
-            found[firsts[here[0]] : firsts[here[0]] + len(reads)] += reads
-        return found
+                starts, sizes = tuple(np.zeros(min(1, len(axis)), np.int64) for axis in starts), volume.lengths
+            reads = grid.n_reads(starts, sizes, self.lines[segments[positions]])
+            n_reads[first : first + len(reads)] += reads
+        return n_reads
 
     def block_bytes(self, units: Units, row_bytes: IntArray) -> int:
         """See ``Indexer.block_bytes``: those of cells."""
@@ -396,8 +350,8 @@ class Patches(Indexer):
 
     def blocks(self, units: Units, samples: IntArray | None) -> BlockTable:
         """See ``Indexer.blocks``: patches that share cells."""
-        each = [volume.block_sizes for volume in self.volumes]
-        sizes = np.concatenate([np.empty(0, np.int64), *(each[kind] for kind in self.kinds.tolist())])
+        block_sizes = [volume.block_sizes for volume in self.volumes]
+        sizes = np.concatenate([np.empty(0, np.int64), *(block_sizes[kind] for kind in self.kinds.tolist())])
         if samples is None:
             return BlockTable.of_sizes(sizes)
         return BlockTable.of_runs(np.searchsorted(np.cumsum(sizes), samples, side="right"))
@@ -408,7 +362,7 @@ class Patches(Indexer):
 
     def n_before(self, rows: IntArray) -> IntArray:
         """See ``Indexer.n_before``: of whole segments."""
-        return self._before(np.searchsorted(self.segments.steps[0].firsts_of(), rows))
+        return self.before(np.searchsorted(self.segments.steps[0].firsts_of(), rows))
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
         """See ``Indexer.n_reads_before``."""

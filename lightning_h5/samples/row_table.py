@@ -17,7 +17,8 @@ from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
 from ..readers import Boxes
 from ..types import IntArray, cached_property
 from .assemblers import Assembler
-from .indexer import FieldRows, Indexer
+from .indexer import Indexer
+from .sample_rows import FieldRows
 
 __all__ = ["HELD_BYTES", "RUN_BYTES", "Parts", "RowTable", "lines_of", "starts_of"]
 

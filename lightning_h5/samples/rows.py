@@ -11,7 +11,8 @@ from ..options import StepRange
 from ..order import BlockTable, condensed, places_in
 from ..types import IntArray
 from .assemblers import Assembler
-from .indexer import BatchRows, FieldRows, HeldSamples, Indexer, Places, Units, rows_of_all
+from .indexer import HeldSamples, Indexer, Units, rows_of_all
+from .sample_rows import BatchRows, FieldRows, Places
 from .segments import BoolArray, Segments, Steps
 from .windows import Windows
 

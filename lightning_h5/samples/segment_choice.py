@@ -78,20 +78,20 @@ class SegmentChoice:
         columns: further arrays with one value for each segment, possibly repeated for each step.
         criteria: conditions on arrays with a value for each segment or each step.
         keys: the arrays of columns that criteria name, if the files have other names for them.
-        others_ask: arrays that other splits of the files need. They are read now, so that files are opened once.
+        other_columns: arrays that other splits of the files need. They are read now, so that files are opened once.
     """
 
     subset: SegmentSubset | None = None
     columns: Sequence[str] = ()
     criteria: Sequence[Criterion] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
-    others_ask: Sequence[str] = ()
+    other_columns: Sequence[str] = ()
 
     @property
     def all_columns(self) -> list[str]:
         """The arrays with values to read."""
         filtered = [criterion.column for criterion in self.criteria if criterion.column is not None]
-        return sorted({*self.columns, *(self.keys.get(name, name) for name in filtered), *self.others_ask})
+        return sorted({*self.columns, *(self.keys.get(name, name) for name in filtered), *self.other_columns})
 
 
 def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -14,14 +14,32 @@ from ..errors import H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
-from .indexer import MakesIndexer
+from .indexer import Indexer
+from .segments import Segments
 
-__all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "selected"]
+__all__ = ["MakesIndexer", "SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "selected"]
 
 SampleKind: TypeAlias = Literal["row", "window", "segment"]
 
 Select: TypeAlias = Mapping[str, Mapping[int, Any]]
 """For fields, by name or pattern, what is taken of axes."""
+
+
+@runtime_checkable
+class MakesIndexer(Protocol):
+    """A kind of sample of your own, to be passed as ``sample``.
+
+    Its ``repr`` must tell it from others with other settings: what was opened is known by it.
+    """
+
+    def indexer(self, segments: Segments, fields: Sequence[SegmentField]) -> Indexer:
+        """Return the samples that segments make.
+
+        Args:
+            segments: the segments of the files.
+            fields: how the arrays are seen.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +74,23 @@ class SampleOptions:
         is_known = sample is None or isinstance(sample, MakesIndexer) or sample in ("row", "window", "segment")
         if not is_known:
             raise H5ValueError(f"sample={sample!r} was given. Pass 'row', 'window', 'segment' or None.")
-        made = SegmentOptions.parse(segments, "segments")
-        windows = None if window is None else WindowOptions.parse(window, "window")
-        if windows is not None and (isinstance(sample, MakesIndexer) or sample in ("row", "segment")):
+        segment_options = SegmentOptions.parse(segments, "segments")
+        window_options = None if window is None else WindowOptions.parse(window, "window")
+        if window_options is not None and (isinstance(sample, MakesIndexer) or sample in ("row", "segment")):
             raise H5ValueError(f"window was given with sample={sample!r}. Pass sample='window', or leave one out.")
-        if windows is None and sample == "window":
+        if window_options is None and sample == "window":
             raise H5ValueError("sample='window' was given without window. Pass window=200, or window=[-1, 3].")
-        patches = None if patch is None else PatchOptions.parse(patch, "patch")
-        if patches is not None:
-            _check_patches(sample, made, windows)
-        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}), seed=seed, patch=patches)
+        patch_options = None if patch is None else PatchOptions.parse(patch, "patch")
+        if patch_options is not None:
+            _check_patches(sample, segment_options, window_options)
+        return cls(
+            sample=sample,
+            segments=segment_options,
+            window=window_options,
+            select=dict(select or {}),
+            seed=seed,
+            patch=patch_options,
+        )
 
     @property
     def has_mask(self) -> bool:
@@ -104,7 +129,7 @@ class SampleOptions:
 
 def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions | None) -> None:
     """Raise an ``H5ValueError`` if patches were given with options on steps."""
-    given = {
+    is_given = {
         f"sample={sample!r}": sample is not None,
         "window": window is not None,
         **{
@@ -117,10 +142,11 @@ def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions 
         "segments.max_length": segments.max_length is not None,
         "segments.bucket": segments.bucket,
     }
-    if found := [name for name, is_given in given.items() if is_given]:
+    if conflicts := [name for name in is_given if is_given[name]]:
         raise H5ValueError(
-            f"patch was given with {listing(found)}, which {'is' if len(found) == 1 else 'are'} of samples made of "
-            "steps. Pass one of the two; volumes are files, segments.groups, arrays or indices of segments.axis."
+            f"patch was given with {listing(conflicts)}, which {'is' if len(conflicts) == 1 else 'are'} of samples "
+            "made of steps. Pass one of the two; volumes are files, segments.groups, arrays or indices of "
+            "segments.axis."
         )
 
 
@@ -130,10 +156,10 @@ class SegmentField:
 
     Attributes:
         name: what a sample calls it.
-        asked: the array.
+        request: the array.
         axis: axis of which each index is a segment, as stored; None if there is none.
         step_axis: axis of the steps; None if it has none.
-        taken: what is taken of other axes.
+        selection: what is taken of other axes.
         is_single: a sample has the value at its own step, or at the first of its segment.
         patch: shape of a patch, along the axes that are left; None for a field without patches.
         is_whole: all of the array is one row: a scalar with bytes, or the bytes of one image.
@@ -141,10 +167,10 @@ class SegmentField:
     """
 
     name: str
-    asked: ArrayRequest
+    request: ArrayRequest
     axis: int | None
     step_axis: int | None
-    taken: Mapping[int, Any]
+    selection: Mapping[int, Any]
     is_single: bool = False
     patch: tuple[int | None, ...] | None = None
     is_whole: bool = False
@@ -153,7 +179,7 @@ class SegmentField:
     @property
     def is_as_stored(self) -> bool:
         """Whether rows are those of the array as it is stored."""
-        return self.axis is None and self.step_axis == 0 and not (self.taken or self.is_whole)
+        return self.axis is None and self.step_axis == 0 and not (self.selection or self.is_whole)
 
     def check_axes(self, layout: ArrayLayout) -> None:
         """Check that an array has the axes that were named.
@@ -163,17 +189,17 @@ class SegmentField:
         """
         n_axes = 1 + len(layout.axes)
         step_axis = self.step_axis if self.patch is None else None
-        named = [axis for axis in (self.axis, step_axis, *self.taken) if axis is not None]
-        for axis in named:
+        axes = [axis for axis in (self.axis, step_axis, *self.selection) if axis is not None]
+        for axis in axes:
             if not -n_axes <= axis < n_axes:
                 raise H5ValueError(
                     f"axis {axis} of {layout.key!r} was named, which has the shape {(layout.n_rows, *layout.axes)} in "
                     f"{layout.path!r}. Name one of its axes, or None for this field if it has none."
                 )
-        if len({axis % n_axes for axis in named}) < len(named):
+        if len({axis % n_axes for axis in axes}) < len(axes):
             raise H5ValueError(
-                f"segments.axis={self.axis}, segments.step_axis={self.step_axis} and select={dict(self.taken)} name an "
-                f"axis of {self.name!r} twice. Name each once"
+                f"segments.axis={self.axis}, segments.step_axis={self.step_axis} and select={dict(self.selection)} "
+                f"name an axis of {self.name!r} twice. Name each once"
                 f"{', such as step_axis=1' if self.axis == self.step_axis == 0 and n_axes > 1 else ''}."
             )
 
@@ -186,14 +212,14 @@ class SegmentField:
             n_values: length of axis 0 of an array with a value for each segment; None if there is none.
         """
         if self.is_whole:
-            return self.asked.decoded(layout if layout.is_scalar else layout.seen(()))
+            return self.request.decoded(layout if layout.is_scalar else layout.seen(()))
         n_axes = 1 + len(layout.axes)
         row_axes = [axis % n_axes for axis in (self.axis, self.step_axis) if axis is not None]
         if not row_axes and layout.n_rows == n_values:
             row_axes = [0]
-        taken = {axis % n_axes: _taken_of_axis(one, self.name) for axis, one in self.taken.items()}
+        selection = {axis % n_axes: _checked_index(index, self.name) for axis, index in self.selection.items()}
         is_shorter = len(row_axes) == 2 and self.length(layout, row_axes[1]) < period
-        return self.asked.decoded(layout.seen(row_axes, taken, keeps_axes=is_shorter))
+        return self.request.decoded(layout.seen(row_axes, selection, keeps_axes=is_shorter))
 
     def indices(self, layout: ArrayLayout) -> list[int | IntArray]:
         """Return what is taken of each axis of an array: an index, or indices.
@@ -201,18 +227,18 @@ class SegmentField:
         Raises:
             H5ValueError: the axis has no such index.
         """
-        shape: list[Any] = [np.arange(n) for n in (layout.n_rows, *layout.axes)]
-        for axis, one in self.taken.items():
-            taken = _taken_of_axis(one, self.name)
+        indices: list[Any] = [np.arange(n) for n in (layout.n_rows, *layout.axes)]
+        for axis, selection in self.selection.items():
+            index = _checked_index(selection, self.name)
             try:
-                indices = shape[axis][taken]
+                selected_indices = indices[axis][index]
             except IndexError:
                 raise H5ValueError(
-                    f"select takes {one!r} of axis {axis} of {layout.key!r}, which has {len(shape[axis])} indices in "
-                    f"{layout.path!r}. Take some of these."
+                    f"select takes {selection!r} of axis {axis} of {layout.key!r}, which has {len(indices[axis])} "
+                    f"indices in {layout.path!r}. Take some of these."
                 ) from None
-            shape[axis] = int(indices) if isinstance(taken, int) else indices
-        return shape
+            indices[axis] = int(selected_indices) if isinstance(index, int) else selected_indices
+        return indices
 
     def length(self, layout: ArrayLayout, axis: int) -> int:
         """Return the length of an axis."""
@@ -224,114 +250,111 @@ class SegmentField:
             return 0
         n_axes = 1 + len(layout.axes)
         step = self.step_axis % n_axes
-        gone = [self.axis, *(axis for axis, one in self.taken.items() if isinstance(one, int))]
-        return step - sum(axis is not None and axis % n_axes < step for axis in gone)
+        dropped_axes = [self.axis, *(axis for axis, index in self.selection.items() if isinstance(index, int))]
+        return step - sum(axis is not None and axis % n_axes < step for axis in dropped_axes)
 
 
-def _taken_of_axis(given: Any, name: str) -> int | slice | list[int]:
-    """Return what a user takes of an axis.
+def _checked_index(selection: Any, name: str) -> int | slice | list[int]:
+    """Return the index, indices or slice that a user selects along an axis of a field.
 
     Raises:
         H5ValueError: it is no index, list of indices or slice.
     """
-    if isinstance(given, Mapping) and not set(given) - {"start", "stop", "step"}:
-        given = slice(given.get("start"), given.get("stop"), given.get("step"))
-    if isinstance(given, slice):
-        limits = (given.start, given.stop, given.step)
-        if given.step != 0 and all(one is None or type(one) is int for one in limits):
-            return given
-    elif type(given) is int:
-        return given
-    elif isinstance(given, Sequence) and not isinstance(given, str) and all(type(one) is int for one in given):
-        return list(given)
+    index = selection
+    if isinstance(index, Mapping) and not set(index) - {"start", "stop", "step"}:
+        index = slice(index.get("start"), index.get("stop"), index.get("step"))
+    if isinstance(index, slice):
+        bounds = (index.start, index.stop, index.step)
+        if index.step != 0 and all(bound is None or type(bound) is int for bound in bounds):
+            return index
+    elif type(index) is int:
+        return index
+    elif isinstance(index, Sequence) and not isinstance(index, str) and all(type(number) is int for number in index):
+        return list(index)
     raise H5ValueError(
-        f"select takes {given!r} of {name!r}. Pass an index, a list of indices, or a slice (a mapping with start, "
+        f"select takes {index!r} of {name!r}. Pass an index, a list of indices, or a slice (a mapping with start, "
         "stop, step)."
     )
 
 
-def selected(asked: Sequence[ArrayRequest], names: Sequence[str], given: SampleOptions) -> list[ArrayRequest]:
+def selected(requests: Sequence[ArrayRequest], names: Sequence[str], options: SampleOptions) -> list[ArrayRequest]:
     """Return arrays of which samples are rows along axis 0, with the part of each row that ``select`` takes.
 
     Args:
-        asked: the arrays.
+        requests: the arrays.
         names: what a sample calls them.
-        given: what a sample is.
+        options: what a sample is.
 
     Raises:
         H5ValueError: ``select`` names no field, or takes what is no index.
     """
-    if not given.select:
-        return list(asked)
-    _check_names(asked, names, given)
-    found = []
-    for one, name in zip(asked, names, strict=True):
-        taken: list[tuple[int, int | Span | tuple[int, ...]]] = []
-        for axis, part in value_of_field(given.select, name, one.key, {}).items():
-            checked = _taken_of_axis(part, name)
-            if isinstance(checked, slice):
-                taken.append((int(axis), Span(checked.start, checked.stop, checked.step)))
-            else:
-                taken.append((int(axis), tuple(checked) if isinstance(checked, list) else checked))
-        found.append(replace(one, selection=tuple(taken)))
-    return found
+    if not options.select:
+        return list(requests)
+    _check_names(requests, names, options)
+    return [
+        replace(
+            request,
+            selection=tuple(
+                (int(axis), _hashable(_checked_index(selection, name)))
+                for axis, selection in value_of_field(options.select, name, request.key, {}).items()
+            ),
+        )
+        for request, name in zip(requests, names, strict=True)
+    ]
+
+
+def _hashable(index: int | slice | list[int]) -> int | Span | tuple[int, ...]:
+    if isinstance(index, slice):
+        return Span(index.start, index.stop, index.step)
+    return tuple(index) if isinstance(index, list) else index
 
 
 def fields_of(
-    asked: Sequence[ArrayRequest],
+    requests: Sequence[ArrayRequest],
     names: Sequence[str],
-    given: SampleOptions,
+    options: SampleOptions,
     singles: Collection[str] = (),
     is_column: Callable[[str], bool] = lambda _: False,
 ) -> list[SegmentField]:
     """Return how the arrays are to be seen.
 
     Args:
-        asked: the arrays.
+        requests: the arrays.
         names: what a sample calls them.
-        given: what a sample is.
+        options: what a sample is.
         singles: names of fields of which a sample has one step.
         is_column: returns whether a name is that of a column of a side table.
 
     Raises:
         H5ValueError: an option names no field, or no field has steps.
     """
-    _check_names(asked, names, given)
-    fields, lacking = [], []
-    for one, name in zip(asked, names, strict=True):
-        axes = []
-        for option, default in ((given.segments.axis, None), (given.segments.step_axis, 0)):
-            axes.append(value_of_field(option, name, one.key, default) if isinstance(option, Mapping) else option)
-        has_no_steps = is_attribute_key(one.key) or is_column(one.key)
-        is_constant = bool({name, one.key} & set(given.segments.constants)) or has_no_steps
-        taken = value_of_field(given.select, name, one.key, {})
-        axis = None if has_no_steps or (is_constant and not isinstance(given.segments.axis, Mapping)) else axes[0]
-        step_axis = None if is_constant else axes[1]
-        axis_of = given.segments.axis
-        if step_axis is not None and isinstance(axis_of, Mapping) and value_of_field(axis_of, name, one.key, "") == "":
-            lacking.append(name)
-        is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
-        patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None
-        if patch is not None and one.stacks is not None and one.stacks.axis is not None:
-            raise H5ValueError(
-                f"{name!r} stacks arrays along axis {one.stacks.axis}, and patches have the new axis last. Leave the "
-                "axis of the stack out."
-            )
-        of_axes = {int(k): v for k, v in taken.items()}
-        rate = value_of_field(given.segments.steps_per or {}, name, one.key, 1)
-        fields.append(SegmentField(name, one, axis, step_axis, of_axes, is_single, patch, rate=rate))
-    if lacking:
-        raise H5ValueError(
-            f"segments.axis={given.segments.axis!r} has no entry for {listing(lacking)}, whose segments would all be "
-            "one. Name the axis of each field with steps, or None for a field without one."
+    _check_names(requests, names, options)
+    segments = options.segments
+    fields = [
+        _field_of(
+            request,
+            name,
+            options,
+            is_single=name in singles,
+            has_axes=not (is_attribute_key(request.key) or is_column(request.key)),
         )
-    known = {each for field in fields for each in (field.name, field.asked.key)}
-    if unknown := [name for name in given.segments.constants if name not in known]:
+        for request, name in zip(requests, names, strict=True)
+    ]
+    if isinstance(axes := segments.axis, Mapping):
+        with_steps = [field for field in fields if field.step_axis is not None]
+        lacking = [field.name for field in with_steps if value_of_field(axes, field.name, field.request.key, "") == ""]
+        if lacking:
+            raise H5ValueError(
+                f"segments.axis={axes!r} has no entry for {listing(lacking)}, whose segments would all be one. Name "
+                "the axis of each field with steps, or None for a field without one."
+            )
+    labels = {*names, *(request.key for request in requests)}
+    if unknown := [name for name in segments.constants if name not in labels]:
         raise H5ValueError(
             f"segments.constants names {listing(unknown)}; the fields are {listing(names)}. Name some of these."
         )
     if all(field.step_axis is None for field in fields):
-        attributes = [one.key for one in asked if is_attribute_key(one.key)]
+        attributes = [request.key for request in requests if is_attribute_key(request.key)]
         arrays = f", or write {attributes[0] + '/'!r} for an array of this name" if attributes else ""
         raise H5ValueError(
             f"none of the fields {listing(names)} has steps (segments.step_axis, segments.constants, or an attribute, "
@@ -339,28 +362,71 @@ def fields_of(
         )
     if all(field.rate > 1 for field in fields if field.step_axis is not None):
         raise H5ValueError(
-            f"segments.steps_per={given.segments.steps_per} names all fields that have steps, and counts the steps of "
+            f"segments.steps_per={segments.steps_per} names all fields that have steps, and counts the steps of "
             "the others. Add a field that it does not name, or leave it out."
         )
     return fields
 
 
-def _check_names(asked: Sequence[ArrayRequest], names: Sequence[str], given: SampleOptions) -> None:
+def _field_of(
+    request: ArrayRequest, name: str, options: SampleOptions, *, is_single: bool, has_axes: bool
+) -> SegmentField:
+    """Return how an array is to be seen.
+
+    Args:
+        request: the array.
+        name: what a sample calls it.
+        options: what a sample is.
+        is_single: a sample has one step of it.
+        has_axes: it is an array, and no attribute or column.
+    """
+    segments, key = options.segments, request.key
+
+    def axis_of(option: Any, default: int | None) -> Any:
+        return value_of_field(option, name, key, default) if isinstance(option, Mapping) else option
+
+    is_constant = not has_axes or bool({name, key} & set(segments.constants))
+    is_axis_named = has_axes and (isinstance(segments.axis, Mapping) or not is_constant)
+    axis = axis_of(segments.axis, None) if is_axis_named else None
+    step_axis = None if is_constant else axis_of(segments.step_axis, 0)
+    patch = None if options.patch is None or step_axis is None else options.patch.shape_of(name, key)
+    if patch is not None and request.stacks is not None and request.stacks.axis is not None:
+        raise H5ValueError(
+            f"{name!r} stacks arrays along axis {request.stacks.axis}, and patches have the new axis last. Leave the "
+            "axis of the stack out."
+        )
+    return SegmentField(
+        name,
+        request,
+        axis,
+        step_axis,
+        {int(number): index for number, index in value_of_field(options.select, name, key, {}).items()},
+        is_single or (segments.key is not None and key == segments.key),
+        patch,
+        rate=value_of_field(segments.steps_per or {}, name, key, 1),
+    )
+
+
+def _check_names(requests: Sequence[ArrayRequest], names: Sequence[str], options: SampleOptions) -> None:
     """Raise an ``H5ValueError`` if a mapping has a name or a pattern that fits no field."""
-    window = None if given.window is None else given.window.steps
-    options = {
-        "segments.axis": given.segments.axis,
-        "segments.step_axis": given.segments.step_axis,
-        "segments.steps_per": given.segments.steps_per,
-        "select": given.select,
-        "window.steps": window,
-        "patch.shape": None if given.patch is None else given.patch.shape,
+    values = {
+        "segments.axis": options.segments.axis,
+        "segments.step_axis": options.segments.step_axis,
+        "segments.steps_per": options.segments.steps_per,
+        "select": options.select,
+        "window.steps": None if options.window is None else options.window.steps,
+        "patch.shape": None if options.patch is None else options.patch.shape,
     }
-    known = {*names, *(one.key for one in asked)}
-    for option, value in options.items():
+    labels = {*names, *(request.key for request in requests)}
+    for option, value in values.items():
         if not isinstance(value, Mapping):
             continue
-        if unused := [name for name in value if not any(fnmatchcase(one, name) for one in known) and name not in known]:
+        unused = [
+            pattern
+            for pattern in value
+            if pattern not in labels and not any(fnmatchcase(label, pattern) for label in labels)
+        ]
+        if unused:
             settings = ""
             if option == "window.steps":
                 settings = f", or settings of a window: {listing(field.name for field in fields(WindowOptions))}"

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from ..errors import H5CorruptError, H5ValueError
-from ..hdf5 import Codec, MatrixRows, SparseGroup
+from ..hdf5 import SparseGroup
+from ..readers import DecodeRequest, MatrixRows
 from ..readers.buffers import BufferPool
 from ..types import IntArray, cached_property
 from .assemblers import Assembler
@@ -212,7 +213,9 @@ class SparseField:
         return places
 
 
-def sparse_field(group: SparseGroup, name: str, selection: Mapping[int, Any], codec: Codec | None) -> SparseField:
+def sparse_field(
+    group: SparseGroup, name: str, selection: Mapping[int, Any], codec: DecodeRequest | None
+) -> SparseField:
     """Return a field of a sparse matrix.
 
     Args:

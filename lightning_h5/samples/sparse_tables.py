@@ -21,9 +21,9 @@ from ..catalog import (
 )
 from ..counters import Counters
 from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, Widen, sparse_group
+from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, sparse_group
 from ..options import value_of_field
-from ..readers import open_reader
+from ..readers import Widen, open_reader
 from ..types import IntArray
 from .row_table import RowTable, starts_of
 from .segment_fields import SampleOptions, selected

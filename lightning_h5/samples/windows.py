@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ..errors import H5ValueError
-from ..options import StepRange
+from ..options import StepRange, WindowOptions
 from ..order import uniform
 from ..types import IntArray, cached_property
 from .assemblers import Assembler, SegmentAssembler, WindowAssembler
-from .indexer import FieldRows, Indexer, Places
+from .indexer import Indexer, PartsOfSegments
+from .sample_rows import FieldRows, Places
 from .segment_fields import SampleOptions, SegmentField
 from .segments import BoolArray, Segments, Steps
 
@@ -25,7 +26,7 @@ NUMBER = 32  # bits of a window's number in its segment, below the segment's
 
 
 @dataclass(frozen=True, eq=False)
-class Windows(Indexer):
+class Windows(PartsOfSegments):
     """Samples of some steps around one, inside of their segment.
 
     Attributes:
@@ -49,37 +50,34 @@ class Windows(Indexer):
     @cached_property
     def low(self) -> int:
         """The first step of a segment that has a window."""
-        return 0 if self.pad else max(0, *(-one.start * steps.rate for steps, one in self._of_steps))
+        return 0 if self.pad else max(0, *(-step_range.start * steps.rate for steps, step_range in self._step_ranges))
 
     @property
-    def _of_steps(self) -> list[tuple[Steps, StepRange]]:
+    def _step_ranges(self) -> list[tuple[Steps, StepRange]]:
         """The steps of each field that has some, and those in a window."""
         pairs = zip(self.segments.kinds, self.ranges, strict=True)
-        return [(self.segments.steps[kind], one) for kind, one in pairs if kind is not None and one is not None]
+        return [
+            (self.segments.steps[kind], step_range)
+            for kind, step_range in pairs
+            if kind is not None and step_range is not None
+        ]
 
     def _n_starts(self, segments: IntArray | slice = slice(None)) -> IntArray:
         """Return how many steps of each segment have a window."""
         ends = [
-            steps.spans_of(segments) if self.pad else steps.spans_of(segments) - max(0, one.last) * steps.rate
-            for steps, one in self._of_steps
+            steps.spans_of(segments) if self.pad else steps.spans_of(segments) - max(0, step_range.last) * steps.rate
+            for steps, step_range in self._step_ranges
         ]
         return np.asarray(np.maximum(np.minimum.reduce(ends) - self.low, 0), dtype=np.int64)
 
-    @cached_property
-    def ends(self) -> IntArray:
-        """Samples up to each segment's end; shape ``(n_segments,)``."""
-        return np.cumsum(-(-self._n_starts() // self.stride))
+    def counts(self) -> IntArray:
+        """See ``PartsOfSegments.counts``."""
+        return -(-self._n_starts() // self.stride)
 
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
-    def left_out(self) -> str | None:
-        """See ``Indexer.left_out``."""
-        n = int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
-        if not n:
-            return None
-        what = f"are shorter than a window ({self.reach} steps)" if self.reach > 1 else "have no steps"
-        return f"{n:,} of {len(self.segments):,} segments {what} and have no sample"
+    @property
+    def shortage(self) -> str:
+        """See ``PartsOfSegments.shortage``."""
+        return f"are shorter than a window ({self.reach} steps)" if self.reach > 1 else "have no steps"
 
     @property
     def ends_of_segments(self) -> IntArray:
@@ -88,20 +86,21 @@ class Windows(Indexer):
 
     def assembler(self, field: int, *, is_ragged: bool, place: int) -> Assembler:
         """See ``Indexer.assembler``."""
-        one = self.ranges[field]
-        assert one is not None, "the field has steps"
-        n_steps = None if one.is_single else len(one.offsets)
+        step_range = self.ranges[field]
+        if step_range is None:
+            return Assembler()
+        n_steps = None if step_range.is_single else len(step_range.offsets)
         return WindowAssembler(n_steps, self.pad == "zeros", is_ragged, place)
 
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
         """See ``Indexer.places``."""
         segments = np.searchsorted(self.ends, samples, side="right")
-        before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+        before = self.before(segments)
         numbers = samples - before
         if not self.is_random:
             return Places(segments, self.low + numbers * self.stride)
-        which = (self.segments.numbers_of(segments) << NUMBER) + numbers
-        drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, which)
+        windows = (self.segments.numbers_of(segments) << NUMBER) + numbers
+        drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)
         n_starts = self._n_starts(segments)
         n_windows = self.ends[segments] - before
         steps = ((numbers + drawn) * (n_starts / n_windows)).astype(np.int64)
@@ -109,21 +108,19 @@ class Windows(Indexer):
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
         """See ``Indexer.rows``; fields with the same steps have the same object."""
-        made: dict[Any, FieldRows] = {}
-        for each in zip(self.segments.kinds, self.ranges, strict=True):
-            if each not in made:
-                made[each] = self._rows(places, *each)
-        return tuple(made[each] for each in zip(self.segments.kinds, self.ranges, strict=True))
+        fields = list(zip(self.segments.kinds, self.ranges, strict=True))
+        rows = {field: self._rows(places, *field) for field in dict.fromkeys(fields)}
+        return tuple(rows[field] for field in fields)
 
-    def _rows(self, places: Places, kind: int | None, one: StepRange | None) -> FieldRows:
-        if kind is None or one is None:
+    def _rows(self, places: Places, kind: int | None, step_range: StepRange | None) -> FieldRows:
+        if kind is None or step_range is None:
             return FieldRows(self.segments.numbers_of(places.segments))
         steps = self.segments.steps[kind]
-        own = places.steps if steps.rate == 1 else places.steps // steps.rate
-        firsts, within = steps.firsts_of(places.segments), own[:, None] + one.offsets
+        centers = places.steps if steps.rate == 1 else places.steps // steps.rate
+        firsts, within = steps.firsts_of(places.segments), centers[:, None] + step_range.offsets
         if self.pad is None:
-            follow_each_other = one.step == 1 and len(one.offsets) > 1 and self.segments.order is None
-            runs = len(one.offsets) if follow_each_other else None
+            is_run = step_range.step == 1 and len(step_range.offsets) > 1 and self.segments.order is None
+            runs = len(step_range.offsets) if is_run else None
             return FieldRows(self.segments.rows_at((firsts[:, None] + within).reshape(-1)), runs=runs)
         last = steps.lengths_of(places.segments)[:, None] - 1
         is_valid = (within >= 0) & (within <= last)
@@ -139,14 +136,14 @@ class Windows(Indexer):
     def of_fields(self, fields: Sequence[int]) -> Windows:
         """See ``Indexer.of_fields``."""
         ranges = tuple(self.ranges[at] for at in fields)
-        made = replace(self, segments=self.segments.of_fields(fields), ranges=ranges)
-        made.__dict__.update(low=self.low, ends=self.ends)  # the samples stay those of all fields
-        return made
+        windows = replace(self, segments=self.segments.of_fields(fields), ranges=ranges)
+        windows.__dict__.update(low=self.low, ends=self.ends)  # the samples stay those of all fields
+        return windows
 
     def mean_bytes(self, sizes: Sequence[int]) -> int:
         """See ``Indexer.mean_bytes``."""
-        steps = [1 if one is None else len(one.offsets) for one in self.ranges]
-        return sum(n * size for n, size in zip(steps, sizes, strict=True))
+        n_steps = [1 if step_range is None else len(step_range.offsets) for step_range in self.ranges]
+        return sum(n * size for n, size in zip(n_steps, sizes, strict=True))
 
     def digest(self) -> bytes:
         """See ``Indexer.digest``."""
@@ -158,43 +155,40 @@ class Windows(Indexer):
     @property
     def reach(self) -> int:
         """See ``Indexer.reach``."""
-        fields = self._of_steps
-        end = max((one.last + 1) * steps.rate for steps, one in fields)
-        return end - min(one.start * steps.rate for steps, one in fields)
+        end = max((step_range.last + 1) * steps.rate for steps, step_range in self._step_ranges)
+        return end - min(step_range.start * steps.rate for steps, step_range in self._step_ranges)
 
     def n_before(self, rows: IntArray) -> IntArray:
         """See ``Indexer.n_before``. Segments have to follow each other; there may be gaps."""
         segments, inside = self.segments.inside(rows)
-        before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+        before = self.before(segments)
         n_windows = self.ends[np.minimum(segments, len(self.ends) - 1)] - before
         n = np.clip(-(-(inside - self.low) // self.stride), 0, n_windows)
         return before + np.where(segments < len(self.ends), n, 0)
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
         """See ``Indexer.n_reads_before``: segments as in ``n_before``."""
-        if self.is_random:
+        kind, step_range = self.segments.kinds[field], self.ranges[field]
+        if self.is_random or kind is None or step_range is None:
             return None
-        kind, one = self.segments.kinds[field], self.ranges[field]
-        assert kind is not None, "the field has no steps"
-        assert one is not None, "the field has no steps"
         segments, inside = self.segments.inside(rows)
         is_in = segments < len(self.ends)
         at = np.minimum(segments, len(self.ends) - 1)
-        before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+        before = self.before(segments)
         n_windows = self.ends[at] - before
         lengths, rate = self.segments.steps[kind].lengths_of(at), self.segments.steps[kind].rate
-        n_steps = len(one.offsets)
-        reads = self._reads_inside(inside, n_windows, one, rate)
+        n_steps = len(step_range.offsets)
+        reads = self._reads_inside(inside, n_windows, step_range, rate)
         reads = np.where(inside >= lengths, n_windows * n_steps, np.where(inside <= 0, 0, reads))
         return np.asarray(before * n_steps + np.where(is_in, reads, 0), dtype=np.int64)
 
-    def _reads_inside(self, rows: IntArray, n_windows: IntArray, one: StepRange, rate: int) -> IntArray:
+    def _reads_inside(self, rows: IntArray, n_windows: IntArray, step_range: StepRange, rate: int) -> IntArray:
         """Return how many steps of a segment's windows are before rows of a field, which count from its first one."""
-        if one.step != 1 or rate != 1:
-            firsts = ((rows - step) * rate - self.low for step in one.offsets.tolist())
+        if step_range.step != 1 or rate != 1:
+            firsts = ((rows - step) * rate - self.low for step in step_range.offsets.tolist())
             n_before = [np.clip(-(-first // self.stride), 0, n_windows) for first in firsts]
             return np.asarray(np.sum(n_before, axis=0), dtype=np.int64)
-        rows, length = rows - self.low - one.start, one.stop - one.start
+        rows, length = rows - self.low - step_range.start, step_range.stop - step_range.start
         n_whole = np.clip((rows - length) // self.stride + 1, 0, n_windows)
         n_begun = np.clip(-(-rows // self.stride), n_whole, n_windows)
         sum_of_numbers = (n_begun * (n_begun - 1) - n_whole * (n_whole - 1)) // 2  # of those that are not whole
@@ -250,7 +244,8 @@ class WholeSegments(Indexer):
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
         """See ``Indexer.n_reads_before``."""
         kind = self.segments.kinds[field]
-        assert kind is not None, "the field has no steps"
+        if kind is None:
+            return None
         if not self.has_all_steps(field):
             return self.n_before(rows)
         segments, inside = self.segments.inside(rows, kind)
@@ -260,9 +255,9 @@ class WholeSegments(Indexer):
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
         """See ``Indexer.rows``; fields with equally many steps have the same object."""
-        each = [(kind, self.has_all_steps(field)) for field, kind in enumerate(self.segments.kinds)]
-        made = {one: self._rows(places, *one) for one in dict.fromkeys(each)}
-        return tuple(made[one] for one in each)
+        fields = [(kind, self.has_all_steps(field)) for field, kind in enumerate(self.segments.kinds)]
+        rows = {field: self._rows(places, *field) for field in dict.fromkeys(fields)}
+        return tuple(rows[field] for field in fields)
 
     def of_fields(self, fields: Sequence[int]) -> WholeSegments:
         """See ``Indexer.of_fields``."""
@@ -337,19 +332,22 @@ def _check_lengths(windows: Windows, fields: Sequence[SegmentField], name_of: Ca
     Raises:
         H5ValueError: two fields of a segment differ by more.
     """
+    all_steps = windows.segments.steps
     kinds = dict[tuple[int, int], SegmentField]()  # fields with as many steps and the same reach have one entry
-    for field, kind, one in zip(fields, windows.segments.kinds, windows.ranges, strict=True):
-        if kind is not None and one is not None:
-            kinds.setdefault((kind, (max(0, one.last) + 1) * windows.segments.steps[kind].rate), field)
-    for (key, field), (other_key, other) in combinations(kinds.items(), 2):
-        steps, other_steps = (windows.segments.steps[kind] for kind, _ in (key, other_key))
-        further, slack = key[1] - other_key[1], max(steps.rate, other_steps.rate)
-        more = steps.spans_of() - other_steps.spans_of()
-        differs = (more < min(further, -slack)) | (more > max(further, slack))
+    for field, kind, step_range in zip(fields, windows.segments.kinds, windows.ranges, strict=True):
+        if kind is not None and step_range is not None:
+            kinds.setdefault((kind, (max(0, step_range.last) + 1) * all_steps[kind].rate), field)
+    for ((kind_a, reach_a), field_a), ((kind_b, reach_b), field_b) in combinations(kinds.items(), 2):
+        steps_a, steps_b = all_steps[kind_a], all_steps[kind_b]
+        further, slack = reach_a - reach_b, max(steps_a.rate, steps_b.rate)
+        surplus = steps_a.spans_of() - steps_b.spans_of()
+        differs = (surplus < min(further, -slack)) | (surplus > max(further, slack))
         if differs.any():
             segment = np.array([int(differs.argmax())])
-            counts = [(field, steps.rate, int(steps.lengths_of(segment)[0]))]
-            counts.append((other, other_steps.rate, int(other_steps.lengths_of(segment)[0])))
+            counts = [
+                (field, steps.rate, int(steps.lengths_of(segment)[0]))
+                for field, steps in ((field_a, steps_a), (field_b, steps_b))
+            ]
             raise H5ValueError(_rate_error(counts, name_of(int(windows.segments.numbers_of(segment)[0]))))
 
 
@@ -357,7 +355,7 @@ def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -
     """Return the message for two fields (each with its rate and number of steps) with steps that cannot be paired."""
     titles = []
     for field, rate, n in counts:
-        key = field.asked.key
+        key = field.request.key
         title = repr(key) if key == field.name else f"{key!r} (field {field.name!r})"
         titles.append(f"{title} has {n:,} step{'s' * (n != 1)}{f' of {rate:,} each' if rate > 1 else ''}")
     (slow, slow_rate, n_slow), (_, _, n_fast) = sorted(counts, key=lambda count: count[2])
@@ -388,23 +386,23 @@ def _checked_indexer(indexer: Indexer, segments: Segments) -> Indexer:
 
 
 def samples_of(
-    segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, name_of: Callable[[int], str]
+    segments: Segments, fields: Sequence[SegmentField], options: SampleOptions, name_of: Callable[[int], str]
 ) -> Indexer:
     """Return the samples that segments make.
 
     Args:
         segments: the segments.
         fields: how the arrays are seen.
-        given: what a sample is.
+        options: what a sample is.
         name_of: returns the name of a segment from its number.
 
     Raises:
         H5ValueError: there is none, or steps of fields cannot be paired.
     """
-    kind = given.kind([field.asked.key for field in fields])
-    if given.maker is not None:
-        return _checked_indexer(given.maker.indexer(segments, fields), segments)
-    if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
+    if options.maker is not None:
+        return _checked_indexer(options.maker.indexer(segments, fields), segments)
+    kind, max_length = options.kind([field.request.key for field in fields]), options.segments.max_length
+    if kind != "segment" and (options.segments.bucket or max_length is not None):
         raise H5ValueError(
             f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
             "or pass sample='segment' without window."
@@ -414,26 +412,25 @@ def samples_of(
         if n_left_out:
             segments = segments.among(np.flatnonzero(segments.lengths))
         is_single = tuple(field.is_single for field in fields)
-        return WholeSegments(segments, given.segments.max_length, is_single, n_left_out)
-    window = given.window
-    ranges = tuple(
-        None
-        if field.step_axis is None
-        else StepRange(0, 1, is_single=True)
-        if window is None or field.is_single
-        else window.range_of(field.name, field.asked.key, field.rate)
-        for field in fields
-    )
+        return WholeSegments(segments, max_length, is_single, n_left_out)
+    window = options.window
+    ranges = tuple(None if field.step_axis is None else _step_range(field, window) for field in fields)
     if window is None:
-        made = Windows(segments, ranges)
-        _check_lengths(made, fields, name_of)
-        return made
-    made = Windows(segments, ranges, window.n_between, window.pad, window.random, given.seed)
-    if not len(made):
-        raise H5ValueError(
-            f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "
-            f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
-            "(window.pad)."
-        )
-    _check_lengths(made, fields, name_of)
-    return made
+        windows = Windows(segments, ranges)
+    else:
+        windows = Windows(segments, ranges, window.n_between, window.pad, window.random, options.seed)
+        if not len(windows):
+            raise H5ValueError(
+                f"no segment is as long as a window: windows reach over {windows.reach} steps, and the longest of "
+                f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
+                "(window.pad)."
+            )
+    _check_lengths(windows, fields, name_of)
+    return windows
+
+
+def _step_range(field: SegmentField, window: WindowOptions | None) -> StepRange:
+    """Return the steps of a field in a sample; without windows each sample is a step."""
+    if window is None or field.is_single:
+        return StepRange(0, 1, is_single=True)
+    return window.range_of(field.name, field.request.key, field.rate)

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_h5.samples import FieldRows, Places
 from lightning_h5.samples.assemblers import SegmentAssembler
-from lightning_h5.samples.indexer import FieldRows, Indexer, Places
+from lightning_h5.samples.indexer import Indexer
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from lightning_h5 import (
     compute_stats,
 )
 from lightning_h5.datasets.normalize import write_stats
-from lightning_h5.hdf5 import Packing, Unpack
+from lightning_h5.hdf5 import Packing
+from lightning_h5.readers import Unpack
 
 N = 24
 

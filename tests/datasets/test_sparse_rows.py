@@ -207,6 +207,17 @@ def test_loaders_give_csr_tensors_of_rows_in_files_and_in_memory(tmp_path: Path,
     np.testing.assert_array_equal(np.concatenate([matrix.to_dense() for matrix in matrices]), dense)
 
 
+def test_both_matrices_of_a_biom_table_have_its_values(tmp_path: Path, dense: Any) -> None:
+    path = tmp_path / "table.biom"
+    write_matrix(path, dense, key="observation/matrix", attributes={"encoding-type": None, "shape": None})
+    write_matrix(path, dense.T, key="sample/matrix", attributes={"encoding-type": None, "shape": None})
+    with h5py.File(path, "a") as file:
+        file.attrs["shape"] = dense.shape
+    for key, values in (("observation/matrix", dense), ("sample/matrix", dense.T)):
+        dataset = H5LazyDataset(path, key)
+        assert np.array_equal(dataset.read_batch(range(len(dataset))).numpy(), values)
+
+
 def test_values_of_anndata_itself(tmp_path: Path) -> None:
     anndata = pytest.importorskip("anndata")
     pandas, scipy = pytest.importorskip("pandas"), pytest.importorskip("scipy.sparse")

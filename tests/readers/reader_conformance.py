@@ -8,7 +8,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,7 @@ from tiers import examples
 
 from lightning_h5 import StagingOptions
 from lightning_h5.counters import Counters
-from lightning_h5.hdf5 import Conventions, find_array, is_out_of_proportion, kind_of, layout_of, open_h5, process_pool
+from lightning_h5.hdf5 import Codec, find_array, is_out_of_proportion, kind_of, layout_of, open_h5, process_pool
 from lightning_h5.readers import (
     ChunkedReader,
     ContiguousReader,
@@ -52,9 +52,20 @@ from lightning_h5.staging import use_staging
 # Readers ------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class AsStored(Codec):
+    """Changes nothing."""
+
+    def decoded(self, array):
+        return array.dtype, array.row_shape
+
+    def decode(self, rows, out):
+        out[...] = rows
+
+
 def as_coded(layout):
-    """An array whose rows go through a codec that changes nothing, as attributes of the CF conventions may."""
-    return layout.decoded(Conventions()) if kind_of(layout.dtype) == "number" else layout
+    """An array whose rows go through a codec that changes nothing."""
+    return layout.decoded(AsStored()) if kind_of(layout.dtype) == "number" else layout
 
 
 def with_digests(layout):

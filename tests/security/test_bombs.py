@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_h5 import H5CorruptError, H5Error, H5FileError, H5MemoryError, H5ValueError, LazyH5DataModule
 from lightning_h5.hdf5 import MetadataIndex
-from lightning_h5.hdf5.encoded import Image
+from lightning_h5.readers import Image
 from lightning_h5.staging import ObjectStatus
 from lightning_h5.staging.stores import Stores, _body_of
 

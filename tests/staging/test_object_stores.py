@@ -537,7 +537,7 @@ def test_credentials_are_nowhere(server, folder, x, staging, tmp_path):
 def test_without_the_library_the_error_names_the_extra(server, monkeypatch):
     monkeypatch.setattr(stores, "find_spec", lambda name: None)
     with pytest.raises(H5ValueError, match=r"read by the library obstore.*pip install 'lightning-h5\[remote\]'"):
-        LazyH5DataModule("s3://bucket/run.h5", x_key="x").setup("fit")
+        LazyH5DataModule("s3://bucket-of-this-test/run.h5", x_key="x").setup("fit")
 
 
 # Resume, processes --------------------------------------------------------------------------------------------------

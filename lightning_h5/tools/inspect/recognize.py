@@ -18,10 +18,8 @@ from ...errors import H5Error, listing
 from ...hdf5 import (
     FAULTS,
     OLD_CATEGORIES,
-    Image,
     OpenOptions,
     ScalarError,
-    bytes_of,
     find_array,
     is_bytes,
     layout_of,
@@ -29,7 +27,7 @@ from ...hdf5 import (
     open_h5,
     words_in,
 )
-from ...readers import open_reader
+from ...readers import Image, bytes_of, open_reader
 from .recognize_parts import (
     LONGER,
     MAX_CHANNELS,

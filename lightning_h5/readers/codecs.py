@@ -6,32 +6,32 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
+from ..hdf5 import ArrayLayout, Codec, Packing
 from ..jit import compiled
 from ..types import IntArray
-from .encoded import Function, Image
-from .packing import Packing
-
-if TYPE_CHECKING:
-    from .layout import ArrayLayout
+from .row_codecs import Function, Image
 
 __all__ = [
     "Bits",
-    "Codec",
     "Conventions",
+    "DecodeRequest",
     "MatrixRows",
     "MoveLast",
     "RealParts",
     "Recode",
     "Stack",
     "Unpack",
+    "UnpackLoops",
     "Widen",
     "codec_of",
+    "unpack_loops",
+    "unpacked",
 ]
 
 FIRST = np.zeros(1, np.int64)
@@ -42,40 +42,38 @@ SEVERAL = 2
 PIECE = 1 << 14
 """Numbers that NumPy decodes at a time, so that they stay in a core's own cache."""
 
+EXACT_IN_FLOAT64 = 1 << 53
 
-class Codec(Protocol):
-    """Decodes rows. A codec is plain data: it is pickled, compared, and its text is part of a file's identity."""
-
-    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Return dtype and shape of a decoded row.
-
-        Args:
-            array: the array, as it is seen before it is decoded.
-
-        Raises:
-            H5ValueError: the array has values that this does not decode.
-        """
-        ...
-
-    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Decode rows into ``out``, which has as many."""
-        ...
-
-    def compiled(self) -> Codec:
-        """Return an equal codec that runs compiled code, if that is possible."""
-        ...
-
-
-class PlainCodec:
-    """A codec that is not compiled."""
-
-    def compiled(self) -> Any:
-        """See ``Codec.compiled``."""
-        return self
+UnpackLoops: TypeAlias = tuple[Any, Any, Any]
+"""The compiled loops of ``Unpack``: without a missing value, with one, and with several or limits."""
 
 
 @dataclass(frozen=True)
-class RealParts(PlainCodec):
+class Conventions:
+    """A request to decode arrays as their attributes say, by the CF conventions. Arrays without any stay as stored."""
+
+
+@dataclass(frozen=True)
+class MatrixRows:
+    """A request for rows of a sparse matrix, which is no single array.
+
+    Args:
+        as_csr: batches are in CSR form, not dense.
+    """
+
+    as_csr: bool
+
+    def refusal(self, array: ArrayLayout) -> H5ValueError:
+        """Return the error about an array that was named in place of a matrix."""
+        return _not_decodable(array, "csr" if self.as_csr else "dense", "sparse matrices: groups with 'indptr'")
+
+
+DecodeRequest: TypeAlias = Codec | Conventions | MatrixRows
+"""What a user asks for by ``decode``: a codec, or what only the files of the field decide."""
+
+
+@dataclass(frozen=True)
+class RealParts(Codec):
     """Complex numbers as pairs of a real and an imaginary part, on a new last axis."""
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -90,7 +88,7 @@ class RealParts(PlainCodec):
 
 
 @dataclass(frozen=True)
-class Bits(PlainCodec):
+class Bits(Codec):
     """Packed bits, the first in the highest bit of a byte, as one ``uint8`` each.
 
     Args:
@@ -116,26 +114,7 @@ class Bits(PlainCodec):
 
 
 @dataclass(frozen=True)
-class MatrixRows(PlainCodec):
-    """Rows of a sparse matrix, which is no single array.
-
-    Args:
-        as_csr: batches are in CSR form, not dense.
-    """
-
-    as_csr: bool
-
-    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """See ``Codec.decoded``."""
-        raise _not_decodable(array, "csr" if self.as_csr else "dense", "sparse matrices: groups with 'indptr'")
-
-    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """See ``Codec.decode``."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Recode(PlainCodec):
+class Recode(Codec):
     """Codes of categories as other codes; missing values stay -1.
 
     Args:
@@ -166,7 +145,7 @@ class Recode(PlainCodec):
 
 
 @dataclass(frozen=True)
-class Widen(PlainCodec):
+class Widen(Codec):
     """Whole numbers as int64, of files that store them in integers of several sizes."""
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -181,7 +160,7 @@ class Widen(PlainCodec):
 
 
 @dataclass(frozen=True)
-class Stack(PlainCodec):
+class Stack(Codec):
     """Members of a table as numbers on a new axis, in float32: the rows of the table are decoded once for all.
 
     Args:
@@ -192,7 +171,7 @@ class Stack(PlainCodec):
 
     members: tuple[str, ...]
     axis: int | None = None
-    of_each: Codec | None = None
+    of_each: DecodeRequest | None = None
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """See ``Codec.decoded``."""
@@ -231,7 +210,7 @@ class Stack(PlainCodec):
 
 
 @dataclass(frozen=True)
-class MoveLast(PlainCodec):
+class MoveLast(Codec):
     """Numbers with the last axis of a row at another place.
 
     Args:
@@ -271,20 +250,7 @@ def with_axis(array: ArrayLayout, row_shape: tuple[int, ...], n: int, axis: int 
 
 
 @dataclass(frozen=True)
-class Conventions(PlainCodec):
-    """Attributes of the CF conventions say how to decode an array; one without such attributes is as it is stored."""
-
-    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """See ``Codec.decoded``."""
-        return array.dtype, array.row_shape
-
-    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """See ``Codec.decode``."""
-        out[...] = rows
-
-
-@dataclass(frozen=True)
-class Unpack:
+class Unpack(Codec):
     """Packed numbers as floats, with NaN for missing values; computed in float64, and rounded once.
 
     Integers of up to 16 bits become float32, which holds them and a scale; floats keep their dtype, and others become
@@ -305,29 +271,42 @@ class Unpack:
             return array.dtype, array.row_shape
         return np.dtype(np.float32 if array.dtype.itemsize <= 2 else np.float64), array.row_shape
 
-    def compiled(self) -> Unpack:
-        """See ``Codec.compiled``."""
-        return replace(self, is_compiled=_unpack_loops() is not None)
+    @property
+    def identity(self) -> str:
+        """See ``Codec.identity``."""
+        return "" if self.packing.is_implied else repr(self)
 
-    def take(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], targets: IntArray) -> None:
-        """Decode some rows with Numba, in one pass; only if this ``is_compiled``.
+    def compiled(self) -> Unpack:
+        """Return an equal codec that runs compiled code, if that is possible."""
+        return replace(self, is_compiled=unpack_loops() is not None)
+
+    def take(
+        self,
+        loops: UnpackLoops,
+        rows: npt.NDArray[Any],
+        places: IntArray,
+        out: npt.NDArray[Any],
+        targets: IntArray,
+    ) -> None:
+        """Decode some rows with Numba, in one pass.
 
         Args:
+            loops: see ``unpack_loops``.
             rows: stored rows, in one piece.
             places: numbers of the rows to decode, not checked.
             out: memory for decoded rows, in one piece.
             targets: their positions in ``out``, not checked.
         """
-        packing, loops = self.packing, _unpack_loops()
-        assert loops is not None, "Numba is missing"
+        packing = self.packing
         rows, missing = self.seen(rows)
         source, destination = (array.reshape(len(array), -1) for array in (rows, out))
         loops[self.loop](source, places, missing, packing.scale, packing.offset, destination, targets)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
-        if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous:
-            self.take(rows[None], FIRST, out[None], FIRST)  # as one row
+        loops = unpack_loops() if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous else None
+        if loops is not None:
+            self.take(loops, rows[None], FIRST, out[None], FIRST)  # as one row
             return
         packing = self.packing
         rows, missing = self.seen(rows)
@@ -363,9 +342,46 @@ class Unpack:
         return rows, missing
 
 
+def unpacked(values: npt.NDArray[Any], packing: Packing) -> npt.NDArray[Any]:
+    """Return decoded values of a whole column: floats with NaN for missing values, or integers if nothing is decoded.
+
+    Unlike ``Unpack``, which has one dtype for all rows, it keeps integers exact.
+
+    Args:
+        values: as stored.
+        packing: the declarations of the attributes.
+
+    Raises:
+        H5ValueError: an attribute cannot be interpreted, or values are too large for a float.
+    """
+    packing.check()
+    is_missing = packing.is_missing(values)
+    numbers = values if packing.stored is None else values.view(packing.stored)
+    is_scaled = packing.scale != 1 or packing.offset != 0
+    if not is_scaled and not is_missing.any():
+        return numbers
+    if (
+        not is_scaled
+        and numbers.dtype.itemsize == 8
+        and numbers.size
+        and _largest(numbers[~is_missing]) > EXACT_IN_FLOAT64
+    ):
+        raise H5ValueError(
+            f"{packing}: values beyond 2**53 next to missing ones do not fit a float. Decode them yourself."
+        )
+    dtype = np.dtype(packing.dtype)
+    decoded: npt.NDArray[Any] = numbers.astype(dtype) * dtype.type(packing.scale) + dtype.type(packing.offset)
+    decoded[is_missing] = np.nan
+    return decoded
+
+
+def _largest(values: npt.NDArray[Any]) -> int:
+    return max(abs(int(values.min())), abs(int(values.max()))) if values.size else 0
+
+
 @cache
-def _unpack_loops() -> tuple[Any, Any, Any] | None:
-    """Return the loops of ``Unpack``: without a missing value, with one, with several or limits; None without Numba."""
+def unpack_loops() -> UnpackLoops | None:
+    """Return the compiled loops of ``Unpack``; None without Numba."""
 
     def plain(rows, places, missing, scale, offset, out, targets):  # type: ignore[no-untyped-def]
         for i in range(len(places)):
@@ -408,8 +424,8 @@ def _not_decodable(array: ArrayLayout, decoder: str, values: str) -> H5ValueErro
     )
 
 
-def codec_of(decoder: Any, field: str) -> Codec:
-    """Return the codec of a ``decode`` argument.
+def codec_of(decoder: Any, field: str) -> DecodeRequest:
+    """Return the codec that a ``decode`` argument names, or the request that it makes.
 
     Args:
         decoder: ``"image"``, ``"cf"``, ``"real"``, ``"bits:N"``, ``"dense"``, ``"csr"``, or a function of a stored row.

@@ -1,26 +1,24 @@
-"""Codecs of rows that differ in their shapes: images as JPEG or PNG, lists of numbers, and functions of a user."""
+"""Decode rows one by one, to arrays of several shapes: images as JPEG or PNG, lists, and functions of a user."""
 
 from __future__ import annotations
 
 import math
 import struct
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError
+from ..hdf5 import IMAGE_SIGNATURES, ArrayLayout, Codec, is_list
 
-if TYPE_CHECKING:
-    from .layout import ArrayLayout
+__all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of"]
 
-__all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_bytes", "is_image", "is_list"]
-
-JPEG, PNG = b"\xff\xd8", b"\x89PNG"
+JPEG, PNG = IMAGE_SIGNATURES
 JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers before width and height
 JPEG_ALONE = {0, 1, *range(0xD0, 0xDA)}  # markers without a segment
 PNG_CHANNELS = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}  # by the type of color; a palette becomes up to four
@@ -31,28 +29,12 @@ MAX_PIXEL_RATIO = 100
 JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 
 
-@runtime_checkable
-class RowCodec(Protocol):
-    """Decodes one row after the other, each to an array of its own shape.
+class RowCodec(Codec):
+    """Decodes one row after the other, each to an array of its own shape. Rows are kept as objects.
 
     Attributes:
         fills_memory: whether rows are decoded to memory that is passed.
     """
-
-    fills_memory: bool
-
-    def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
-        """Return a decoded row.
-
-        Args:
-            stored: a row as it is stored; bytes for rows of bytes.
-            out: memory to decode to, and then return, if it has the shape and dtype of the row.
-        """
-        ...
-
-
-class _OfObjects:
-    """A codec of rows that are kept as objects."""
 
     fills_memory: ClassVar[bool] = False
 
@@ -65,17 +47,18 @@ class _OfObjects:
         for at, stored in enumerate(rows):
             out[at] = self.row(stored)
 
+    @abstractmethod
     def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
-        """See ``RowCodec.row``."""
-        raise NotImplementedError
+        """Return a decoded row.
 
-    def compiled(self) -> Any:
-        """See ``Codec.compiled``."""
-        return self
+        Args:
+            stored: a row as it is stored; bytes for rows of bytes.
+            out: memory to decode to, and then return, if it has the shape and dtype of the row.
+        """
 
 
 @dataclass(frozen=True)
-class Ragged(_OfObjects):
+class Ragged(RowCodec):
     """Lists of numbers, each an array of one axis."""
 
     def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
@@ -87,7 +70,7 @@ class Ragged(_OfObjects):
 
 
 @dataclass(frozen=True)
-class Image(_OfObjects):
+class Image(RowCodec):
     """JPEG and PNG as arrays of the shape (channels, height, width), by imagecodecs, without the interpreter's lock."""
 
     fills_memory: ClassVar[bool] = True
@@ -170,7 +153,7 @@ def _declared_size(data: bytes) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Function(_OfObjects):
+class Function(RowCodec):
     """Decodes a row by a function of the user, which gets bytes or an array.
 
     Args:
@@ -186,28 +169,6 @@ class Function(_OfObjects):
 
     def __repr__(self) -> str:  # part of a file's identity: without an address
         return f"Function({getattr(self.function, '__qualname__', type(self.function).__qualname__)})"
-
-
-def is_list(dtype: np.dtype[Any]) -> bool:
-    """Return whether elements are lists of numbers of variable length."""
-    base = h5py.check_vlen_dtype(dtype)
-    return isinstance(base, np.dtype) and base.kind in "biuf"
-
-
-def dtype_of_numbers(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of the numbers in lists; that of other elements."""
-    base = h5py.check_vlen_dtype(dtype)
-    return base if isinstance(base, np.dtype) else dtype
-
-
-def is_bytes(dtype: np.dtype[Any]) -> bool:
-    """Return whether elements are lists of bytes of variable length."""
-    return bool(h5py.check_vlen_dtype(dtype) == np.dtype(np.uint8))
-
-
-def is_image(data: bytes) -> bool:
-    """Return whether bytes begin as a JPEG or PNG does."""
-    return data.startswith((JPEG, PNG))
 
 
 def bytes_of(stored: Any) -> Any:
