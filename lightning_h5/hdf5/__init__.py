@@ -65,6 +65,7 @@ from .structures import (
     reading_of,
     software_of,
 )
+from .suggestions import segments_hint
 
 __all__ = [
     "CELLS",
@@ -168,6 +169,7 @@ __all__ = [
     "resolve_path",
     "sampled_identity",
     "scalar_layout",
+    "segments_hint",
     "shape_of",
     "size_of",
     "software_of",
