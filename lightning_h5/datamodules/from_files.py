@@ -35,7 +35,7 @@ from .arguments import SPLITS, SampleArguments, Split, parsed_fields, picked
 from .base import BaseH5DataModule, arrays_of_fields
 from .cut_sources import check_kinds, columns_of_sources, cut_sources, refuse_images_of_sources
 from .dtypes_of_fields import check_x_dtype, is_settled_late
-from .source_files import Reading, SourceFiles, has_arrays
+from .source_files import Reading, SourceFiles, has_keys
 from .training_rows import Source, SourceMixture, row_weights, segment_order, weights_of
 
 __all__ = ["FilesH5DataModule"]
@@ -277,7 +277,7 @@ class FilesH5DataModule(BaseH5DataModule):
             return None
         data = SplitData(training, split)
         (files,) = self._files_of(data, split)
-        if has_arrays(files.reading, files.first, filled):
+        if has_keys(files.reading, files.first, filled):
             return data
         self._warn_of_spellings(files.first, keys, split)
         return None
@@ -423,7 +423,7 @@ class FilesH5DataModule(BaseH5DataModule):
         if not absent or not own or name_objects(own[0].paths, *absent.values()):
             return
         files = SourceFiles(self._reading(), own[0], self._arguments_of(own[0]), "train")
-        keys = {split: path for split, path in absent.items() if has_arrays(files.reading, files.first, [path])}
+        keys = {split: path for split, path in absent.items() if has_keys(files.reading, files.first, [path])}
         if keys:
             paths_text = ", ".join(f"{split}_path={key!r}" for split, key in keys.items())
             named = zip(("x_key", "y_key"), keys.values(), strict=False)
