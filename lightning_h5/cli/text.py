@@ -85,7 +85,7 @@ def _with_yaml(advice: Advice, lines: Sequence[str], report: FileReport, depth: 
     outline = outline_of(report.entries, report.arrays)
     tree, facts = list(_tree(outline, depth)), list(_facts(report))
     has_yaml = advice.datamodule is not None
-    is_folded = has_yaml and any("*" in name for name in _patterns(outline))
+    is_folded = has_yaml and any(branch.has_folded for branch in outline)
     if is_folded:
         facts.append(f"{bold('as YAML')}    lightning-h5 inspect {safe(path)} --yaml")
     for max_costs in COSTS if is_folded else COSTS[:1]:
@@ -113,12 +113,6 @@ def _call(advice: Advice) -> Iterator[str]:
             yield ""
 
 
-def _patterns(outline: Sequence[Branch]) -> Iterator[str]:
-    for branch in outline:
-        yield branch.pattern
-        yield from _patterns(branch.branches)
-
-
 def _tree(outline: Sequence[Branch], depth: int | None) -> Iterator[str]:
     """Yield a line for each name, or for alike ones, indented by its depth; text that does not fit goes below it."""
     lines = list(_tree_lines(outline, 1, depth))
@@ -144,7 +138,7 @@ def _tree_lines(outline: Sequence[Branch], level: int, depth: int | None) -> Ite
         return
     for branch in outline:
         entry, name = branch.entries[0], "  " * level + safe(branch.label)
-        if branch.pattern == "*":
+        if branch.is_folded:
             noun = "group" if entry.kind == "group" else "array"
             yield f"{name}: {_counted(len(branch.names), noun)}, each", _alike_text(branch)
         elif entry.kind == "group" and entry.structure is not None and any(True for _ in branch.leaves()):

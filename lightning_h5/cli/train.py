@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,6 +12,9 @@ from importlib.util import find_spec
 
 from .._lightning import PACKAGE, LightningDataModule, LightningModule, models_of_the_other_package
 from ..errors import H5Error
+from ..options.keywords import unknown_keyword
+
+UNKNOWN_OPTION = re.compile(r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted")
 
 
 def run_training(arguments: Sequence[str]) -> None:
@@ -38,6 +43,10 @@ def run_training(arguments: Sequence[str]) -> None:
     words = _with_comments(arguments)
     # LightningCLI reads sys.argv if `args` is None, and warns if it is not.
     are_own = list(arguments) == sys.argv[1:]
+    refusals = _Messages()
+    logger = logging.getLogger(__name__)
+    logger.propagate = False
+    logger.addHandler(refusals)
     if are_own:
         sys.argv[1:] = words
     try:
@@ -47,10 +56,12 @@ def run_training(arguments: Sequence[str]) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            parser_kwargs={"prog": "lightning-h5"},
+            parser_kwargs={"prog": "lightning-h5", "logger": logger},
             args=None if are_own else words,
         )
     except SystemExit as ended:
+        if ended.code == 2:
+            sys.stderr.writelines(f"lightning_h5: {message}\n" for message in _unknown_options(refusals.texts))
         if ended.code == 2 and (models := models_of_the_other_package()):
             package = PACKAGE.split(".")[0]
             (base,) = {"lightning", "pytorch_lightning"} - {package}
@@ -65,6 +76,30 @@ def run_training(arguments: Sequence[str]) -> None:
             raise
         sys.stderr.write(f"lightning_h5: {type(cause).__name__}: {cause}\n")
         raise SystemExit(1) from error
+    finally:
+        logger.removeHandler(refusals)
+
+
+class _Messages(logging.Handler):
+    """Keeps messages, which the parser only writes after pages of usage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self.texts.append(record.getMessage())
+
+
+def _unknown_options(texts: Sequence[str]) -> list[str]:
+    """Return a message for each option of this package's classes that a config misspells."""
+    messages = dict[str, None]()
+    for class_path, option in [match for text in texts for match in UNKNOWN_OPTION.findall(text)]:
+        module, _, name = class_path.rpartition(".")
+        if module.partition(".")[0] == __name__.partition(".")[0]:
+            messages[unknown_keyword(getattr(import_module(module), name), option, ...)] = None
+    return list(messages)
 
 
 def _error_of_ours(error: BaseException | None) -> H5Error | None:

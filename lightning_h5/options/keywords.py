@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from ..errors import listing, near, short_repr
 from .base import Options
 from .other_names import other_name
 
-__all__ = ["checks_keywords"]
+__all__ = ["checks_keywords", "unknown_keyword"]
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -31,7 +30,7 @@ def checks_keywords(kind: _Class) -> _Class:
     def check_keywords(self: Any, *args: Any, **kwargs: Any) -> None:
         for name, value in kwargs.items():
             if name not in parameters:
-                raise TypeError(_unknown_keyword(kind, parameters, name, value))
+                raise TypeError(unknown_keyword(kind, name, value))
         if len(args) > n_positional:
             names, others = [*parameters][:n_positional], [*parameters][n_positional:]
             raise TypeError(
@@ -45,8 +44,9 @@ def checks_keywords(kind: _Class) -> _Class:
     return kind
 
 
-def _unknown_keyword(kind: type, parameters: Mapping[str, inspect.Parameter], name: str, value: object) -> str:
-    """Return the message about a keyword that a constructor does not have."""
+def unknown_keyword(kind: type, name: str, value: object) -> str:
+    """Return the message about a keyword that a class does not take; an unknown value is ``...``."""
+    parameters = inspect.signature(kind).parameters
     options = {
         argument: {field.name: field for field in fields(option)}
         for argument, parameter in parameters.items()
@@ -54,7 +54,7 @@ def _unknown_keyword(kind: type, parameters: Mapping[str, inspect.Parameter], na
         if option.__name__ in re.findall(r"\w+Options", str(parameter.annotation))
     }
     of_options = [
-        f"{argument}={{{name!r}: {'...' if field.metadata.get('secret') else short_repr(value)}}}"
+        f"{argument}={{{name!r}: {'...' if value is ... or field.metadata.get('secret') else short_repr(value)}}}"
         for argument in options
         if (field := options[argument].get(name)) is not None
     ]

@@ -150,6 +150,23 @@ def test_an_unknown_argument_is_wrong_usage(arguments, capsys):
     assert "batchsize" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("batchsize: 3", "has no argument 'batchsize'. Did you mean 'batch_size'?"),
+        ("val_fraction: 0.1", "it is a field of an option. Pass split={'val_fraction': ...}."),
+    ],
+)
+def test_an_unknown_argument_in_a_config_is_answered_last_with_the_nearest(tmp_path, capsys, line, remedy):
+    config = tmp_path / "config.yaml"
+    config.write_text(f"data:\n  class_path: lightning_h5.LazyH5DataModule\n  init_args:\n    {line}\n")
+    model = "lightning.pytorch.demos.boring_classes.BoringModel"
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", f"--config={config}", f"--model={model}"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(remedy)
+
+
 def command(folder, *arguments, more_path):
     """Runs a command where neither Lightning nor this package is imported yet, as in a shell."""
     code = (

@@ -189,7 +189,7 @@ def changed(lines: Any, **changes: Any) -> list[dict[str, Any]]:
         ([line | {"exam_id": f"x{n}"} for n, line in LINES.items()], "exam_id", H5ValueError, "30 of 30 keys"),
         (list(LINES.values()), "exam", H5ValueError, "names the column 'exam'.*Did you mean 'exam_id'"),
         (list(LINES.values()), {"sex": "x"}, H5ValueError, "has text such as 'f'.*has numbers"),
-        (list(LINES.values()), {"exam_id": "@file"}, H5KeyError, "'/' has no attributes"),
+        (list(LINES.values()), {"exam_id": "@site"}, H5KeyError, "has no attributes"),
         (
             changed(LINES.values(), age=None),
             "exam_id",

@@ -355,7 +355,7 @@ ERRORS = [
     ({"patch": {"shape": [4, 4], "stride": 2, "random": 3}}, "on no grid"),
     ({"patch": {"shape": [4, 4], "random": 0}}, "patch.random"),
     ({"patch": {"shape": [4, 4], "border": "mirror"}}, "patch.border"),
-    ({"patch": 4}, "Pass PatchOptions"),
+    ({"patch": 4}, "Pass patch="),
     ({"patch": {"shape": [4, 4]}, "window": 3}, "samples made of steps"),
     ({"patch": {"shape": [4, 4]}, "sample": "segment"}, "samples made of steps"),
     ({"patch": {"shape": [4, 4]}, "segments": {"lengths": "n"}}, "samples made of steps"),

@@ -348,7 +348,7 @@ def test_other_users_cannot_read_a_mirror(path, folder):
         ({"dir": ""}, "staging.dir='' was given"),
         ({"dir": "x", "max_bytes": "much"}, "staging.max_bytes='much' is not a size"),
         ({"dir": "x", "max_byte": 3}, "staging has no field 'max_byte'. Did you mean 'max_bytes'"),
-        (3, "staging=3 was given. Pass StagingOptions"),
+        (3, "staging=3 was given. Pass the path of a folder"),
         ({"dir": "x", "storage_options": "key"}, "staging.storage_options is not a mapping"),
     ],
 )

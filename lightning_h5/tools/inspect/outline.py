@@ -41,9 +41,19 @@ class Branch:
     signature: Signature = ()
 
     @property
+    def is_folded(self) -> bool:
+        """Whether these are several alike names; one name may also be an asterisk."""
+        return self.pattern == "*" and len(self.names) > 1
+
+    @property
+    def has_folded(self) -> bool:
+        """Whether names here or below are folded."""
+        return self.is_folded or any(branch.has_folded for branch in self.branches)
+
+    @property
     def label(self) -> str:
         """The name, or the first and the last of alike names, as numbers count."""
-        if self.pattern != "*":
+        if not self.is_folded:
             return self.pattern
         ordered = sorted(self.names, key=natural_order)
         return f"{ordered[0]} ... {ordered[-1]}"
