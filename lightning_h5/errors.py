@@ -25,6 +25,7 @@ __all__ = [
 MAX_LETTERS = 300  # maximum length of a name in a message
 MAX_VALUE = 80  # maximum length of a value in a message
 MAX_MESSAGE = 2000  # maximum length of a message
+CERTAIN, POSSIBLE = 0.75, 0.6  # similarity of a misspelled name, by difflib; in between a common beginning counts more
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -145,15 +146,28 @@ def _without_middle(text: str) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """A ``did you mean`` sentence for a misspelled name, with a leading blank, or nothing."""
+    """A ``did you mean`` sentence for a misspelled name, with a leading blank, or nothing.
+
+    Of arrays in the same group the last parts are compared, of others the whole name and then the last part.
+    """
     names = list(names)
-    folded = {candidate.casefold(): candidate for candidate in names}
-    tail = {candidate.rsplit("/", 1)[-1].casefold(): candidate for candidate in names}
-    last_part = name.rsplit("/", 1)[-1].casefold()
-    matches = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
-    if matches:
-        return f" Did you mean {folded[matches[0]]!r}?"
-    matches = difflib.get_close_matches(last_part, tail, n=1, cutoff=0.6) or [
-        candidate for candidate in tail if candidate.startswith(last_part)
+    group, _, last_part = name.casefold().rpartition("/")
+    siblings = [candidate for candidate in names if group and candidate.casefold().rpartition("/")[0] == group]
+    others = [candidate for candidate in names if candidate not in siblings]
+    comparisons = [
+        ({candidate.rsplit("/", 1)[-1].casefold(): candidate for candidate in siblings}, last_part),
+        ({candidate.casefold(): candidate for candidate in others}, name.casefold()),
+        ({candidate.rsplit("/", 1)[-1].casefold(): candidate for candidate in others}, last_part),
     ]
-    return f" Did you mean {tail[matches[0]]!r}?" if last_part and len(matches) == 1 else ""
+    for cutoff in (CERTAIN, POSSIBLE):
+        for candidates, part in comparisons:
+            if part and (matches := difflib.get_close_matches(part, candidates, n=1, cutoff=cutoff)):
+                return f" Did you mean {candidates[matches[0]]!r}?"
+            longer_and_shorter = [
+                candidate
+                for candidate in candidates
+                if candidate.startswith(part) or (len(candidate) > 2 and part.startswith(candidate))
+            ]
+            if part and len(longer_and_shorter) == 1:
+                return f" Did you mean {candidates[longer_and_shorter[0]]!r}?"
+    return ""

@@ -16,6 +16,7 @@ from ..errors import H5ValueError, listing
 from ..loading import H5DataLoader, what_limits
 from ..metrics import Loader, LoaderMetrics, datasets_of
 from ..options.base import check_whole
+from ..options.keywords import checks_keywords
 from ..readers import usable_cores
 from .meters import Meter, StageTotals, TransferTimer, expected_shares, over_ranks
 from .summary_table import stage_table
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 IN_PROGRESS_BAR = ("samples_per_second", "wait_fraction")
 
 
+@checks_keywords
 class H5StatsMonitor(Callback):
     """Reports how fast rows arrive, how long training waits for them, and which setting to change.
 

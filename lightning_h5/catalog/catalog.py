@@ -15,7 +15,7 @@ from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, expand_pa
 from ..options import FileOptions, StagingOptions
 from ..types import Paths
 from .column_values import Categories, check_same, column_of_codes
-from .file_contents import FileContents, opened
+from .file_contents import FileContents, open_guarded
 from .joins import Joins
 
 __all__ = ["Catalog"]
@@ -265,7 +265,7 @@ class Catalog:
         *,
         with_guard: bool,
     ) -> FileContents:
-        with opened(path, options) as (h5, guard):
+        with open_guarded(path, options) as (h5, guard):
             file = FileContents(guard)
             for name, search in searches.items():
                 if with_guard:

@@ -378,8 +378,30 @@ def _check_rows(arrays: Sequence[ArrayLayout]) -> None:
         if other.n_rows != first.n_rows:
             raise H5ValueError(
                 f"{first.key!r} has {first.n_rows} rows and {other.key!r} has {other.n_rows} in {first.path!r}; "
-                "row i of each must belong together. Name arrays with the same length along axis 0."
+                f"row i of each must belong together. {_advice_about_rows(first, other)}"
             )
+
+
+def _advice_about_rows(first: ArrayLayout, other: ArrayLayout) -> str:
+    """Return what to pass for two arrays with different numbers of rows, by their shapes."""
+    for array, steps in ((first, other.n_rows), (other, first.n_rows)):
+        if steps > 1 and steps in array.row_shape:
+            axis = 1 + array.row_shape.index(steps)
+            return (
+                f"Axis {axis} of {array.key!r} is as long as the other array: if it has the steps, pass "
+                f"segments={{'step_axis': {{{array.key!r}: {axis}}}}}."
+            )
+    coarse, fine = (first, other) if first.n_rows < other.n_rows else (other, first)
+    if coarse.n_rows > 1 and fine.n_rows % coarse.n_rows == 0:
+        return (
+            f"If each row of {coarse.key!r} spans {fine.n_rows // coarse.n_rows} rows of {fine.key!r}, pass "
+            f"segments={{'steps_per': {{{coarse.key!r}: {fine.n_rows // coarse.n_rows}}}}}; otherwise name arrays with "
+            "the same length along axis 0."
+        )
+    return (
+        "Name arrays with the same length along axis 0; or pass "
+        f"segments={{'constants': [{coarse.key!r}]}} if it belongs to the file as a whole."
+    )
 
 
 def _check_same_rows(expected: Sequence[ArrayLayout], layouts: Sequence[ArrayLayout], *, shapes: bool) -> None:

@@ -19,6 +19,7 @@ from ..hdf5 import (
     kind_of,
     list_data,
     numpy_dtype,
+    segments_hint,
     shape_of,
     stacked_keys,
     translate_h5py_errors,
@@ -202,6 +203,7 @@ def _search(path: str, named: Collection[str], argument: str, file: Any) -> tupl
         raise H5KeyError(
             f"{argument} was not given, and it is unclear what a row of {path!r} is: it has "
             f"{lengths or 'no arrays of numbers or text'}. Name the arrays to load, as {argument}."
+            f"{segments_hint(looks)}"
         )
     _refuse_groups(path, by_rows[longest[0]], looks, argument)
     if not any(name in named for name in by_rows[longest[0]]):

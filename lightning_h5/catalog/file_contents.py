@@ -24,7 +24,7 @@ from ..hdf5 import (
     stat_of,
 )
 
-__all__ = ["FileContents", "collector_paused", "opened"]
+__all__ = ["FileContents", "collector_paused", "open_guarded"]
 
 COLUMN_BYTES = 1 << 20
 """Columns of at most this size in a file are read when it is opened; longer ones by all cores, once it is closed."""
@@ -87,7 +87,7 @@ class FileContents:
 
 
 @contextmanager
-def opened(path: str, options: OpenOptions) -> Iterator[tuple[Any, ChangeGuard]]:
+def open_guarded(path: str, options: OpenOptions) -> Iterator[tuple[Any, ChangeGuard]]:
     """Open a file, and yield it with its guard. Both are of the same file, even if another replaces it meanwhile.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,9 @@ __all__ = ["OR_DROP", "PREFIX", "SideTable", "is_of_table"]
 
 PREFIX = "table/"
 """Names of columns begin with it."""
+
+NAMES = ("@stem", "@file", "@name")
+"""Names of files and segments that lines may be compared with."""
 
 OR_DROP = "Complete the table, or pass table={..., 'missing': 'drop'} to leave out what has no line."
 
@@ -75,7 +78,13 @@ class SideTable:
     @property
     def field(self) -> str | None:
         """The array or attribute that lines are compared with; None if they are joined by names or by number."""
-        return None if self.compared_with in (None, "@stem", "@name") else self.compared_with
+        return None if self.compared_with in (None, *NAMES) else self.compared_with
+
+    @property
+    def names(self) -> list[str]:
+        """The names of columns."""
+        names: list[str] = self._table.column_names
+        return names
 
     def column(self, key: str) -> Column:
         """Return the values of a column.
@@ -115,10 +124,29 @@ class SideTable:
             absent = list(dict.fromkeys(values[at] for at in lacking))
             raise H5ValueError(
                 f"{self.path!r} has no line in which {self.column_on!r} is {listing(map(str, absent))}, which "
-                f"{where(lacking[0])} has: {len(absent):,} of {len(set(values)):,} keys have no line. {OR_DROP}"
+                f"{where(lacking[0])} has: {len(absent):,} of {len(set(values)):,} keys have no line."
+                f"{self._other_spelling(index, absent[0], where(lacking[0]))} {OR_DROP}"
             )
         self.note_used(lines)
         return lines
+
+    def _other_spelling(self, index: Mapping[Any, int], absent: Any, place: str) -> str:
+        """Return a sentence on the keys of the table that resemble one without a line, with a leading blank.
+
+        Args:
+            index: the line of each key.
+            absent: a key without one.
+            place: the file or segment that has it, as text.
+        """
+        keys = [key for key in index if isinstance(key, str)]
+        if not isinstance(absent, str) or not keys:
+            return ""
+        with_suffix = next((key for key in keys if stem_of(key) == absent), None)
+        if self.compared_with != "@stem" or with_suffix is None:
+            return f" The table has {listing(keys, most=3)}.{near(absent, keys)}"
+        is_file = place.rstrip("'").endswith(with_suffix)
+        cure = f"Pass on={{{self.column_on!r}: '@file'}}." if is_file else "Remove the suffixes in the table."
+        return f" The table has {with_suffix!r}, with a suffix, and '@stem' is a file's name without it. {cure}"
 
     def has_line(self, key: str) -> bool:
         """Return whether a line has this key."""
@@ -195,6 +223,8 @@ class SideTable:
 
     def key_of(self, path: str, name: str) -> str:
         """Return the key of a file, or of a group or array in it, which lines are compared with."""
+        if self.compared_with == "@file":
+            return os.path.basename(path)
         return stem_of(path) if self.compared_with == "@stem" else name.rpartition("/")[2]
 
     def check_number(self, n_rows: int) -> None:
@@ -276,7 +306,8 @@ def _read(path: str, key: str | None) -> Any:
     suffix = Path(path.removesuffix(".gz")).suffix.lower()
     if suffix not in (".parquet", ".pq", *SEPARATORS):
         raise H5ValueError(
-            f"table={path!r} was given. Pass a file that ends in {listing([*SEPARATORS, '.csv.gz', '.parquet'])}."
+            f"table={path!r} was given. Pass a file that ends in {listing([*SEPARATORS, '.csv.gz', '.parquet'])}; an "
+            "array of another HDF5 file is a field: y_key={'path': 'labels.h5', 'key': 'y'}."
         )
     try:
         with ExitStack() as opened:
@@ -292,7 +323,12 @@ def _read(path: str, key: str | None) -> Any:
                 converting = csv.ConvertOptions(column_types=types, strings_can_be_null=True)
                 table = csv.read_csv(source, parse_options=parsing, convert_options=converting)
     except (OSError, pa.ArrowException) as error:
-        raise H5FileError(f"the table {path!r} cannot be read: {error}. Check its path and its format.") from error
+        folder = os.path.dirname(path) or "."
+        guess = near(os.path.basename(path), os.listdir(folder)) if os.path.isdir(folder) else ""
+        raise H5FileError(
+            f"the table {path!r} cannot be read: {error}.{guess if not os.path.exists(path) else ''} Check its path "
+            "and its format."
+        ) from error
     names = table.column_names
     if key is not None and key not in names:
         raise H5ValueError(

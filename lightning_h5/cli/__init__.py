@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ..errors import near
 from .verbs import VERBS, run_verb
 
 __all__ = ["main"]
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_verb(verb, words[1:])
     else:
         names = ", ".join([*VERBS, *TRAINING])
-        sys.stderr.write(f"lightning_h5: {verb!r} is not a verb; the verbs are {names}.\n\n{_usage()}")
+        hint = near(verb, [*VERBS, *TRAINING])
+        sys.stderr.write(f"lightning_h5: {verb!r} is not a verb; the verbs are {names}.{hint}\n\n{_usage()}")
         raise SystemExit(2)
 
 

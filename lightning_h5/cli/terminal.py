@@ -81,15 +81,15 @@ def _plain_text(value: Any) -> Any:
 
 def bold(text: str) -> str:
     """Return the text in bold, if the terminal shows it."""
-    return _coded(text, "1")
+    return _colored(text, "1")
 
 
 def faint(text: str) -> str:
     """Return the text in a fainter color, if the terminal shows it."""
-    return _coded(text, "2")
+    return _colored(text, "2")
 
 
-def _coded(text: str, code: str) -> str:
+def _colored(text: str, code: str) -> str:
     # https://no-color.org: any non-empty value
     has_colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{code}m{text}\x1b[0m" if has_colors else text

@@ -166,7 +166,7 @@ def _with_staging(files: Any, staging: Any) -> Any:
     return replace(files, staging=StagingOptions.parse(staging, "staging"))
 
 
-NAMING = ("x_key", "y_key", "fields", "valid_mask", "where", "split", "weights", "segments", "select")
+NAMING = ("x_key", "y_key", "fields", "valid_mask", "where", "split", "weights", "segments", "select", "table")
 """Arguments that name arrays."""
 
 
@@ -190,7 +190,7 @@ def _place_in_argument(value: Any, key: str, name: str) -> str | None:
     elif isinstance(value, Mapping):
         if name in ("where", "select") and any(isinstance(array, str) and array == key for array in value):
             return f"{key!r} of {name}"
-        is_option = name in ("split", "weights", "segments")
+        is_option = name in ("split", "weights", "segments", "table")
         parts = [(f"{name}.{entry}" if is_option else f"{name}[{entry!r}]", part) for entry, part in value.items()]
     elif isinstance(value, Sequence):
         return f"{key!r} of {name}" if key in value else None

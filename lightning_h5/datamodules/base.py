@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -19,7 +19,7 @@ from .._lightning import (
 from ..catalog import Catalog, Categories, are_packed_alike, different_packing
 from ..datasets import RowDataset, TableDataset, check_shapes, read_stats
 from ..distributed import exchange
-from ..errors import H5Error, H5KeyError, H5ValueError, listing
+from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout, ChangeGuard
 from ..loading import H5DataLoader
 from ..memory import page_cache_memory
@@ -30,8 +30,9 @@ from ..samples import SegmentSubset
 from ..sizes import bytes_text
 from ..staging import check_urls, ensure_folder, why_not_staged
 from ..types import IntArray
-from .arguments import SPLITS, Split, argument_of
+from .arguments import SPLITS, Split
 from .loaders import NoRows
+from .missing_arrays import explain_missing_array
 from .resume import KeepsPosition
 from .split_overlap import overlap_of_files, overlap_of_samples
 from .training_rows import segments_left_out, segments_without_steps
@@ -90,7 +91,8 @@ class BaseH5DataModule(KeepsPosition):
         self._transforms = arguments.get("transform"), arguments.get("eval_transform")
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(arguments.get(name), name)
-        if isinstance(normalize := arguments.get("normalize"), Mapping):
+        normalize = arguments.get("normalize")
+        if normalize is not None and not isinstance(normalize, str | os.PathLike):
             read_stats(normalize)  # raises for a mapping that has mistakes; files are read in setup
         self._check_split()
 
@@ -257,18 +259,16 @@ class BaseH5DataModule(KeepsPosition):
         except H5Error as error:
             # The message is complete. Frames and causes inside this package would only hide the line of the user's
             # script.
-            raise self._with_argument(error).with_traceback(None) from None
+            raise error.with_traceback(None) from None
         self._set_up |= {*splits}
         set_batch_size_of_strategy(self.trainer, self.batch_size)
         self._run()  # a second fit must not continue the position of an earlier one
         self._insert_callbacks()
-
-    def _with_argument(self, error: H5Error) -> H5Error:
-        """Return an error about an array that is missing with the argument that names it."""
-        match = re.match(r"'([^']*)'( is not in .*)", str(error), re.DOTALL) if isinstance(error, H5KeyError) else None
-        if match is not None and (argument := argument_of(match[1], self.hparams)) is not None:
-            error.args = (argument + match[2],)
-        return error
+        training = self._datasets.get("train")
+        if name == "fit" and training is not None and getattr(self.trainer, "ckpt_path", None) is None:
+            # Now, since the loader is created while the progress bar of the sanity check is shown. A checkpoint may
+            # ask for another order.
+            self._log_order(self._order(training, training=True), training)
 
     def _set_up_splits(self, splits: tuple[Split, ...], name: str | None) -> None:
         facts: dict[str, Any] = {}
@@ -292,6 +292,7 @@ class BaseH5DataModule(KeepsPosition):
                 overlaps = self._overlaps(splits)
                 self._catalog.joins.log_unused()
             except Exception as error:  # sent to all ranks first, then raised on all
+                explain_missing_array(error, self.hparams, self._kind.segments.groups, self._catalog.joins.side)
                 failure = error
             finally:
                 # The files may change until the next setup.

@@ -24,6 +24,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
+from ..options.keywords import checks_keywords
 from ..samples import MakesIndexer
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
@@ -34,6 +35,7 @@ from .shared_docs import with_arguments_of
 __all__ = ["CombinedHDF5DataModule"]
 
 
+@checks_keywords
 @with_arguments_of(LazyH5DataModule)
 class CombinedHDF5DataModule(FilesH5DataModule):
     """Train from one or thousands of files of the same structure, keeping the rows used last.

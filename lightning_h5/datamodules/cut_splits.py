@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..catalog import Catalog
-from ..errors import H5FileError, H5KeyError, H5ValueError, listing
+from ..errors import H5FileError, H5KeyError, H5ValueError, listing, near
 from ..hdf5 import OpenOptions, expand_user, file_number, list_data
 from ..options import SplitOptions
 from ..order import group_split, k_fold
@@ -358,9 +358,15 @@ def _cut_source(
         def search(file: Any) -> tuple[list[str], list[str]]:
             return list_data(file)[0], []
 
+        arrays = catalog.search(path, opened, "arrays", search)
+        group = absent[0].strip("/").rpartition("/")[0]
+        siblings = [array for array in arrays if group and array.startswith(f"{group}/")]
+        hint = near(absent[0], siblings or arrays)
         raise H5KeyError(
             f"split.key={options.key!r} names {listing(absent)}, which no training file has; {path!r} has the arrays "
-            f"{listing(catalog.search(path, opened, 'arrays', search))}. Name arrays with names of segments."
+            f"{listing(siblings or arrays)}{f' in {group!r}' if siblings else ''}.{hint} "
+            "Name arrays with names of segments, as split={'key': {'train': ..., 'val': ...}}, or pass a fraction such "
+            "as split=0.1."
         )
     listed = segments_in_lists(table, {split: of_files for split, of_files in names.items() if of_files})
     return {split: SegmentSubset(segments) for split, segments in listed.items()}

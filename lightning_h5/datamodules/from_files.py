@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +15,12 @@ from ..errors import H5ValueError, listing
 from ..hdf5 import (
     OpenOptions,
     arrays_in,
+    expand_user,
     field_names,
     fill_split,
     keys_in,
     kind_of,
+    name_objects,
     resolve_path,
     target_of,
     torch_dtype,
@@ -32,7 +35,7 @@ from .arguments import SPLITS, SampleArguments, Split, parsed_fields, picked
 from .base import BaseH5DataModule, arrays_of_fields
 from .cut_sources import check_kinds, columns_of_sources, cut_sources, refuse_images_of_sources
 from .dtypes_of_fields import check_x_dtype, is_settled_late
-from .source_files import Reading, SourceFiles, has_arrays
+from .source_files import Reading, SourceFiles, has_keys
 from .training_rows import Source, SourceMixture, row_weights, segment_order, weights_of
 
 __all__ = ["FilesH5DataModule"]
@@ -148,6 +151,9 @@ class FilesH5DataModule(BaseH5DataModule):
         if is_of_dtypes or _asks_for_integers(text):
             for note in self._notes_on_dtypes(text):
                 exception.add_note(note)
+        if isinstance(exception, TypeError | AttributeError) and re.search(r"\blist\b", text):
+            for note in map(_advice_about_text, self._text_targets()):
+                exception.add_note(f"lightning_h5: {note}")
         super().on_exception(exception)
 
     def _notes_on_dtypes(self, text: str) -> Iterator[str]:
@@ -173,11 +179,13 @@ class FilesH5DataModule(BaseH5DataModule):
             is_named = repr(stored) in text.lower()  # also a transform gets it so
             if (changes is not None or samples.batch_transform is not None) and not is_named:
                 continue
-            is_class = argument == "y_dtype" and layout.dtype.kind in "iub"
-            choices = ["int64", computes_in] if is_class else [computes_in]
+            is_target = argument == "y_dtype"
+            choices = ["int64", computes_in] if is_target and layout.dtype.kind in "iub" else [computes_in]
             # Most often classes are meant. An input is meant if there is no target, and an integer one is a class.
-            if asks_for_integers and stored != "int64" and not is_class and (argument == "y_dtype" or not self.y_key):
+            if asks_for_integers and stored != "int64" and (is_target or not self.y_key):
                 choices = ["int64"]
+            if is_target and _asks_for_floats(text):
+                choices = [computes_in]
             is_as_stored = (is_auto or getattr(samples, argument) is None) and kind_of(layout.dtype) == "number"
             if is_as_stored and stored not in choices:
                 needs = (
@@ -188,6 +196,21 @@ class FilesH5DataModule(BaseH5DataModule):
                     f"lightning_h5: {layout.key!r} is loaded as {stored}{as_in_file}, but {needs}. "
                     f"Pass {argument}={' or '.join(map(repr, choices))} to the data module."
                 )
+
+    def setup(self, stage: str | None = None) -> None:
+        """See ``BaseH5DataModule.setup``."""
+        super().setup(stage)
+        for key in self._text_targets():
+            self._log_once(_advice_about_text(key))
+
+    def _text_targets(self) -> list[str]:
+        """Return the arrays of the target that are text, and come as lists of str."""
+        x_key, y_key = self._named_keys
+        is_changed = self._samples.target_transform is not None or self._samples.batch_transform is not None
+        if x_key is None or y_key is None or is_changed or not self._datasets:
+            return []
+        layouts = [*arrays_of_fields(next(iter(self._datasets.values())))][len(keys_in(x_key)) :]
+        return [layout.key for layout in layouts if kind_of(layout.dtype) == "text"]
 
     # Sources -------------------------------------------------------------------------------------------------
 
@@ -254,7 +277,7 @@ class FilesH5DataModule(BaseH5DataModule):
             return None
         data = SplitData(training, split)
         (files,) = self._files_of(data, split)
-        if has_arrays(files.reading, files.first, filled):
+        if has_keys(files.reading, files.first, filled):
             return data
         self._warn_of_spellings(files.first, keys, split)
         return None
@@ -269,6 +292,12 @@ class FilesH5DataModule(BaseH5DataModule):
         is_mixed = self._mixture is not None and (split == "train" or self._split.may_fill(split))
         has_group = self._has_groups and split != "train" and self._paths["train"] is not None
         return super().names_data(split) or is_mixed or has_group
+
+    def missing_data_hint(self, split: Split) -> str:
+        """See ``BaseH5DataModule.missing_data_hint``."""
+        if split == "train" and isinstance(self._split.key, Mapping) and self._training_sources:
+            return f"split.key={self._split.key!r} has no list of its segments. Add one, as 'train'."
+        return super().missing_data_hint(split)
 
     def other_data(self, split: Split) -> list[str]:
         """See ``BaseH5DataModule.other_data``."""
@@ -351,6 +380,7 @@ class FilesH5DataModule(BaseH5DataModule):
 
     def build_dataset(self, split: Split) -> RowDataset | None:
         """Return the dataset of a split, or None without data for it."""
+        self._refuse_keys_as_paths()
         if (data := self._data_of(split)) is None:
             return None
         joins = self._catalog.joins
@@ -384,6 +414,23 @@ class FilesH5DataModule(BaseH5DataModule):
             return columns_of_sources(parts, name, argument)
 
         return self.weigh(dataset, row_weights(self._weights, column))
+
+    def _refuse_keys_as_paths(self) -> None:
+        """Raise an ``H5ValueError`` if paths of other splits are arrays of the training files: keys without a name."""
+        paths = {split: path for split, path in self._paths.items() if split != "train" and isinstance(path, str)}
+        absent = {split: path for split, path in paths.items() if not os.path.exists(expand_user(path))}
+        own = self._own_files("train")
+        if not absent or not own or name_objects(own[0].paths, *absent.values()):
+            return
+        files = SourceFiles(self._reading(), own[0], self._arguments_of(own[0]), "train")
+        keys = {split: path for split, path in absent.items() if has_keys(files.reading, files.first, [path])}
+        if keys:
+            paths_text = ", ".join(f"{split}_path={key!r}" for split, key in keys.items())
+            named = zip(("x_key", "y_key"), keys.values(), strict=False)
+            raise H5ValueError(
+                f"{paths_text}: no such file, but {files.first!r} has {'an array' if len(keys) == 1 else 'arrays'} of "
+                f"this name. Pass keys by name: {', '.join(f'{name}={key!r}' for name, key in named)}."
+            )
 
     def _of_samples(self, split: Split) -> dict[str, Any]:
         samples = self._samples
@@ -479,4 +526,17 @@ class FilesH5DataModule(BaseH5DataModule):
 def _asks_for_integers(text: str) -> bool:
     """Return whether an error of torch asks for class numbers or indices: "expected scalar type Long"."""
     request, _, _ = text.partition("but")
-    return bool(re.search(r"\b([Ll]ong|LongTensor|int32/int64)\b", request)) and "desired output type" not in request
+    return bool(re.search(r"\b([Ll]ong|LongTensor|int32/int64)\b", request)) and not _asks_for_floats(text)
+
+
+def _asks_for_floats(text: str) -> bool:
+    """Return whether an error of torch asks for a target of floats: "Found dtype Long but expected Float"."""
+    return "desired output type" in text or bool(re.search(r"but expected (Float|Double|Half|BFloat16)\b", text))
+
+
+def _advice_about_text(key: str) -> str:
+    """Return what to pass for a target that is text, if a loss computes with it."""
+    return (
+        f"{key!r} is text, and a batch has a list of str for it. If a loss computes with it, pass a target_transform "
+        "that returns the class number of a text."
+    )

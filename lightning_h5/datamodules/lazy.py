@@ -20,6 +20,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
+from ..options.keywords import checks_keywords
 from ..samples import MakesIndexer
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
@@ -28,6 +29,7 @@ from .from_files import FilesH5DataModule
 __all__ = ["LazyH5DataModule"]
 
 
+@checks_keywords
 class LazyH5DataModule(FilesH5DataModule):
     """Train from HDF5 files, reading rows on demand.
 

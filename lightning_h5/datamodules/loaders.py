@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -49,7 +50,7 @@ _GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrateg
 
 
 class NoRows(list[Any]):
-    """What a hook returns if a split has no data; Lightning names the class when it warns of that."""
+    """What a hook returns if a split has no data."""
 
 
 class MakesLoaders(RecordsSettings):
@@ -322,6 +323,8 @@ class MakesLoaders(RecordsSettings):
     def _make_loader(self, split: Split) -> H5DataLoader | NoRows:
         dataset = self._datasets.get(split)
         if dataset is None:
+            # Lightning warns of a loader without batches, by the name of its class. Here it is on purpose.
+            warnings.filterwarnings("ignore", message="Total length of `NoRows`")
             return NoRows()
         self.batch_size = whole(self.batch_size, "batch_size", least=1)
         options, training = self._options, split == "train"

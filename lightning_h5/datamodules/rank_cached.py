@@ -30,6 +30,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
+from ..options.keywords import checks_keywords
 from ..order import PlanSampler, RowWeights, ShardRows, ShardSampler, resolve_replica
 from ..samples import MakesIndexer
 from ..types import DTypeLike, Identity, Keys, PathLike, Paths
@@ -42,6 +43,7 @@ from .shared_docs import with_arguments_of
 __all__ = ["RankCachedH5DataModule"]
 
 
+@checks_keywords
 @with_arguments_of(LazyH5DataModule)
 class RankCachedH5DataModule(FilesH5DataModule):
     """Trains from rows that each rank holds in memory: loaded once, in ``setup``, and served at the speed of memory.

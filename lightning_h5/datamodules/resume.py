@@ -10,7 +10,7 @@ from typing import Any, cast
 from .._lightning import Checkpoint, rank_zero_info, rank_zero_warn, takes_loaders_from
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..distributed import exchange
-from ..errors import H5ResumeError, H5ValueError
+from ..errors import H5ResumeError, H5ValueError, short_repr
 from ..loading import H5DataLoader
 from ..order import Mode, OtherShardsError, PlanSampler, Position, Segment, is_position, saved_mode
 from ..types import Identity
@@ -20,6 +20,12 @@ from .taken_batches import TakenBatches
 from .trainer_progress import TrainerProgress
 
 __all__ = ["KeepsPosition", "RunPosition", "is_running"]
+
+OF_THE_DATA = (
+    *("train_path", "mixture", "x_key", "y_key", "fields", "table", "split", "where", "label", "valid_mask"),
+    *("sample", "segments", "window", "patch", "select", "shuffle", "weights", "seed", "drop_last"),
+)
+"""Arguments that decide which samples training has, and in which order."""
 
 
 class RunPosition:
@@ -282,6 +288,7 @@ class KeepsPosition(MakesLoaders):
         self._identities: dict[Split, Identity] = {}
         self._train_loader: H5DataLoader | None = None
         self._position = RunPosition()
+        self._saved_settings: Mapping[str, Any] = {}  # of the data module that saved the checkpoint
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_train_loader": None}
@@ -329,6 +336,7 @@ class KeepsPosition(MakesLoaders):
 
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
         """Take the position that a data module of another name saved, which Lightning does not find."""
+        self._saved_settings = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY) or {}
         if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
             self._log_once(
                 f"a data module {name!r} saved this checkpoint; {type(self).__name__} continues from its position"
@@ -350,12 +358,23 @@ class KeepsPosition(MakesLoaders):
             try:
                 run.check(sampler, self._identity())
             except H5ResumeError as error:
+                error.args = (f"{error}{self._changed_settings()}",)
                 if isinstance(error, OtherShardsError) or not raises:
                     run.restart(error)
                 else:
                     failure = error
             all_ranks.agree({"saved position": run.saved}, failure)
         run.apply(sampler)
+
+    def _changed_settings(self) -> str:
+        """Return a sentence on arguments that decide the data and have other values in the checkpoint, or nothing."""
+        settings = [name for name in OF_THE_DATA if name in self._saved_settings and name in self.hparams]
+        changes = [
+            f"{name} was {short_repr(self._saved_settings[name])} and is {short_repr(self.hparams[name])}"
+            for name in settings
+            if self._saved_settings[name] != self.hparams[name]
+        ]
+        return f" Arguments that changed: {'; '.join(changes)}." if changes else ""
 
     def position_before_step(self) -> None:
         """Called before each step of training."""

@@ -44,7 +44,7 @@ from .arguments import SampleArguments, parsed_fields
 from .dtypes_of_fields import is_settled_late, settled
 from .training_rows import Source
 
-__all__ = ["Reading", "SourceFiles", "has_arrays"]
+__all__ = ["Reading", "SourceFiles", "has_keys"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ class SourceFiles:
         if self._without_target and y_key is not None:
             own, joins = arrays_in(y_key, of_others=False), self.reading.catalog.joins
             is_elsewhere = any(map(joins.is_column, own)) or own != arrays_in(y_key)
-            if is_elsewhere or not has_arrays(self.reading, self.first, y_key):
+            if is_elsewhere or not has_keys(self.reading, self.first, y_key):
                 rank_zero_info(f"predicting without a target: {y_key!r} is not in {self.first!r}")
                 y_key = None
         return x_key, y_key
@@ -341,7 +341,7 @@ class SourceFiles:
         )
 
 
-def has_arrays(reading: Reading, path: str, keys: Keys | None) -> bool:
+def has_keys(reading: Reading, path: str, keys: Keys | None) -> bool:
     """Return whether a file has all arrays that keys name."""
     names, options = arrays_in(keys), reading.options
     patterns = [name for name in names if "*" in name]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..datasets import MixtureDataset, RowDataset, TableDataset
-from ..errors import H5ValueError, listing
+from ..errors import H5ValueError, listing, near
 from ..loading.choose_order import Order
 from ..options import MixtureOptions, SegmentOptions, WeightOptions
 from ..order import LengthRecipe, Mixture, RowWeights
@@ -137,14 +137,17 @@ def _source_weights(weights: Any, names: Sequence[str]) -> tuple[float, ...] | N
     if isinstance(weights, Mapping):
         weights = {str(name): weight for name, weight in weights.items()}
         if set(weights) != set(names):
+            unknown = next((name for name in weights if name not in names), "")
             raise H5ValueError(
-                f"weights are given for {listing(weights)}, but the sources are {listing(names)}. Name all sources."
+                f"weights are given for {listing(weights)}, but the sources are {listing(names)}."
+                f"{near(unknown, names)} Name all sources."
             )
         weights = [weights[name] for name in names]
     numbers = list(weights) if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str) else []
     if len(numbers) != len(names):
         raise H5ValueError(
-            f"weights={weights!r} has {len(numbers)} values, but there are {len(names)} sources: {listing(names)}."
+            f"weights={weights!r} has {len(numbers)} values, but there are {len(names)} sources: {listing(names)}. "
+            f"Pass one for each, or a mapping from their names."
         )
     for name, number in zip(names, numbers, strict=True):
         if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:
@@ -162,7 +165,10 @@ def _pattern(pattern: Any, names: Sequence[str]) -> tuple[int, ...]:
             f"turns, such as {[names[0], *names]}."
         )
     if unknown := [name for name in turns if name not in names]:
-        raise H5ValueError(f"pattern names {listing(unknown)}; the sources are {listing(names)}.")
+        raise H5ValueError(
+            f"pattern names {listing(unknown)}; the sources are {listing(names)}.{near(unknown[0], names)} Name some "
+            "of these."
+        )
     return tuple(names.index(name) for name in turns)
 
 

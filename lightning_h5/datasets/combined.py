@@ -13,6 +13,7 @@ from ..catalog import SKIP_THEM, Catalog, FieldMap, bad_files, files_to_read
 from ..distributed import exchange
 from ..hdf5 import OpenOptions
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
+from ..options.keywords import checks_keywords
 from ..samples import (
     Filters,
     MakesIndexer,
@@ -40,6 +41,7 @@ MAX_WORKERS = 64  # with separate counts
 PATIENCE = 120.0  # seconds for the slowest rank to read the files' metadata
 
 
+@checks_keywords
 class CombinedHDF5Dataset(CachingDataset):
     """Rows of one or thousands of files of the same structure, filtered; a sample is a dict of fields.
 

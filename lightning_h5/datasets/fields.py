@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ..catalog import ArrayRequest, has_lists, hashable, is_encoded
-from ..errors import H5ValueError, listing
+from ..errors import H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, FieldNames, StackedKeys, field_names, kind_of, torch_dtype
 from ..options import value_of_field
 from ..readers import DecodeRequest, Stack, codec_of
@@ -245,7 +245,10 @@ def codecs_of(
         if not any(pattern == name or fnmatchcase(name, pattern) for name in names_and_keys)
     ]
     if unused:
-        raise H5ValueError(f"decode names {listing(unused)}; the fields are {listing(names)}. Name some of these.")
+        raise H5ValueError(
+            f"decode names {listing(unused)}; the fields are {listing(names)}.{near(str(unused[0]), names)} Name some "
+            "of these."
+        )
     decoders = [value_of_field(decode, name, key, None) for name, key in zip(names, keys, strict=True)]
     codecs = [
         None if decoder is None else codec_of(decoder, name) for decoder, name in zip(decoders, names, strict=True)
@@ -265,7 +268,8 @@ def _requests(
     by_name = dtype if isinstance(dtype, Mapping) else None
     if by_name is not None and (unknown := [name for name in by_name if name not in names.names]):
         raise H5ValueError(
-            f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
+            f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}."
+            f"{near(str(unknown[0]), names.names)} Use the fields' names."
         )
     return [
         ArrayRequest.of(

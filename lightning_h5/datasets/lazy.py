@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..catalog import Catalog
 from ..hdf5 import OpenOptions, with_constants
 from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
+from ..options.keywords import checks_keywords
 from ..samples import MakesIndexer, SampleKind, SampleOptions, SegmentChoice, Select, chunk_cache
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
@@ -24,6 +25,7 @@ from .sample_layout import Transform
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
 
 
+@checks_keywords
 class H5LazyDataset(FileDataset):
     """Rows of HDF5 files, read on demand.
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from ..catalog import Catalog
-from ..errors import H5FileError, H5ValueError, listing, near
+from ..errors import H5FileError, H5ValueError, listing, near, short_repr
 from ..hdf5 import ArrayLayout, OpenOptions, expand_user, is_attribute_key, kind_of
 from ..regular_files import read_json
 from ..samples import RowTable
@@ -77,6 +77,11 @@ def read_stats(normalize: Normalize) -> dict[str, FieldStats]:
     """
     if isinstance(normalize, Mapping):
         return _mapped_stats(normalize)
+    if not isinstance(normalize, str | os.PathLike):
+        raise H5ValueError(
+            f"normalize={short_repr(normalize)} was given. Pass a file that `lightning-h5 stats` has written, or a "
+            "mapping from fields, such as {'x': {'mean': 0.5, 'std': 0.2}}."
+        )
     path = expand_user(normalize)
     try:
         text = read_json(path)
@@ -111,7 +116,7 @@ def _mapped_stats(normalize: Mapping[str, Any]) -> dict[str, FieldStats]:
             stats[str(name)] = entry
             continue
         if not isinstance(entry, Mapping):
-            raise H5ValueError(f"{where}={entry!r} was given. Pass {{'mean': ..., 'std': ...}}.")
+            raise H5ValueError(f"{where}={short_repr(entry)} was given. Pass {{'mean': ..., 'std': ...}}.")
         for key in entry:
             if key not in KEYS:
                 raise H5ValueError(f"{where} has no key {key!r}.{near(str(key), KEYS)} Its keys are {listing(KEYS)}.")

@@ -14,6 +14,7 @@ from ..catalog import Catalog
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, with_constants
 from ..options import FileOptions, MemoryOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
+from ..options.keywords import checks_keywords
 from ..order import Replica, ShardMode, resolve_replica
 from ..samples import MakesIndexer, SampleKind, SampleOptions, SegmentChoice, Select
 from ..sizes import parse_bytes
@@ -29,6 +30,7 @@ from .sample_layout import Transform
 __all__ = ["RankMemCachedH5Dataset"]
 
 
+@checks_keywords
 class RankMemCachedH5Dataset(HeldDataset):
     """One rank's shard of the rows of HDF5 files, held in memory.
 

@@ -217,6 +217,10 @@ class SamplePart:
         except Exception as error:  # tensors of different shapes, or types that torch cannot collate
             when = f"while stacking what {named(self.argument, self.transform)} returned"
             add_note(error, when, lambda: self._describe(numbers, describe))
+            if "equal size" in str(error):
+                error.add_note("Return samples of one shape, or pass collate_fn='pad' or 'list'.")
+            elif "NoneType" in str(error):
+                error.add_note("Return the sample, also from a function that changes it in place.")
             raise
         # torch collates tuples to a list; without a transform the batch is a tuple.
         return (tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch), lengths

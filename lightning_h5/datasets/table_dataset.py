@@ -30,6 +30,7 @@ __all__ = ["TableDataset", "check_shapes", "places_columns"]
 
 MAX_FIELDS = 12  # named in a summary
 MAX_NAME = 80  # characters of a path
+MAX_SEGMENTS = 64  # whose lengths are compared in setup
 
 
 class TableDataset(RowDataset):
@@ -207,6 +208,28 @@ def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int
             f"{title} has rows of the shape {shapes[0]} in {first!r} and {shapes[at]} in {second!r}, which cannot be "
             f"in one batch. {cure}, pass collate_fn='list', or give all samples one shape in a transform."
         )
+    if (
+        collate != "pad"
+        and batch_size > 1
+        and len(dataset) > 1
+        and table.indexer.is_whole
+        and not table.indexer.passes_whole
+    ):
+        _check_lengths(dataset)
+
+
+def _check_lengths(dataset: TableDataset) -> None:
+    """Raise an ``H5ValueError`` if samples are segments of several lengths, among the first ones."""
+    table, n_samples = dataset.table, min(len(dataset), MAX_SEGMENTS)
+    samples = dataset.located(np.arange(n_samples))
+    for name, rows in zip(dataset.fields.names, table.indexer.rows_of(samples).fields, strict=False):
+        lengths = rows.lengths_of(n_samples)
+        if (differs := lengths != lengths[0]).any():
+            raise H5ValueError(
+                f"samples are whole segments, and {name!r} has {lengths[0]} steps in the first one and "
+                f"{lengths[differs.argmax()]} in another, which cannot be stacked. Pass collate_fn='pad' (zeros up to "
+                "the longest, and 'length') or 'list', a window, or crop samples to one length in a transform."
+            )
 
 
 def _short_path(path: str) -> str:

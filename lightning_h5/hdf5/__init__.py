@@ -67,6 +67,7 @@ from .structures import (
     reading_of,
     software_of,
 )
+from .suggestions import segments_hint
 
 __all__ = [
     "AXIS",
@@ -172,6 +173,7 @@ __all__ = [
     "resolve_path",
     "sampled_identity",
     "scalar_layout",
+    "segments_hint",
     "shape_of",
     "size_of",
     "software_of",

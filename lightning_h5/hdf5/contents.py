@@ -15,6 +15,7 @@ from .dtypes import dtype_text, numpy_dtype, unknown_dtype
 from .open import FAULTS, is_in_other_file, object_address, open_h5
 from .paths import file_number
 from .structures import COORDINATES, matrices_among, structure_of
+from .suggestions import segments_hint
 
 __all__ = [
     "OLD_CATEGORIES",
@@ -490,6 +491,14 @@ def _parts_of(path: str) -> list[str]:
 
 def _missing(file: Any, key: str) -> str:
     names = list_arrays(file)
+    if hint := segments_hint(names, key):
+        return f"{key!r} is not in {file.filename!r}; its arrays are {listing(names)}.{hint}"
+    group = key.strip("/").rpartition("/")[0]
+    if group and (siblings := [name for name in names if name.startswith(f"{group}/")]):
+        return (
+            f"{key!r} is not in {file.filename!r}; {group!r} has the arrays {listing(siblings)}.{near(key, siblings)} "
+            "Pass one of these as the key."
+        )
     return (
         f"{key!r} is not in {file.filename!r}; its arrays are {listing(names)}.{near(key, names)} "
         "Pass one of these as the key."

@@ -21,6 +21,7 @@ from .dtypes import numpy_dtype, unknown_dtype
 from .layout import filters_of
 from .open import check_regular, is_in_other_file, open_h5, translate_h5py_errors
 from .structures import SPARSE_PARTS, is_empty_matlab
+from .suggestions import segments_hint
 
 __all__ = ["ArrayHandle", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
 
@@ -217,7 +218,7 @@ def _check_is_array(file: Any, array: Any, key: str) -> None:
         names = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
         error = GroupError(
             f"{key!r} in {path!r} is a group, not an array; the arrays below it are {listing(names)}. "
-            f"Name one of them{f', such as {names[0]!r}' if names else ''}."
+            f"Name one of them{f', such as {names[0]!r}' if names else ''}.{segments_hint(names)}"
         )
         error.key = key
         raise error

@@ -185,6 +185,17 @@ def _cure(error: OSError | ValueError) -> str:
     return "Check the path and its permissions."
 
 
+def _array_in_path(path: str) -> str:
+    """Return a sentence about a path that goes on inside of a file, such as "a.h5/images", with a leading blank."""
+    for match in re.finditer("[:/]+", path):
+        if os.path.isfile(path[: match.start()]) and (key := path[match.end() :]):
+            return (
+                f" A path names a file, and a key the array in it: pass {path[: match.start()]!r}, and {key!r} as the "
+                "key."
+            )
+    return ""
+
+
 def _unexpanded(path: str) -> str:
     """Return a sentence about a variable in a path that does not exist, with a leading blank, or nothing."""
     if os.path.expandvars(path) == path:
@@ -211,13 +222,14 @@ def _regular_file(path: str, name: str) -> str:
             entries = _names_in(folder, path, name)
             files, folders = _h5_files(folder, entries), _folders(folder, entries)
             reason = _has(folder, files)
-            guess = near(os.path.basename(path), [*files, *folders])
+            guess = _array_in_path(path) or near(os.path.basename(path), [*files, *folders])
         raise H5FileError(
             f"{name}={path!r} does not exist; {reason}.{guess}{_unexpanded(path)} Pass the path of an HDF5 file "
             f"(relative paths start at {os.getcwd()!r})."
         ) from None
     except (OSError, ValueError) as error:  # ValueError: the path has a null character
-        raise H5FileError(f"{name}={path!r} cannot be accessed: {error}. {_cure(error)}") from error
+        cure = _array_in_path(path) or f" {_cure(error)}"
+        raise H5FileError(f"{name}={path!r} cannot be accessed: {error}.{cure}") from error
     if not stat.S_ISREG(mode):
         # open() would block on a FIFO, and read from a device.
         raise H5FileError(f"{name}={path!r} is not a regular file. Pass the path of an HDF5 file.")

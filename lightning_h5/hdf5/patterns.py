@@ -6,8 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 from ..errors import H5KeyError, H5ValueError, listing, near
 from ..natural_order import natural_order
-from .contents import GroupError, Target, is_text, resolve_path, target_of, text_of
+from .contents import GroupError, Target, is_text, list_arrays, resolve_path, target_of, text_of
 from .structures import is_private_group
+from .suggestions import nearest_pattern
 
 __all__ = ["matching_objects"]
 
@@ -59,14 +60,23 @@ def matching_objects(
         raise error
     if may_lack:
         return targets
+    if kind == "group" and group is not None and search._replace(kind="array").matches(group, group_name, below):
+        groups, _, key = pattern.strip("/").rpartition("/")
+        advice = f"Pass segments={groups!r}, and {key!r} as the key." if "*" in groups else f"Pass x_key={pattern!r}."
+        raise H5KeyError(f"{pattern!r} matches arrays in {path!r}, and no groups. {advice}")
+    names = list_arrays(file)
+    nearest = nearest_pattern(pattern, names, kind) or nearest_pattern(pattern, names, "array")
+    advice = (
+        "Pass the name of an array instead." if nearest is None else f"Pass a pattern that does, such as {nearest!r}."
+    )
     if group is None:
         raise H5KeyError(
-            f"{pattern!r} matches nothing in {path!r}, which has no group {group_name!r}; it has {listing(file)}."
-            f"{near(group_name, map(text_of, file))} Pass a pattern such as 'data/*'."
+            f"{pattern!r} matches nothing in {path!r}, which has no group {group_name!r}; it has "
+            f"{listing(map(text_of, file))}.{near(group_name, map(text_of, file))} {advice}"
         )
     raise H5KeyError(
         f"{pattern!r} matches no {kind}s in {path!r}; {group_name or 'the file'} has {listing(map(text_of, group))}. "
-        "Pass a pattern such as 'data/*'."
+        f"{advice}"
     )
 
 

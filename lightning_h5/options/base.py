@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from ..errors import H5ValueError, listing, near
+from ..errors import H5ValueError, listing, near, short_repr
 from ..sizes import whole
+from .other_names import other_name
 
 __all__ = ["Options", "check_callable", "check_choice", "check_fraction", "check_whole"]
 
@@ -15,6 +16,9 @@ __all__ = ["Options", "check_callable", "check_choice", "check_fraction", "check
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Base of the option classes: makes one from the value of an argument."""
+
+    shorthand: ClassVar[str] = ""
+    """Values of the argument that stand for an object, as text for messages."""
 
     @classmethod
     def parse(cls, value: Any, argument: str) -> Self:
@@ -34,13 +38,14 @@ class Options:
             values = cls._from_shorthand(value)
         names = [field.name for field in fields(cls)]
         if values is None:
+            shorthand = f"{cls.shorthand}, " if cls.shorthand else ""
             raise H5ValueError(
-                f"{argument}={value!r} was given. Pass {cls.__name__}({', '.join(f'{name}=...' for name in names)}), "
-                "or a mapping with these keys."
+                f"{argument}={short_repr(value)} was given. Pass {shorthand}{cls.__name__}, or a mapping with some of "
+                f"its fields: {', '.join(names)}."
             )
         for name in values:
             if name not in names:
-                hint = near(str(name), names)
+                hint = other_name(str(name), names) or near(str(name), names)
                 raise H5ValueError(f"{argument} has no field {name!r}.{hint} Its fields are {listing(names)}.")
         return cls(**values)
 
@@ -58,13 +63,21 @@ class Options:
 def check_choice(value: object, name: str, allowed: Sequence[object]) -> None:
     """Raise an ``H5ValueError`` if a value is not one of those allowed."""
     if isinstance(value, bool) or value not in allowed:
-        raise H5ValueError(f"{name}={value!r} was given. Pass {listing(allowed)}.")
+        hint = near(value, [choice for choice in allowed if isinstance(choice, str)]) if isinstance(value, str) else ""
+        raise H5ValueError(f"{name}={short_repr(value)} was given.{hint} Pass {listing(allowed)}.")
 
 
 def check_callable(value: object, name: str) -> None:
     """Raise an ``H5ValueError`` if a value is neither None nor callable."""
     if value is not None and not callable(value):
-        raise H5ValueError(f"{name}={value!r} was given, which cannot be called. Pass a function, or None.")
+        several = (
+            " Several functions become one by torchvision.transforms.Compose."
+            if isinstance(value, list | tuple)
+            else ""
+        )
+        raise H5ValueError(
+            f"{name}={short_repr(value)} was given, which cannot be called. Pass a function, or None.{several}"
+        )
 
 
 def check_whole(value: Any, name: str, least: int, *, allow_none: bool = True) -> None:
@@ -76,4 +89,6 @@ def check_whole(value: Any, name: str, least: int, *, allow_none: bool = True) -
 def check_fraction(value: object, name: str) -> None:
     """Raise an ``H5ValueError`` if a value is not a number from 0 to below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise H5ValueError(f"{name}={value!r} was given. Pass a fraction of the rows, from 0 to below 1.")
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+        hint = f" Did you mean {number / 100:g}, which is {number:g} %?" if 1 <= number < 100 else ""
+        raise H5ValueError(f"{name}={value!r} was given.{hint} Pass a fraction of the rows, from 0 to below 1.")

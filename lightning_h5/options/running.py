@@ -13,6 +13,7 @@ from ..errors import H5ValueError
 from ..sizes import parse_bytes
 from ..types import PathLike
 from .base import Options, check_callable, check_choice, check_whole
+from .keywords import checks_keywords
 
 __all__ = [
     "MAX_INTEGRITY",
@@ -27,6 +28,7 @@ __all__ = [
 MAX_INTEGRITY = 4
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class ShuffleOptions(Options):
     """How training rows are shuffled.
@@ -50,6 +52,8 @@ class ShuffleOptions(Options):
             variables (such as ``LOCAL_WORLD_SIZE``), otherwise 1. Not for mixtures, weights, ``segments.bucket`` and
             rows in memory.
     """
+
+    shorthand = "True, False, 'global', 'chunks'"
 
     mode: Literal["auto", "global", "chunks", "none"] = "auto"
     buffer: int | str = "512 MiB"
@@ -98,6 +102,7 @@ class ShuffleOptions(Options):
         return parse_bytes(self.buffer, "shuffle.buffer")
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(Options):
     """How worker processes are run (with ``num_workers`` above 0).
@@ -121,7 +126,17 @@ class WorkerOptions(Options):
             raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or 0 to wait forever.")
         check_callable(self.init_fn, "init_fn")
 
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        if isinstance(value, int):
+            raise H5ValueError(
+                f"workers={value!r} was given, which is how worker processes are run. Their number is num_workers: "
+                f"pass num_workers={int(value)}."
+            )
+        return None
 
+
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class StagingOptions(Options):
     """Where bytes of files on slow storage, or of objects of a store, are kept on a local disk after the first reading.
@@ -136,6 +151,8 @@ class StagingOptions(Options):
         storage_options: credentials and settings of an object store, as obstore or fsspec take them. They are recorded
             nowhere: neither in checkpoints nor in logs.
     """
+
+    shorthand = "the path of a folder"
 
     dir: PathLike
     max_bytes: int | str | None = None
@@ -176,6 +193,7 @@ class StagingOptions(Options):
         return None if self.max_bytes is None else parse_bytes(self.max_bytes, "staging.max_bytes")
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(Options):
     """How files are opened, and which files are accepted.
@@ -247,6 +265,7 @@ class FileOptions(Options):
         return None if self.cache_bytes == "auto" else parse_bytes(self.cache_bytes, "cache_bytes")
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class DistributedOptions(Options):
     """How ranks work together, and what a resume requires.
@@ -274,6 +293,7 @@ class DistributedOptions(Options):
         check_choice(self.on_resume_mismatch, "on_resume_mismatch", ("raise", "restart_epoch"))
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(Options):
     """How ``RankCachedH5DataModule`` holds each rank's rows in memory.
@@ -292,6 +312,8 @@ class MemoryOptions(Options):
         reshard_every_n_epochs: draw the ranks' rows again every so many epochs, so that rows meet others than those of
             their first shard. Each time takes as long as loading. 0 keeps them.
     """
+
+    shorthand = "'interleave', 'contiguous'"
 
     mode: Literal["contiguous", "interleave"] = "interleave"
     share: bool = False

@@ -13,6 +13,7 @@ from ..errors import H5ValueError
 from ..sizes import parse_bytes, whole
 from ..types import PathLike
 from .base import Options, check_choice, check_fraction, check_whole
+from .keywords import checks_keywords
 
 __all__ = ["MixtureOptions", "RowCacheOptions", "SplitOptions", "TableOptions", "WeightOptions"]
 
@@ -20,6 +21,7 @@ SUM_TOLERANCE = 1e-6
 """How far the fractions of all splits may be from a sum of 1: thirds are written with so many digits."""
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions(Options):
     r"""How one set of files is split into training, validation and test rows.
@@ -49,6 +51,8 @@ class SplitOptions(Options):
         gap: steps between the parts of a segment that is divided in time. None is the reach of a window less 1, so that
             no step is in two splits.
     """
+
+    shorthand = "a number such as 0.1, [train, val], [train, val, test]"
 
     val_fraction: float = 0.0
     test_fraction: float = 0.0
@@ -84,7 +88,15 @@ class SplitOptions(Options):
                 "Pass fractions from 0 to 1 that add up to less than 1."
             )
         if (self.num_folds is None) != (self.fold is None):
-            raise H5ValueError(f"num_folds={self.num_folds} and fold={self.fold} were given. Pass both, or neither.")
+            raise H5ValueError(
+                f"num_folds={self.num_folds} and fold={self.fold} were given. Pass both, or neither: fold is the one "
+                f"to validate on{'' if self.num_folds is None else f', from 0 to {self.num_folds - 1}'}."
+            )
+        if self.num_folds is not None and self.fold is not None and self.fold >= self.num_folds:
+            raise H5ValueError(
+                f"fold={self.fold} was given with num_folds={self.num_folds}. Folds are counted from 0: pass 0 to "
+                f"{self.num_folds - 1}."
+            )
         if self.num_folds is not None and val:
             raise H5ValueError(
                 f"num_folds={self.num_folds} and val_fraction={val} were given; both choose the validation rows. "
@@ -170,6 +182,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions(Options):
     """How often each training row is drawn; an epoch has as many rows as there are. Evaluation has each row once.
@@ -181,6 +194,8 @@ class WeightOptions(Options):
         balance_key: array with each row's class. All classes are drawn equally often, or by ``class_weights``.
         class_weights: weight of each class of ``balance_key``; names all of them.
     """
+
+    shorthand = "the name of an array with the weight of each row"
 
     weight_key: str | None = None
     balance_key: str | None = None
@@ -218,6 +233,7 @@ class WeightOptions(Options):
         return [key for key in (self.weight_key, self.balance_key) if key is not None]
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class MixtureOptions(Options):
     """Which sources a data module mixes, and how.
@@ -237,6 +253,8 @@ class MixtureOptions(Options):
         mix: "batches" makes each batch of one source (not for "concat"). "rows" takes turns by rows.
         pattern: names of sources in their turn, for "alternating": ``["a", "a", "b"]``.
     """
+
+    shorthand = "a mapping from names of sources to their files"
 
     sources: Any = None
     strategy: Literal["concat", "weighted", "round_robin", "alternating", "sequential"] = "concat"
@@ -274,6 +292,7 @@ class MixtureOptions(Options):
         return {"sources": value} if isinstance(value, Mapping) or is_list else None
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class RowCacheOptions(Options):
     """How many recently used rows each process keeps.
@@ -285,6 +304,8 @@ class RowCacheOptions(Options):
         max_bytes: memory that they may take on a rank; worker processes share it. "300 MiB" are a thousand rows of
             300 KB.
     """
+
+    shorthand = "a number of rows"
 
     size: int = 1000
     max_bytes: int | str = "300 MiB"
@@ -303,6 +324,7 @@ class RowCacheOptions(Options):
         return {"size": value} if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(Options):
     """A table with values of samples: CSV, TSV or Parquet. Its columns are fields ``table/<column>``.
@@ -312,12 +334,14 @@ class TableOptions(Options):
     Args:
         path: the file.
         on: what lines are joined on: a column that an array of the same name is compared with; or a mapping from a
-            column to what it is compared with: an array, ``"@stem"`` (a file's name without suffix), ``"@name"`` (the
-            name of a segment: its group or array) or another attribute, such as ``"@patient"``. An array has a value
-            for each row, segment or step, or one for a whole segment. Names may be slices such as
+            column to what it is compared with: an array, ``"@stem"`` (a file's name without suffix), ``"@file"`` (with
+            it), ``"@name"`` (the name of a segment: its group or array) or another attribute, such as ``"@patient"``.
+            An array has a value for each row, segment or step, or one for a whole segment. Names may be slices such as
             ``bucket0$3,:3,:600``, with segments along an axis. None joins line i with row i, over all files.
         missing: "error", or "drop" to leave out rows and segments without a line; how many is logged.
     """
+
+    shorthand = "the path of a table"
 
     path: PathLike
     on: str | dict[str, str] | None = None
@@ -333,7 +357,7 @@ class TableOptions(Options):
         if not (self.on is None or isinstance(self.on, str) or is_pair):
             raise H5ValueError(
                 f"table.on={self.on!r} was given. Pass a column, or a mapping from one column to an array, '@stem', "
-                "'@name' or another attribute."
+                "'@file', '@name' or another attribute."
             )
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ import numpy as np
 from ..errors import H5ValueError, listing
 from ..types import IntArray
 from .base import Options, check_choice, check_whole
+from .keywords import checks_keywords
 
 __all__ = ["PatchOptions", "SegmentOptions", "StepRange", "WindowOptions", "value_of_field"]
 
@@ -49,6 +51,7 @@ class StepRange(NamedTuple):
         return StepRange(start, last + 1, max(1, self.step // rate), self.is_single)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class SegmentOptions(Options):
     """Which steps belong together: an episode, a recording, a volume, a molecule. Each file is one segment by default.
@@ -84,6 +87,8 @@ class SegmentOptions(Options):
             that differ.
     """
 
+    shorthand = "a pattern of groups such as 'data/*'"
+
     groups: str | None = None
     key: str | None = None
     sort_key: str | None = None
@@ -110,9 +115,11 @@ class SegmentOptions(Options):
         if self.groups is not None:
             counts = [level.count("*") for level in self.groups.split("/")]
             if max(counts) != 1:
+                array = f", or segments={{'key': {self.groups!r}}} if it is an array with the segment of each row"
+                likely = re.sub(r"\*[^/]*\*", "*", self.groups) if max(counts) else f"{self.groups.rstrip('/')}/*"
                 raise H5ValueError(
-                    f"segments.groups={self.groups!r} has {max(counts)} of '*' in a level. Pass a pattern with one for "
-                    "each level that varies, such as 'data/*' or '*/*'."
+                    f"segments.groups={self.groups!r} has {max(counts) or 'no'} '*' in a level. Pass a pattern with "
+                    f"one for each level that varies, such as {likely!r}{'' if max(counts) else array}."
                 )
         check_choice(self.missing, "segments.missing", ("error", "drop"))
         if self.sort_key is not None and self.key is None:
@@ -159,6 +166,7 @@ class SegmentOptions(Options):
         return self.groups is not None or self.axis is not None or bool(self.cut_keys)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions(Options):
     """Which steps of a segment make a sample.
@@ -177,6 +185,8 @@ class WindowOptions(Options):
         random: draw other windows of each segment in each epoch, as many as there would be with ``stride``, evenly
             over the segment.
     """
+
+    shorthand = "a number of steps, [start, stop] such as [-1, 3]"
 
     length: int | None = None
     steps: Any = None
@@ -235,6 +245,7 @@ class WindowOptions(Options):
         return _range_of(steps)
 
 
+@checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class PatchOptions(Options):
     """Which part of a volume makes a sample. Each segment is a volume: a file by default.
@@ -283,6 +294,15 @@ class PatchOptions(Options):
                 f"patch.stride={self.stride!r} was given, and patches are cut along {n_axes} axes. Pass a whole number "
                 f"of at least 1, or {n_axes} of them."
             )
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        if isinstance(value, int) or _are_sizes(value):
+            shape = [value] * 3 if isinstance(value, int) else list(value)
+            raise H5ValueError(
+                f"patch={value!r} was given. Pass patch={{'shape': {shape}}}, with a size for each axis of a volume."
+            )
+        return None
 
     @property
     def sizes(self) -> tuple[int, ...]:

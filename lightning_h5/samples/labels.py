@@ -17,10 +17,10 @@ from ..hdf5 import ArrayLayout, OpenOptions, kind_of
 from ..readers import ArrayTarget, BlockSource, BulkTask, bulk_tasks
 from ..types import IntArray
 from .columns import Run, source_of
-from .row_filters import Mask
+from .row_filters import Mask, values_text
 from .row_table import RowTable
 
-__all__ = ["LabelCriterion", "search_label"]
+__all__ = ["LabelCriterion", "classes_of", "search_label"]
 
 PIECE_BYTES = 4 << 20  # bytes of a target per task: long enough to pay for switching threads
 
@@ -67,8 +67,8 @@ def search_label(
     for layout in (target, *masks):
         if kind_of(layout.dtype) != "number":
             raise H5ValueError(
-                f"label={criterion.label} was given, but {layout.key!r} in {layout.path!r} holds {layout.dtype}. "
-                "Labels are numbers; filter text with `where`."
+                f"label={criterion.label} was given, but {layout.key!r} in {layout.path!r} holds "
+                f"{kind_of(layout.dtype)}. Labels are numbers; filter text with where={{{layout.key!r}: ...}}."
             )
     n_steps = masks[0].row_shape[0] if masks and len(masks[0].row_shape) == 1 else None
     possible = _layouts_possible(target.row_shape, criterion.layout, n_steps, name)
@@ -83,11 +83,49 @@ def search_label(
     return search.mask()
 
 
+def classes_of(
+    table: RowTable, criterion: LabelCriterion, rows: IntArray, options: OpenOptions, counters: Counters, run: Run
+) -> str:
+    """Return the classes of some rows as text, for a message (see ``search_label``)."""
+    target = table.layouts[0][criterion.target]
+    classes = _Classes(target.row_shape)
+    files, local = table.locate(rows)
+    tasks: list[BulkTask] = []
+    for file in np.unique(files).tolist():
+        first, last = np.searchsorted(files, [file, file + 1]).tolist()
+        arrays = [table.layouts[file][criterion.target]]
+        tasks += _label_tasks(arrays, local[first:last], first, classes, options, counters)
+    run(tasks, "looking for classes")
+    return classes.text()
+
+
+class _Classes:
+    """Collects the classes of targets; the same calls as ``_TargetSearch``.
+
+    Args:
+        row_shape: of the target.
+    """
+
+    def __init__(self, row_shape: tuple[int, ...]) -> None:
+        self._row_shape, self._values = row_shape, [np.empty(0)]
+
+    def look(self, start: int, target: npt.NDArray[Any], valid: npt.NDArray[Any] | None = None) -> None:
+        """Note the classes of rows."""
+        self._values.append(np.unique(target))
+
+    def text(self) -> str:
+        """Return the classes as text."""
+        if len(self._row_shape) > 1:
+            return f"one-hot in rows of shape {self._row_shape}"
+        values = np.unique(np.concatenate(self._values))
+        return values_text(values.astype(np.int64) if (values == np.round(values)).all() else values)
+
+
 def _label_tasks(
     arrays: Sequence[ArrayLayout],
     rows: IntArray,
     first: int,
-    search: _TargetSearch,
+    search: _TargetSearch | _Classes,
     options: OpenOptions,
     counters: Counters,
 ) -> Iterator[BulkTask]:
@@ -106,7 +144,7 @@ def _look_for_label(
     arrays: Sequence[ArrayLayout],
     rows: IntArray,
     place: int,
-    search: _TargetSearch,
+    search: _TargetSearch | _Classes,
 ) -> None:
     values = []
     for source, array in zip(sources, arrays, strict=True):
@@ -229,12 +267,14 @@ class _TargetSearch:
             reasons = "; ".join(f"as {layout!r} {reason}" for layout, reason in self._refusals.items())
             raise H5ValueError(
                 f"label={self._label} was given, but the target {self._name} cannot be searched: {reasons}. Declare "
-                "its axes with field_map={'target': {'key': ..., 'layout': 'NTC'}}, or pass a function as `where`."
+                "its axes with field_map={'target': {'key': ..., 'layout': 'NTC'}}, which a data module takes as "
+                "fields, or pass a function as `where`."
             )
         first = self._masks[possible[0]]
         if any((self._masks[layout] != first).any() for layout in possible[1:]):
             raise H5ValueError(
                 f"label={self._label} was given, but the target {self._name} could be one-hot along either axis. "
-                "Pass field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT'."
+                "Pass field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT', which a "
+                "data module takes as fields."
             )
         return first

@@ -13,7 +13,9 @@ import numpy.typing as npt
 from ..catalog import TARGET
 from ..errors import H5ValueError, listing, stop_iteration
 
-__all__ = ["Columns", "Criterion", "Filters", "Mask", "NoRowPassesError", "Where", "criteria_of"]
+__all__ = ["Columns", "Criterion", "Filters", "Mask", "NoRowPassesError", "Where", "criteria_of", "values_text"]
+
+MAX_VALUES = 12  # of a column, to list in a message
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -27,6 +29,16 @@ be left out), or a function from the column to a mask. Or one function from all 
 
 class NoRowPassesError(H5ValueError):
     """No row passes the filters."""
+
+
+def values_text(values: npt.NDArray[Any]) -> str:
+    """Return which values a column has, as text for a message: all if they are few, otherwise some or their range."""
+    distinct = np.unique(values.astype(str) if values.dtype.kind == "O" else values)
+    if not len(distinct):
+        return "none"
+    if distinct.dtype.kind in "iuf" and len(distinct) > MAX_VALUES:
+        return f"{distinct[0].item()!r} to {distinct[-1].item()!r}"
+    return listing(distinct.tolist(), most=MAX_VALUES)
 
 
 @dataclass(frozen=True)

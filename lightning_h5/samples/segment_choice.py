@@ -25,8 +25,8 @@ from ..options import SplitOptions
 from ..readers import run_with_progress
 from ..types import IntArray
 from .indexer import Indexer
-from .labels import LabelCriterion, search_label
-from .row_filters import Criterion, Mask, NoRowPassesError
+from .labels import LabelCriterion, classes_of, search_label
+from .row_filters import Criterion, Mask, NoRowPassesError, values_text
 from .row_table import RowTable
 from .segment_lines import SegmentLines
 
@@ -271,7 +271,8 @@ def samples_that_pass(
         of_parts = values[key]
         column = np.concatenate(of_parts)
         mask = criterion.mask({criterion.column: column}, len(column))
-        counts.append(f"{criterion.text} keeps {int(mask.sum()):,} of {len(column):,} values")
+        existing = "" if mask.any() else f" (which are {values_text(column)})"
+        counts.append(f"{criterion.text} keeps {int(mask.sum()):,} of {len(column):,} values{existing}")
         if absent := sorted(criterion.expected - set(column[mask].tolist())):  # a typo would silently drop segments
             warnings.warn(f"filters name {listing(absent)}, which no segment has.", stacklevel=4)
         ends = np.cumsum([len(part_values) for part_values in of_parts])
@@ -332,7 +333,8 @@ def with_label(table: RowTable, criterion: LabelCriterion, options: OpenOptions)
     run = partial(run_with_progress, shows_bar=False, report=lambda _: None)
     passes = search_label(table, criterion, np.arange(table.n_rows), options, Counters(), run)
     if not passes.any():
-        raise NoRowPassesError(f"no step of {table.n_rows:,} has label={label}. Pass a label that is there.")
+        classes = classes_of(table, criterion, np.arange(min(table.n_rows, 10_000)), options, Counters(), run)
+        raise NoRowPassesError(f"no step of {table.n_rows:,} has label={label}. Pass a label that is there: {classes}.")
     return replace(table, indexer=table.indexer.keeping(passes))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from ..catalog import ArrayRequest, Span
-from ..errors import H5ValueError, listing
+from ..errors import H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
@@ -199,7 +199,8 @@ class SegmentField:
         if len({axis % n_axes for axis in axes}) < len(axes):
             raise H5ValueError(
                 f"segments.axis={self.axis}, segments.step_axis={self.step_axis} and select={dict(self.selection)} "
-                f"name an axis of {self.name!r} twice. Name each once."
+                f"name an axis of {self.name!r} twice. Name each once"
+                f"{', such as step_axis=1' if self.axis == self.step_axis == 0 and n_axes > 1 else ''}."
             )
 
     def seen(self, layout: ArrayLayout, period: int, n_values: int | None) -> ArrayLayout:
@@ -426,6 +427,10 @@ def _check_names(requests: Sequence[ArrayRequest], names: Sequence[str], options
             if pattern not in labels and not any(fnmatchcase(label, pattern) for label in labels)
         ]
         if unused:
+            settings = ""
+            if option == "window.steps":
+                settings = f", or settings of a window: {listing(field.name for field in fields(WindowOptions))}"
             raise H5ValueError(
-                f"{option} names {listing(unused)}; the fields are {listing(names)}. Name some of these."
+                f"{option} names {listing(unused)}; the fields are {listing(names)}.{near(str(unused[0]), names)} Name "
+                f"some of these{settings}."
             )

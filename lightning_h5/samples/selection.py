@@ -24,11 +24,14 @@ from ..order import resolve_replica
 from ..readers import do_tasks, run_with_progress, usable_cores
 from ..types import IntArray
 from .columns import column_tasks, read_columns
-from .labels import LabelCriterion, search_label
-from .row_filters import Criterion, Mask, NoRowPassesError
+from .labels import LabelCriterion, classes_of, search_label
+from .row_filters import Criterion, Mask, NoRowPassesError, values_text
 from .row_table import RowTable
 
 __all__ = ["Selection"]
+
+MAX_ROWS = 10_000
+"""Number of rows whose values are listed in a message if none passes."""
 
 MAX_SENT = 4 << 20
 """Largest number of letters to send through the ranks' store; torch's store refuses values of more than 8 MiB."""
@@ -145,11 +148,14 @@ class Selection:
         mask = np.ones(table.n_rows, dtype=np.bool_)
         counts: dict[str, int] = {}
         present: set[Any] = set()  # of the values that criteria expect
+        values_of = dict[str, npt.NDArray[Any]]()  # the first values of columns, of criteria that no row has passed
         for file, values in enumerate(by_file):
             columns = _FileColumns(self, file, dict(zip(names, values, strict=True)), counters)
             for criterion in self.criteria:
                 is_kept = criterion.mask(columns, columns.n_rows)
                 counts[criterion.text] = counts.get(criterion.text, 0) + int(is_kept.sum())
+                if criterion.column is not None and not counts[criterion.text]:
+                    values_of.setdefault(criterion.text, columns[criterion.column][:MAX_ROWS])
                 mask[table.starts[file] : table.starts[file + 1]] &= is_kept
                 if criterion.expected and criterion.column is not None:
                     present |= criterion.expected.intersection(columns[criterion.column][is_kept])
@@ -160,7 +166,17 @@ class Selection:
             mask[rows[~has_label]] = False
         chosen = mask if self.among is None else mask[self.among]
         if not chosen.any():
-            effects = "; ".join(f"{text} keeps {n:,}" for text, n in counts.items())
+            existing = {
+                text: f" (the {'' if len(values) == table.n_rows else 'first '}values are {values_text(values)})"
+                for text, values in values_of.items()
+                if not counts[text]
+            }
+            if self.label is not None and not counts.get(text := f"label={self.label.label}", 1):
+                rows = np.arange(min(table.n_rows, MAX_ROWS))
+                classes = classes_of(table, self.label, rows, self.options, counters, run)
+                of_rows = "" if len(rows) == table.n_rows else f" of the first {len(rows):,} rows"
+                existing[text] = f" (the classes{of_rows} are {classes})"
+            effects = "; ".join(f"{text} keeps {n:,}{existing.get(text, '')}" for text, n in counts.items())
             of = "" if self.among is None else f" among the {len(self.among):,} that `indices` names"
             raise NoRowPassesError(f"no row of {table.n_rows:,} passes all filters{of}: {effects}. Loosen one of them.")
         expected = frozenset[str]().union(*(criterion.expected for criterion in self.criteria))

@@ -318,7 +318,7 @@ class WholeSegments(Indexer):
         return lengths if self.max_length is None else np.minimum(lengths, -(-self.max_length // steps.rate))
 
 
-def _check_lengths(windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str]) -> None:
+def _check_step_counts(windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str]) -> None:
     """Check that fields with steps that are paired by number have about equally many in each segment.
 
     A field may have as many steps more as windows reach further into it, or one more, as observations have one more
@@ -425,7 +425,7 @@ def samples_of(
                 f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
                 "(window.pad)."
             )
-    _check_lengths(windows, fields, name_of)
+    _check_step_counts(windows, fields, name_of)
     return windows
 
 

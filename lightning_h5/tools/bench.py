@@ -226,7 +226,7 @@ def bench_file(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Task:
+class _Workload:
     """The samples to measure.
 
     Attributes:
@@ -262,13 +262,15 @@ def _of_training(key: Any) -> Any:
     return key.replace("{split}", "train") if isinstance(key, str) else key
 
 
-def _task_of_samples(paths: Sequence[str], advice: Advice, train_path: dict[str, Any], batch_size: int | None) -> _Task:
+def _task_of_samples(
+    paths: Sequence[str], advice: Advice, train_path: dict[str, Any], batch_size: int | None
+) -> _Workload:
     """Return windows, segments, patches or sparse rows, as ``inspect`` suggests them."""
     choices = advice.settings | train_path | ({} if batch_size is None else {"batch_size": batch_size})
     arguments = {name: value for name, value in choices.items() if name not in ("train_path", "split", "batch_size")}
     dataset = LazyFileDataset(paths, **arguments)
     _ensure_enough(dataset, batch_size, "sample")
-    return _Task(
+    return _Workload(
         dataset=dataset,
         choices=choices,
         comments=(),
@@ -282,13 +284,13 @@ def _task_of_samples(paths: Sequence[str], advice: Advice, train_path: dict[str,
 
 def _task_of_rows(
     paths: Sequence[str], x_key: Keys, y_key: Keys | None, train_path: dict[str, Any], batch_size: int | None
-) -> _Task:
+) -> _Workload:
     """Return rows along axis 0 of arrays."""
     dataset = LazyFileDataset(paths, x_key, y_key, sample="row")
     x_keys, y_keys = keys_in(x_key), keys_in(y_key)
     choices, comments = _choices(dataset, x_keys, y_keys, batch_size)
     keys = {"x_key": _yaml_value(x_key)} | ({} if y_key is None else {"y_key": _yaml_value(y_key)})
-    return _Task(
+    return _Workload(
         dataset=dataset,
         choices=train_path | keys | choices,
         comments=comments,

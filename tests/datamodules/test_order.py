@@ -295,7 +295,9 @@ def test_a_checkpoint_that_has_the_old_word_for_the_order_is_resumed(tmp_path, m
 def test_the_old_word_as_an_argument_is_an_error_that_names_the_new_one(shuffle):
     with pytest.raises(H5ValueError, match="Pass shuffle='chunks'"):
         LazyH5DataModule("x.h5", shuffle=shuffle)
-    with pytest.raises(H5ValueError, match=r"shuffle.mode='chunk' was given\. Pass .*'chunks', 'none'"):
+    with pytest.raises(
+        H5ValueError, match=r"shuffle.mode='chunk' was given\. Did you mean 'chunks'\? Pass .*'chunks', 'none'"
+    ):
         LazyH5DataModule("x.h5", shuffle="chunk")
 
 

@@ -206,7 +206,7 @@ def test_a_list_has_the_fractions_of_all_splits(file, make, fractions, named):
         ([float("nan"), 0.5], "Pass the fractions"),
         ([0, 0.5, 0.5], "leave 0 for training"),
         ([0.0, 1.0], "val_fraction=1.0 was given"),
-        ("0.8", "Pass SplitOptions("),
+        ("0.8", "SplitOptions, or a mapping"),
     ],
     ids=str,
 )

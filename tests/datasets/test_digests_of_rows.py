@@ -365,6 +365,6 @@ def test_integrity_levels_are_logged_once_and_for_debugging_alone(module, make_h
     with caplog.at_level("DEBUG", "lightning_h5"):
         data.setup("fit")
         data.setup("validate")
-    (record,) = [record for record in caplog.records if "integrity" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "integrity levels" in record.getMessage()]
     assert record.levelname == "DEBUG"
     assert "y: 0, x: 1 (level 0: most damage to its values shows nowhere)" in record.getMessage()

@@ -121,7 +121,7 @@ def test_a_level_that_does_not_exist_or_matches_nothing_is_an_error(tmp_path):
         H5LazyDataset(path, {"x": "x", "name": "@name[2]"}, segments="*/ses_*")
     with pytest.raises(H5KeyError, match="matches no groups"):
         H5LazyDataset(path, "x", segments="sub*/run_*")
-    with pytest.raises(H5ValueError, match=r"has 2 of '\*' in a level"):
+    with pytest.raises(H5ValueError, match=r"has 2 '\*' in a level.* such as '\*/s\*'"):
         H5LazyDataset(path, "x", segments="*/s*_*")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import H5Error, listing
+from ...errors import H5Error, H5ValueError, listing
 from ...hdf5 import FAULTS, ArrayLayout, find_array, is_matlab_text, keys_in, open_h5, referenced_arrays
 from ...options import FileOptions
 from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
@@ -129,6 +129,8 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     dataset = LazyFileDataset(files, **arguments)
     table = dataset.table
     x_keys, y_keys = keys_in(settings["x_key"]), keys_in(settings.get("y_key"))
+    if not table.n_samples:
+        raise H5ValueError(f"there is no sample of {listing(x_keys)}")
     n_inputs, columns = dataset.fields.n_inputs, {at + 1 for at in dataset.fields.matrices}
     arrays = [layout for at, layout in enumerate(table.layouts[0]) if at not in columns]
     x, y = arrays[: n_inputs - len(columns)], arrays[n_inputs - len(columns) :]
