@@ -55,11 +55,13 @@ from .references import MAX_TEXT, holds_regions, is_matlab_text, is_references, 
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
 from .structures import (
+    AXIS,
     CELLS,
     COMPLEX_MEMBERS,
     COORDINATES,
     SPARSE_PARTS,
     WEIGHTS,
+    axes_of,
     field_groups_among,
     matrices_among,
     reading_of,
@@ -68,6 +70,7 @@ from .structures import (
 from .suggestions import segments_hint
 
 __all__ = [
+    "AXIS",
     "CELLS",
     "COMPLEX_MEMBERS",
     "COORDINATES",
@@ -106,6 +109,7 @@ __all__ = [
     "Target",
     "arrays_in",
     "attribute_layout",
+    "axes_of",
     "blank_digests",
     "check_decoding_memory",
     "check_no_overlap",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import h5py
 import numpy as np
 
 __all__ = [
+    "AXIS",
     "CELLS",
     "COMPLEX_MEMBERS",
     "COORDINATES",
@@ -18,6 +20,7 @@ __all__ = [
     "MATLAB_EMPTY",
     "SPARSE_PARTS",
     "WEIGHTS",
+    "axes_of",
     "biom_shape",
     "field_groups_among",
     "is_empty_matlab",
@@ -49,6 +52,7 @@ NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 DIMENSION_SCALE = "a dimension scale"
 WEIGHTS = "weights of a Keras model"
+AXIS = "an axis of NXdata"
 CELLS = "contents of cells of MATLAB"
 
 
@@ -154,6 +158,22 @@ def _is_pickled(item: Any, name: str) -> bool:
     return _text_attribute(item, b"CLASS") == b"VLARRAY" and _text_attribute(item, b"PSEUDOATOM") == b"object"
 
 
+def _is_file_node(item: Any, name: str) -> bool:
+    return _text_attribute(item, b"NODE_TYPE") == b"file"
+
+
+def _is_text_in_lists(item: Any, name: str) -> bool:
+    return _text_attribute(item, b"PSEUDOATOM") in (b"vlunicode", b"vlstring")
+
+
+def _is_object_of_matlab(item: Any, name: str) -> bool:
+    return bool(np.any(_attribute_or_default(item, b"MATLAB_object_decode", 0)))
+
+
+def _is_text_of_matlab(item: Any, name: str) -> bool:
+    return _text_attribute(item, b"MATLAB_class") == b"char"
+
+
 def _is_pandas_index(item: Any, name: str) -> bool:
     return _text_attribute(item, b"CLASS") == b"ARRAY" and _has_attributes(item, b"kind", b"name")
 
@@ -178,6 +198,10 @@ STRUCTURES = (
     Structure(DIMENSION_SCALE, False, _is_scale, "a coordinate of other arrays", is_coordinate=True),
     Structure("an empty array of MATLAB", False, _is_empty, "it holds its sizes in place of values"),
     Structure("pickled objects of PyTables", False, _is_pickled, "only PyTables reads them"),
+    Structure("a file inside the file, of PyTables", False, _is_file_node, "only PyTables reads it"),
+    Structure("text of PyTables in lists", False, _is_text_in_lists, "its numbers are characters"),
+    Structure("an object of a class of MATLAB", False, _is_object_of_matlab, "only MATLAB reads it"),
+    Structure("text of MATLAB", False, _is_text_of_matlab, "its numbers are characters", is_coordinate=True),
     Structure("an index of pandas", False, _is_pandas_index, "it labels rows or columns", is_coordinate=True),
     Structure("ends of ragged rows of NWB", False, _is_ragged_index, "pass it as segments.ends", is_coordinate=True),
     Structure("row numbers of NWB", False, _is_row_id, "they name rows", is_coordinate=True),
@@ -185,7 +209,7 @@ STRUCTURES = (
 )
 """All structures; the first one that marks an object counts."""
 
-COORDINATES = frozenset(structure.what for structure in STRUCTURES if structure.is_coordinate)
+COORDINATES = frozenset({AXIS, *(structure.what for structure in STRUCTURES if structure.is_coordinate)})
 """The structures with values that are worth loading, if a user names them; but no targets."""
 
 SOFTWARE: tuple[tuple[str, bytes, bytes], ...] = (
@@ -195,6 +219,8 @@ SOFTWARE: tuple[tuple[str, bytes, bytes], ...] = (
     ("BIOM", b"format-url", b"http://biom-format.org"),
     ("loom", b"LOOM_SPEC_VERSION", b""),
     ("cooler", b"format", b"HDF5::Cooler"),
+    ("cooler", b"format", b"HDF5::MCOOL"),
+    ("cooler", b"format", b"HDF5::SCOOL"),
     ("netCDF", b"_NCProperties", b""),
     ("PyTables", b"PYTABLES_FORMAT_VERSION", b""),
 )
@@ -212,9 +238,23 @@ def software_of(file: Any) -> str | None:
             link = file.id.links.get_info(name.encode() if isinstance(name, str) else name)
             if link.type == h5py.h5l.TYPE_HARD and _has_attributes(file[name].id, b"MATLAB_class"):
                 return "MATLAB"
+        if "h5md" in names and _has_attributes(file["h5md"].id, b"version"):
+            return "H5MD"
         if {"matrix", "row_attrs", "col_attrs", "attrs"} <= set(names) and "LOOM_SPEC_VERSION" in file["attrs"]:
             return "loom"
     return None
+
+
+def axes_of(file: Any, group: str) -> set[str]:
+    """Return the names of arrays of a group that its attributes call axes, as those of NXdata and NXcanSAS do."""
+    item = file[group or "/"].id
+    if not _has_attributes(item, b"signal"):
+        return set()
+    signal = _text_attribute(item, b"signal")
+    values = (_attribute_or_default(item, name, ()) for name in (b"axes", signal + b"_axes"))
+    names = [text for value in values for text in np.ravel(value).tolist()]
+    texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in names]
+    return {name for text in texts for name in re.split("[,:]", text)} - {signal.decode(errors="replace")}
 
 
 def biom_shape(group: Any) -> tuple[int, int] | None:

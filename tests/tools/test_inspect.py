@@ -7,6 +7,7 @@ import h5py
 import hdf5plugin  # noqa: F401  # its filters, so that h5py writes what it is asked to
 import numpy as np
 import pytest
+import torch
 import yaml
 from arguments import nested
 from factories import Stored
@@ -394,3 +395,102 @@ def test_columns_of_a_group_that_are_alike_are_suggested_as_one_field(make_h5):
     assert says in inspect_file(make_h5(arrays)).advice.reasons[0]
     arrays["signals/eeg/time"] = np.zeros(300)
     assert "stacks" not in inspect_file(make_h5(arrays)).advice.reasons[0]
+
+
+def test_fields_of_one_name_are_told_apart_by_their_groups(make_h5):
+    arrays = {
+        f"parts/{name}/value": np.zeros((60, 4, 3), dtype) for name, dtype in (("position", "f4"), ("force", "f8"))
+    }
+    arrays |= {f"parts/{name}/time": np.arange(60.0) for name in ("position", "force")}
+    settings = inspect_file(make_h5(arrays)).advice.settings
+    assert settings["x_key"] == {"position": "parts/position/value", "force": "parts/force/value"}
+    assert settings["segments"]["join"] in ("parts/position/time", "parts/force/time")
+
+
+@pytest.mark.parametrize("has_times", [False, True])
+def test_frames_of_h5md_are_samples_or_steps(make_h5, has_times):
+    arrays = {f"particles/all/{name}/value": np.zeros((30, 40, 3), "f4") for name in ("position", "velocity")}
+    if has_times:
+        arrays |= {f"particles/all/{name}/time": np.arange(30.0) for name in ("position", "velocity")}
+    path = make_h5(arrays | {"observables/energy/value": np.zeros(30)})
+    with h5py.File(path, "a") as file:
+        file.create_group("h5md").attrs["version"] = [1, 1]
+    keys = {name: f"particles/all/{name}/value" for name in ("position", "velocity")}
+    settings = inspect_file(path).advice.settings
+    assert settings["x_key"] == keys
+    assert settings.get("segments") == ({"join": "particles/all/position/time"} if has_times else None)
+
+
+@pytest.mark.parametrize(
+    ("columns", "target"),
+    [
+        ({"score": np.random.default_rng(0).random(40)}, "score"),
+        ({"temperature": np.arange(40.0)}, None),
+        ({"weights": np.ones(40)}, None),
+        ({"x_pos": np.ones(40), "y_pos": np.ones(40)}, None),
+        ({"y": np.arange(40.0)}, "y"),
+    ],
+)
+def test_coordinates_and_weights_are_no_targets(make_h5, columns, target):
+    path = make_h5({"patterns": np.zeros((40, 8, 8), "f4"), **columns})
+    assert inspect_file(path).advice.settings.get("y_key") == target
+
+
+def test_settings_of_a_few_numbers_are_neither_input_nor_target(make_h5):
+    path = make_h5({"mass": np.ones(1), "lattice": np.ones(6), "atoms": np.ones((5, 1))})
+    assert inspect_file(path).advice.datamodule is None
+    path = make_h5({"patterns": np.zeros((1, 60, 60)), "names/label": np.ones(1), "axis": np.ones((1, 9))})
+    assert inspect_file(path).advice.settings.keys() & {"x_key", "y_key"} == {"x_key"}
+
+
+def test_times_without_a_signal_are_no_samples(make_h5):
+    assert inspect_file(make_h5({"times": np.arange(500.0), "events": np.ones(7)})).advice.datamodule is None
+    assert inspect_file(make_h5({"times": np.arange(500.0), "flux": np.ones(500)})).advice.datamodule is not None
+
+
+def test_axes_that_a_group_names_are_coordinates(make_h5):
+    path = make_h5({"data/I": np.zeros((40, 30)), "data/Q": np.zeros((3, 40, 30))})
+    assert inspect_file(path).advice.x_keys == ("data/Q",)
+    with h5py.File(path, "a") as file:
+        file["data"].attrs.update({"signal": "I", "I_axes": ["Q", "Q"]})
+    assert inspect_file(path).advice.x_keys == ("data/I",)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("NODE_TYPE", "file"), ("PSEUDOATOM", "vlunicode"), ("MATLAB_object_decode", 3), ("MATLAB_class", "char")],
+)
+def test_numbers_that_stand_for_something_else_are_no_samples(make_h5, attribute, value):
+    path = make_h5({"codes": np.ones(500, "u4")})
+    assert inspect_file(path).advice.datamodule is not None
+    with h5py.File(path, "a") as file:
+        file["codes"].attrs[attribute] = np.bytes_(value) if isinstance(value, str) else value
+    assert inspect_file(path).advice.datamodule is None
+
+
+@pytest.mark.parametrize("group", ["", "resolutions/2/"])
+def test_contacts_of_cooler_are_cut_by_their_first_bin(make_h5, group):
+    pixels = {name: np.ones(48, "i4") for name in ("bin1_id", "bin2_id", "count")}
+    arrays = {f"{group}pixels/{name}": values for name, values in pixels.items()}
+    arrays |= {f"{group}bins/{name}": np.zeros(60, "i4") for name in ("start", "end")}
+    offsets = np.append(np.repeat(np.arange(0, 48, 4), 5), 48)
+    path = make_h5(arrays | {f"{group}indexes/bin1_offset": offsets})
+    with h5py.File(path, "a") as file:
+        file.attrs["format"] = "HDF5::MCOOL" if group else "HDF5::Cooler"
+    settings = inspect_file(path).advice.settings
+    assert settings["segments"]["offsets"] == f"{group}indexes/bin1_offset"
+    assert settings["x_key"] == {name: f"{group}pixels/{name}" for name in pixels}
+
+
+def test_an_image_with_a_scale_for_each_slice_comes_with_its_scales(make_h5):
+    limits = {"v/image-max": np.arange(12.0) + 1, "v/image-min": np.zeros(12)}
+    path = make_h5({"v/image": np.ones((12, 5, 6), "i2"), **limits})
+    with h5py.File(path, "a") as file:
+        file["v/image"].attrs["valid_range"] = [-32768.0, 32767.0]
+    settings = inspect_file(path).advice.settings
+    assert sorted(settings["x_key"]) == ["v/image", *limits]
+    assert settings["x_dtype"] == {"v/image": "int16"}
+    module = lightning_h5.LazyH5DataModule(**settings)
+    module.setup("fit")
+    assert next(iter(module.train_dataloader()))[0].dtype == torch.int16
+    module.teardown("fit")

@@ -16,6 +16,7 @@ import yaml
 
 from ...errors import H5Error, H5ValueError, listing
 from ...hdf5 import (
+    AXIS,
     COORDINATES,
     FAULTS,
     GROUP_WORDS,
@@ -55,6 +56,17 @@ MAX_CLASSES = 0.2  # of the rows: more distinct numbers are not classes
 
 TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "y", "class", "classes")}
 """Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
+
+TIMES = {"time", "t", "timestamp", "datetime"}
+"""Words in the name of a coordinate of time."""
+
+NO_TARGET_WORDS = {"weight", "qweight", "kweight", "map", "offset", "ptr", "indptr", "start", *TIMES}
+"""Words in the name of the only column beside an input that is no target."""
+
+HEADER_WORDS = {"header", "metadata"}
+"""Words in the name of a group with descriptions of data."""
+
+MAX_SETTING = 64  # numbers of the only row of a setting
 
 MAX_COLUMN_ROWS = 1_000_000
 """The longest column that is read for a suggestion."""
@@ -139,7 +151,11 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     sparse = sorted(matrices_among([array.key for array in layouts]))
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
     scales = {array.name for array in contents.arrays if array.structure in COORDINATES}
-    layouts = [array for array in layouts if array.name.strip("/") not in scales] or layouts
+    layouts = [array for array in layouts if array.name.strip("/") not in scales]
+    if contents.software == "NWB":
+        layouts = [array for array in layouts if not array.key.startswith("general/")]
+    if len({array.name for array in layouts}) > 1:
+        layouts = [array for array in layouts if not _is_setting(array)]
     if all(array.members and names_rows(array.key) for array in layouts):
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
@@ -147,9 +163,18 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
             reason = "The file holds weights of a Keras model: there are no samples in it. Name another file."
         return Advice(datamodule=None, settings={}, reasons=(reason,))
     x, y, other_arrays = _choose_arrays(layouts)
+    if len(x) == 1 and (why_none := _why_no_samples(x[0], other_arrays, len(contents.layouts))) is not None:
+        return Advice(datamodule=None, settings={}, reasons=(why_none,))
+    has_axes = any(array.structure == AXIS for array in contents.arrays)  # and so names its signal
+    if y and not _names_target(y[0].key) and (has_axes or _are_places(read_column(files, y[0].key))):
+        other_arrays, y = [*other_arrays, *y], []
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
     if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
         other_arrays, y = [*other_arrays, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
+    if x[0].packing is not None and x[0].packing.unclear is not None:  # for the user to decode with
+        group, names = x[0].key.rpartition("/")[0], [name for name, _ in x[0].packing.attributes]
+        limits = [array for array in other_arrays if array.key in [f"{group}/{name}".strip("/") for name in names]]
+        x, other_arrays = [*x, *limits], [array for array in other_arrays if array not in limits]
     rows = x[0].n_rows if n_rows is None else n_rows
     x_keys, y_keys = [layout.key for layout in x], [layout.key for layout in y]
     group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
@@ -277,16 +302,21 @@ def suggest_dtypes(
             dtypes["y_dtype"] = dtype
             reasons.append(f"y_dtype: {dtype}, since the target is stored as {targets[0].dtype} and {use} in {dtype}.")
     packed_arrays = [array for array in (*x, *y) if array.packing is not None and array.packing.policy != "keep"]
-    if refused_keys := [
-        array.key for array in packed_arrays if array.packing is not None and array.packing.policy == "refuse"
-    ]:
+    refused_keys = []
+    for array in packed_arrays:
+        packing, kind = array.packing, "floats" if array.dtype.kind == "f" else "integers"
+        if packing is None:
+            continue
+        if packing.unclear is not None and packing.policy == "refuse":
+            argument, n_arrays = ("y_dtype", len(y)) if array in y else ("x_dtype", len(x))
+            dtypes[argument] = str(array.dtype) if n_arrays == 1 else {array.key: str(array.dtype)}
+            reasons.append(f"{array.key!r} holds packed {kind}, and stays as stored. {packing.how(array.key)}.")
+            continue
+        if packing.policy == "refuse":
+            refused_keys.append(array.key)
+        reasons.append(f"{array.key!r} holds packed {kind}, which are decoded ({packing.formula}).")
+    if refused_keys:
         dtypes["decode"] = dict.fromkeys(refused_keys, "cf")
-    reasons += [
-        f"{array.key!r} holds packed {'floats' if array.dtype.kind == 'f' else 'integers'}, which are decoded "
-        f"({array.packing.formula})."
-        for array in packed_arrays
-        if array.packing is not None
-    ]
     return dtypes, reasons
 
 
@@ -390,10 +420,11 @@ def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[st
 def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
     """Return input, target (if one stands out), and other arrays with the same number of rows."""
 
-    def size_as_input(array: ArrayLayout) -> tuple[bool, int]:
-        return bool(array.row_shape), array.n_bytes
+    def size_as_input(array: ArrayLayout) -> tuple[bool, int, int]:
+        return bool(array.row_shape), array.n_rows * math.prod(array.row_shape), array.n_bytes
 
     candidates = [array for array in layouts if not (array.members and names_rows(array.key))]
+    candidates = [array for array in candidates if not _is_in_header(array.key)] or candidates
     x = max(candidates, key=size_as_input)  # if no row has many values, take the largest array
     if _is_called_target(x.key):
         alternatives = [a for a in candidates if a.n_rows == x.n_rows and not _is_called_target(a.key)]
@@ -401,8 +432,11 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
     other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
     columns += [a for a in other_arrays if a.row_shape == (1,) and _is_called_target(a.key)]  # as MATLAB stores them
-    named_targets = [array for array in columns if _is_called_target(array.key) or _names_target(array.key)]
-    y = named_targets[:1] or (columns if len(columns) == 1 else [])
+    keys = {array.key for array in columns if array is not x}
+    columns = [array for array in columns if array.n_rows > 1 and not _is_coordinate_beside(array.key, keys)]
+    named_targets = [array for array in columns if _names_target(array.key)]
+    is_clear = len(columns) == 1 and x.n_rows >= MIN_ROWS and not words_in(columns[0].key) & NO_TARGET_WORDS
+    y = named_targets[:1] or (columns if is_clear else [])
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
@@ -414,7 +448,49 @@ def _is_called_target(key: str) -> bool:
 
 
 def _names_target(key: str) -> bool:
-    return any(word in key.casefold() for word in ("label", "target", "class", "/y"))
+    return _is_called_target(key) or any(word in key.casefold() for word in ("label", "target", "class"))
+
+
+def _is_setting(array: ArrayLayout) -> bool:
+    """Return whether an array has a few numbers in one row or column, as settings have them beside the data."""
+    n_values = math.prod(array.row_shape)
+    return (
+        len(array.row_shape) < 2
+        and n_values <= MAX_SETTING
+        and (array.n_rows == 1 or (array.row_shape == (1,) and array.n_rows < MIN_ROWS))
+    )
+
+
+def _why_no_samples(x: ArrayLayout, other_arrays: Sequence[ArrayLayout], n_arrays: int) -> str | None:
+    """Return why the largest array, with others of as many rows, has no samples; None if it may have."""
+    if _is_time(x) and all(_is_time(array) for array in other_arrays):
+        return f"{x.key!r}, the largest array, has times by its name, and no other array has as many rows."
+    if n_arrays > 1 and not other_arrays and x.n_rows * math.prod(x.row_shape) < MIN_ROWS:
+        return f"{x.key!r}, the largest array, has few numbers, as settings have."
+    return None
+
+
+def _is_in_header(key: str) -> bool:
+    return any(words_in(group) & HEADER_WORDS for group in key.split("/")[:-1])
+
+
+def _is_time(array: ArrayLayout) -> bool:
+    return math.prod(array.row_shape) == 1 and bool(words_in(array.key) & TIMES)
+
+
+def _is_coordinate_beside(key: str, keys: Collection[str]) -> bool:
+    """Return whether x, y or z in the name of a column is a coordinate: others are named alike with x and with y."""
+    group, slash, name = key.rpartition("/")
+    match = re.search(r"(?<![a-zA-Z])[xyz](?![a-zA-Z])", name, re.IGNORECASE)
+    if match is None:
+        return False
+    letters = "XY" if match[0].isupper() else "xy"
+    return all(f"{group}{slash}{name[: match.start()]}{letter}{name[match.end() :]}" in keys for letter in letters)
+
+
+def _are_places(values: Column) -> bool:
+    """Return whether the values of a column ascend strictly, as those of a coordinate or an index do."""
+    return values is not None and values.dtype.kind in "iuf" and bool((values[1:] > values[:-1]).all())
 
 
 def _why_no_target(key: str) -> str:
@@ -427,7 +503,7 @@ def _why_no_target(key: str) -> str:
 def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> str:
     target = ""
     if y:
-        is_named = _is_called_target(y[0].key) or _names_target(y[0].key)
+        is_named = _names_target(y[0].key)
         evidence = " and is a target by its name" if is_named else ", and no other array has"
         target = f", and {y[0].key!r} has one value for each{evidence}"
     hints = ""

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from ...errors import H5Error
 from ...hdf5 import (
+    AXIS,
     COORDINATES,
     FAULTS,
     AlikeArrays,
     ArrayLayout,
     ChangeGuard,
     Entry,
+    axes_of,
     entries_of,
     filters_of,
     kind_of,
@@ -123,10 +125,15 @@ class _Describer:
     def __init__(self, file: Any, path: str, layouts: dict[str, ArrayLayout], columns: dict[str, int]) -> None:
         self._file, self._path, self._layouts, self._columns = file, path, layouts, columns
         self._alike, self._guard = AlikeArrays(), ChangeGuard.of_open(file, path)
+        self._axes: dict[str, set[str]] = {}  # of groups
         self._reports: dict[Any, ArrayReport] = {}  # by template, rows and stored bytes
 
     def __call__(self, entry: Entry) -> ArrayReport:
-        report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=entry.structure)
+        group, _, last = entry.name.rpartition("/")
+        if group not in self._axes:
+            self._axes[group] = axes_of(self._file, group)
+        structure = entry.structure or (AXIS if last in self._axes[group] else None)
+        report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=structure)
         if not report.is_data:
             return replace(report, problem=f"it is {entry.structure}, and no data")
         alike = re.sub(r"\d+", "#", entry.name.rpartition("/")[2])
@@ -142,7 +149,7 @@ class _Describer:
                 report = replace(report, chunks=array.chunks, filters=filters)
             return report
         self._note(entry.name, layout)
-        key = None if template is None else (template, layout.n_rows, layout.n_stored_bytes, entry.structure)
+        key = None if template is None else (template, layout.n_rows, layout.n_stored_bytes, structure)
         if key not in self._reports or key is None:
             self._reports[key] = _with_layout(report, layout)
         return replace(self._reports[key], name=entry.name)

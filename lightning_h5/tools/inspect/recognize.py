@@ -42,6 +42,7 @@ from .recognize_parts import (
     Look,
     Reader,
     Settings,
+    names_of,
 )
 from .recognize_software import recognize_software, sparse_rows
 
@@ -238,7 +239,7 @@ def _trajectories(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     space = shape[2:]
     constants = [name for name in arrays if is_well and WELL.match(name) and arrays[name].shape[: len(space)] == space]
     constants = [name for name in constants if name not in fields and len(space)]
-    names = {name.rpartition("/")[2]: name for name in (*fields, *constants)}
+    names = names_of((*fields, *constants))
     name_of = {key: name for name, key in names.items()}
     segments: Settings = {"axis": 0, "step_axis": 1}
     if constants:
@@ -258,19 +259,30 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """A coordinate of time along axis 0 that advances by one step: files are parts of one series."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
     times = [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]
+    fields_of_times: dict[str, list[str]] = {}
     for name in [name for name in times if not names_rows(name)]:
         n = arrays[name].shape[0]
         group = name.rpartition("/")[0]  # a coordinate of the arrays beside and below it
         fields = [field for field, look in arrays.items() if look.shape[0] == n and len(look.shape) > 1]
         fields = [field for field in fields if f"/{field}".startswith(f"/{group}/" if group else "/")]
+        fields = [
+            field for field in fields if f"{field.rpartition('/')[0]}/id" not in files[0].coordinates
+        ]  # of a table
+        if fields:
+            fields_of_times[name] = fields
+    for name in sorted(
+        fields_of_times, key=lambda name: -sum(arrays[field].n_values for field in fields_of_times[name])
+    ):
         values = reader.values(name)
-        if not fields or values is None or len(values) < 3 or values.dtype.kind not in "iuf":
+        if values is None or len(values) < 3 or values.dtype.kind not in "iuf":
             continue
         steps = np.diff(values.astype(np.float64))
         stride = float(np.median(steps))
         if not stride > 0 or np.mean(abs(steps - stride) <= stride / 1000) < 0.5:
             continue
-        x_key: Any = {key.rpartition("/")[2]: key for key in fields} if len(fields) > 1 else fields[0]
+        same_times = [other for other in fields_of_times if np.array_equal(reader.values(other), values)]
+        fields = list(dict.fromkeys(field for other in same_times for field in fields_of_times[other]))
+        x_key: Any = names_of(fields) if len(fields) > 1 else fields[0]
         why = (
             f"{name!r} advances by {stride:g} from row to row, so that rows are steps in time, also from file to file. "
             "A sample is two steps that follow each other."
@@ -296,7 +308,7 @@ def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     groups = {name.rpartition("/")[0] for name in fields}
     if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or not is_longest or len(groups) > 1:
         return []
-    names = {name.rpartition("/")[2]: name for name in fields}
+    names = names_of(fields)
     target = [name for name in fields if words_in(name) & TARGETS and name != main]
     if len(target) == 1 and len(fields) == 2:
         keys: Settings = {"x_key": main, "y_key": target[0]}
@@ -545,15 +557,16 @@ def _shapes(rows: Sequence[bytes]) -> set[tuple[int, ...]]:
 
 def _cells_of_references(file: FileLooks, reader: Reader) -> list[Guess]:
     """Return a guess for the arrays that cells of MATLAB refer to, each a segment."""
-    cells = {name: looks for name in file.references if (looks := reader.cells(name))}
+    holders = [name for name in file.references if reader.holds_arrays(name)]
+    cells = {name: looks for name in holders if (looks := reader.cells(name))}
     if not cells:
         return []
     main = max(cells, key=lambda name: sum(look.n_values for look in cells[name] if look.dtype != "text"))
     n = len(cells[main])
-    cells = {name: looks for name, looks in cells.items() if len(looks) == n}
     other_arrays = file.arrays
     if any(look.n_values > sum(cell.n_values for cell in cells[main]) for look in other_arrays.values()):
         return []
+    cells = {name: looks for name in file.references if len(looks := cells.get(name) or reader.cells(name)) == n}
     looks_of_segments = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]
     segments = [
         FileLooks(path=file.path, group=f"{main}[{at}]", arrays=segment_looks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import listing
 from ...hdf5 import COMPLEX_MEMBERS, keys_in, words_in
 from ...types import cached_property
+from .advice import TIMES
 from .contents import Contents
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Reader",
     "Settings",
     "looks_of",
+    "names_of",
 ]
 
 ACTIONS = {"action", "control", "command"}
@@ -40,7 +42,7 @@ BAGS = {"feature", "feat", "coord", "embedding", "token", "point", "hit", "parti
 SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wave", "strain", "trace", "sensor"}
 PICTURES = {"image", "img", "picture", "photo", "tile", "pixel", "scan", "slice", "mask", "micrograph", "frame"}
 RATES = {"fs", "rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
-TIMES = {"time", "t", "timestamp", "datetime"}
+
 TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
 
 PERSON = r"((?:patient|subject|subj|sub|case)[-_]?\w*?\d+)"
@@ -158,11 +160,13 @@ class Reader(NamedTuple):
     Attributes:
         values: return all values of a column of the first file; None if it cannot be read.
         attributes: returns the attributes of some parts that have one number or text, by name, for each part.
+        holds_arrays: returns whether one of the first arrays that an array of references points at has several numbers.
         cells: returns how the arrays look that an array of the first file refers to; none if it does not make segments.
     """
 
     values: Callable[[str], Any]
     attributes: Callable[[Sequence[FileLooks], Sequence[str]], dict[str, list[Any]]]
+    holds_arrays: Callable[[str], bool]
     cells: Callable[[str], list[Look]]
 
 
@@ -393,7 +397,7 @@ class AlikeParts:
 
     def _window(self) -> Any:
         if self.words & ACTIONS:
-            steps = {name: [0, N_ACTIONS] if words_in(name) & ACTIONS else 0 for name in self._names(self.steps)}
+            steps = {name: [0, N_ACTIONS] if words_in(name) & ACTIONS else 0 for name in names_of(self.steps)}
             return {"steps": steps, "pad": "edge"}
         if len(self.shapes[self.main][0]) > 2:
             return [0, min(2, *self.lengths)]
@@ -427,12 +431,6 @@ class AlikeParts:
             parts.append("A sample is a window of steps.")
         return " ".join(parts)
 
-    def _names(self, keys: Any) -> dict[str, str]:
-        """Return the array of each name in a sample: the last part of its key, or the whole key to be unique."""
-        short_names = {key: re.split(r"[/@]", key)[-1] for key in keys}
-        counts = Counter(short_names.values())
-        return {(name if counts[name] == 1 else key): key for key, name in short_names.items()}
-
     def _fields(self, **sample_settings: Any) -> Settings:
         is_whole_array = sample_settings.get("sample") == "segment" and self.is_ragged
         steps = dict.fromkeys(self.shapes, 0) if is_whole_array else self.steps
@@ -455,7 +453,7 @@ class AlikeParts:
         if self.words & ACTIONS:  # attributes of episodes describe them, and are no input of a policy
             column_names = []
         target = self._target if self._target in keys and not constants and not column_names else None
-        names = self._names([*(key for key in keys if key != target), *constants, *column_names])
+        names = names_of([*(key for key in keys if key != target), *constants, *column_names])
         settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}
         if target is not None:
             settings["y_key"] = target
@@ -485,6 +483,18 @@ class AlikeParts:
         if all(matches) and len({match.group(1) for match in matches if match}) < len(matches):
             return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
         return {"split": 0.1}
+
+
+def names_of(keys: Iterable[str]) -> dict[str, str]:
+    """Return the array of each name in a sample: the last part of its key, or of its group, or all of it."""
+    parts_of_keys = {key: re.split(r"[/@]", key)[::-1] for key in keys}
+    counts = Counter(part for parts in parts_of_keys.values() for part in dict.fromkeys(parts[:2]))
+    last_counts = Counter(parts[0] for parts in parts_of_keys.values())
+    names = {}
+    for key, (last, *groups) in parts_of_keys.items():
+        is_short = last_counts[last] == 1
+        names[last if is_short else groups[0] if groups and counts[groups[0]] == 1 else key] = key
+    return names
 
 
 def _is_observation(name: str) -> bool:

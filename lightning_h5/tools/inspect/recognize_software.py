@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import listing
 from ...hdf5 import GROUP_WORDS, OLD_CATEGORIES, matrices_among, words_in
-from .recognize_parts import TARGETS, FileLooks, Guess, Look, Reader, Settings
+from .recognize_parts import TARGETS, AlikeParts, FileLooks, Guess, Look, Reader, Settings, names_of
 
 __all__ = ["recognize_software"]
+
+PIXELS = "pixels/count"  # of cooler
 
 MIN_ROWS = 10  # of which some are left to validate on
 
@@ -26,9 +29,12 @@ def sparse_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     arrays = files[0].arrays
     matrices = matrices_among(arrays)
     groups = sorted(matrices)
-    main = next((group for group in groups if group in ("X", "matrix")), groups[0] if len(groups) == 1 else None)
+    main = next((group for group in groups if group in ("X", "matrix")), None)
     if main is None:
-        return []
+        sizes = {group: (arrays[f"{group}/data"].n_values, arrays[matrices[group]].n_values) for group in groups}
+        main = max(groups, key=lambda group: sizes[group], default=None)
+        if main is None or any(look.n_values > sizes[main][0] for look in arrays.values() if len(look.shape) > 1):
+            return []
     n_rows = arrays[matrices[main]].shape[0] - 1
     why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
     why += f"decode={{{main!r}: 'csr'}}."
@@ -111,6 +117,61 @@ def _loom(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return [Guess(settings=settings, why=why)]
 
 
+def _cooler(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Contacts are rows of ``pixels``, sorted by their first bin, of which ``bin1_offset`` has the first rows."""
+    arrays = files[0].arrays
+    sizes = {name.removesuffix(PIXELS): look.n_values for name, look in arrays.items() if name.endswith(PIXELS)}
+    if len(sizes) > 1 and all(re.fullmatch(r"cells/[^/]+/", group) for group in sizes):
+        looks_of_cells = {
+            group: {name.removeprefix(group): arrays[name] for name in arrays if name.startswith(f"{group}pixels/")}
+            for group in sizes
+        }
+        cells = [
+            FileLooks(path=files[0].path, group=group.strip("/"), arrays=looks)
+            for group, looks in looks_of_cells.items()
+        ]
+        segments: Settings = {"groups": "cells/*"}
+        why = f"'cells' has the contacts of {len(cells):,} cells, each a segment."
+    else:
+        group = max(sizes, key=lambda group: sizes[group], default="")
+        offsets = f"{group}indexes/bin1_offset"
+        values = reader.values(offsets) if offsets in arrays else None
+        if values is None or group not in sizes or values[-1] != sizes[group]:
+            return []
+        names = [name for name in arrays if name.startswith(f"{group}pixels/")]
+        if len(values) - 1 < sizes[group]:
+            names += [name for name in (f"{group}bins/start", f"{group}bins/end") if name in arrays]
+        cells = [FileLooks(path=file.path, arrays={name: file.arrays[name] for name in names}) for file in files]
+        segments = {"offsets": offsets}
+        why = f"{offsets!r} has the first contact of each bin, and {f'{group}{PIXELS}'!r} their counts."
+    parts = AlikeParts(cells, reader, segments)
+    parts.attributes, parts.scalars = {}, []
+    return [replace(guess, why=f"{why} {guess.why}") for guess in parts.guesses()[:1]]
+
+
+def _h5md(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Positions of particles and what else has a value for each, by frame; frames with times are steps."""
+    arrays = files[0].arrays
+    positions = [name for name in arrays if re.fullmatch(r"particles/.+/position/value", name)]
+    main = max(positions, key=lambda name: arrays[name].n_values, default=None)
+    if main is None:
+        return []
+    group = main.removesuffix("position/value")
+    fields = [name for name in arrays if re.fullmatch(f"{re.escape(group)}[^/]+/value", name)]
+    fields = [name for name in fields if arrays[name].shape[:2] == arrays[main].shape[:2]]
+    settings: Settings = {"x_key": names_of(fields) if len(fields) > 1 else main}
+    if arrays[main].shape[0] >= MIN_ROWS:
+        settings["split"] = 0.1
+    why = f"{group!r} of an H5MD file has {listing(fields, 4)}, with a row for each frame."
+    time = f"{main.removesuffix('value')}time"
+    if time in arrays and arrays[time].shape == arrays[main].shape[:1]:
+        settings |= {"segments": {"join": time}, "window": [0, 2]}
+        if "split" in settings:
+            settings["split"] = {"val_fraction": 0.1, "by": "time"}
+        why += f" By {time!r} frames are steps in time. A sample is two that follow each other."
+    return [Guess(settings=settings, why=why)]
+
+
 def _pandas(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """``DataFrame.to_hdf(format="fixed")``: blocks of columns of one dtype, with the columns' names beside each."""
     arrays = files[0].arrays
@@ -149,6 +210,8 @@ def _pandas(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 RULES: dict[str, Callable[[Sequence[FileLooks], Reader], list[Guess]]] = {
     "AnnData": _anndata,
     "BIOM": _biom,
+    "H5MD": _h5md,
+    "cooler": _cooler,
     "loom": _loom,
     "PyTables": _pandas,
 }

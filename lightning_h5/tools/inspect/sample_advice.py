@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import H5Error, H5ValueError, listing
-from ...hdf5 import FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
+from ...hdf5 import FAULTS, ArrayLayout, find_array, is_matlab_text, keys_in, open_h5, referenced_arrays
 from ...options import FileOptions
 from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
 from .recognize import recognize
@@ -21,6 +21,7 @@ __all__ = ["sample_setting", "with_samples"]
 
 MAX_PARTS = 200  # of which attributes are read
 MAX_TEXT = 64  # longer attributes are documents, not names
+N_REFERENCES = 20  # of an array that are followed to recognize them
 N_MEASURED = 256  # samples whose chunks are counted
 MAX_STEPS = 1 << 20  # of a segment whose chunks are counted one by one, over all fields
 
@@ -36,7 +37,12 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
         looks: the arrays of each file.
     """
     files = [look.path for look in looks]
-    reader = Reader(lambda key: read_column(files[:1], key), _attributes, lambda key: _cells(files[0], key))
+    reader = Reader(
+        lambda key: read_column(files[:1], key),
+        _attributes,
+        lambda key: _holds_arrays(files[0], key),
+        lambda key: _cells(files[0], key),
+    )
     advised: list[tuple[Guess, Advice]] = []
     refusals = []
     for guess in recognize(looks, reader):
@@ -72,6 +78,16 @@ def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, l
             if at == 0 or key in attributes
         }
     return attributes
+
+
+def _holds_arrays(path: str, key: str) -> bool:
+    """Return whether one of the first references of an array leads to an array of several numbers."""
+    with suppress(H5Error, *FAULTS, ValueError), open_h5(path) as file:
+        array = find_array(file, key).array
+        references = array[tuple(slice(N_REFERENCES) for _ in array.shape)].reshape(-1)[:N_REFERENCES]
+        cells = [file[reference] for reference in references if reference]
+        return any((getattr(cell, "size", 0) or 0) > 1 and not is_matlab_text(file, cell.name) for cell in cells)
+    return False
 
 
 def _cells(path: str, key: str) -> list[Look]:
