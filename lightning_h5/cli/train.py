@@ -14,7 +14,10 @@ from .._lightning import PACKAGE, LightningDataModule, LightningModule, models_o
 from ..errors import H5Error
 from ..options.keywords import unknown_keyword
 
-UNKNOWN_OPTION = re.compile(r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted")
+UNKNOWN_OPTION = re.compile(
+    r"class_path '([\w.]+)':\s+"
+    r"(?:Option '(\w+)' is not accepted|Validation failed: No action for key \"(\w+)\")"  # older releases
+)
 
 
 def run_training(arguments: Sequence[str]) -> None:
@@ -95,10 +98,10 @@ class _Messages(logging.Handler):
 def _unknown_options(texts: Sequence[str]) -> list[str]:
     """Return a message for each option of this package's classes that a config misspells."""
     messages = dict[str, None]()
-    for class_path, option in [match for text in texts for match in UNKNOWN_OPTION.findall(text)]:
+    for class_path, *options in [match for text in texts for match in UNKNOWN_OPTION.findall(text)]:
         module, _, name = class_path.rpartition(".")
         if module.partition(".")[0] == __name__.partition(".")[0]:
-            messages[unknown_keyword(getattr(import_module(module), name), option, ...)] = None
+            messages[unknown_keyword(getattr(import_module(module), name), "".join(options), ...)] = None
     return list(messages)
 
 

