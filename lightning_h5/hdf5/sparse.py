@@ -12,12 +12,9 @@ import numpy as np
 from ..errors import H5Error, H5ValueError
 from .contents import has_arrays, resolve_path
 from .open import FAULTS, translate_h5py_errors
-from .structures import SPARSE_PARTS, biom_shape
+from .structures import BIOM_MATRICES, SPARSE_PARTS, biom_shape
 
 __all__ = ["SparseGroup", "sparse_group"]
-
-BIOM_AXES = ("observation/matrix", "sample/matrix")
-"""The two matrices of a BIOM table, the second one transposed."""
 
 MOST = 1 << 40
 """Rows or columns of a matrix, at most: more are damage, and could overflow the number of a value."""
@@ -144,8 +141,8 @@ def _matrix_form(group: Any) -> str | None:
 
 def _names_of_columns(file: Any, group: Any, key: str, *, is_of_10x: bool) -> str | None:
     """Return the array with the names of a matrix's columns."""
-    if key in BIOM_AXES:
-        names = "sample/ids" if key == BIOM_AXES[0] else "observation/ids"
+    if key in BIOM_MATRICES:
+        names = "sample/ids" if key == BIOM_MATRICES[0] else "observation/ids"
         return names if has_arrays(file, names) else None
     if is_of_10x:
         features = _group(file, f"{key}/features")

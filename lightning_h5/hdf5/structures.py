@@ -12,6 +12,7 @@ import numpy as np
 
 __all__ = [
     "AXIS",
+    "BIOM_MATRICES",
     "CELLS",
     "COMPLEX_MEMBERS",
     "COORDINATES",
@@ -39,6 +40,9 @@ FIELD_GROUPS: dict[tuple[str, ...], str] = {
     ("codes", "categories"): "a column of categories",
 }
 """Groups that are one field, named by the group's own path, by the arrays that they have."""
+
+BIOM_MATRICES = ("observation/matrix", "sample/matrix")
+"""The two matrices of a BIOM table, the second one transposed."""
 
 COMPLEX_MEMBERS = (("real", "imag"), ("r", "i"))
 """Members of tables that are complex numbers, as MATLAB and other programs name them."""
@@ -261,10 +265,10 @@ def biom_shape(group: Any) -> tuple[int, int] | None:
     """Return rows and columns of a sparse matrix of BIOM, which has the shape of the table at the root."""
     root, name = group.file, str(group.name).strip("/")
     shape = _attribute_or_default(root.id, b"shape", ())
-    if software_of(root) != "BIOM" or np.shape(shape) != (2,) or name not in ("observation/matrix", "sample/matrix"):
+    if software_of(root) != "BIOM" or np.shape(shape) != (2,) or name not in BIOM_MATRICES:
         return None
     n_observations, n_samples = (int(n) for n in shape)
-    return (n_samples, n_observations) if name.startswith("sample") else (n_observations, n_samples)
+    return (n_observations, n_samples) if name == BIOM_MATRICES[0] else (n_samples, n_observations)
 
 
 def reading_of(what: str) -> str:
