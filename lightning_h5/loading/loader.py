@@ -417,7 +417,7 @@ class H5DataLoader(DataLoader[Any]):
         n_ahead, n_far = 2 * cost.rows_per_chunk, FAR_BYTES // max(PAGE_BYTES, cost.row_bytes)
         return ReadAhead(
             self.dataset,
-            self._finish,
+            self._finish_all,
             tokens,
             self._depth or max(DEPTH, 2 * together),
             together=together,
@@ -440,12 +440,11 @@ class H5DataLoader(DataLoader[Any]):
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
         """Finish batches that were read together, each when it is requested."""
         sizes = [len(token.rows) for token in tokens]
-        as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is
         # Lists and rows in CSR form are collated to tensors, or raise that they cannot be stacked.
         are_tensors = all(isinstance(column, torch.Tensor) for column in raw.columns)
-        if as_read and are_tensors and not self._pins and not tokens[0].samples:
-            batches = raw.split_columns(sizes)
-            return batches if len(raw.columns) > 1 else (column for (column,) in batches)
+        as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is and not tokens[0].samples
+        if as_read and are_tensors and not self._pins:
+            return map(self.dataset.sample_layout.built, raw.split_columns(sizes))
         # Not `map`, which a StopIteration in one batch would end, losing the others.
         return (self._finish(raw_batch, token) for raw_batch, token in zip(raw.split(sizes), tokens, strict=True))
 
