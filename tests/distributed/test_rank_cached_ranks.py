@@ -148,12 +148,18 @@ N_ROWS = {2: [3, 7, 12], 3: [3, 8]}
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_any_number_of_rows_makes_equal_steps_and_each_row_comes_once(tmp_path, which, world_size):
-    """But for fewer rows than ranks, in batches of one row, that sit out an epoch of training and come in the next."""
+    """But for fewer rows than ranks, in batches of one row, that sit out an epoch of training.
+
+    In an order that is not shuffled they come in the next.
+    """
     if which == "some":
         cases = [(write(tmp_path, n), {"mode": MODES[at % 2]}) for at, n in enumerate(N_ROWS[world_size])]
     else:
         cases = [
-            (write(tmp_path, n), {"mode": mode, "num_workers": n % 2, "batch_size": (2, 1, 5)[n % 3]})
+            (
+                write(tmp_path, n),
+                {"mode": mode, "num_workers": n % 2, "batch_size": (2, 1, 5)[n % 3], "shuffle": n % 3 != 1},
+            )
             for n in range(world_size, 26)
             for mode in MODES
         ]

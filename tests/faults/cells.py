@@ -214,7 +214,7 @@ def _module(kind, case, n_workers, options):
         )
     options = {name: value for name, value in options.items() if name != "on_bad_file"}
     module = {"lazy": LazyH5DataModule, "cached": RankCachedH5DataModule}[kind]
-    return module(case.paths, **nested(x_key={"x": case.x_key}, y_key="y", **common, **options))
+    return module(case.paths, **nested(x_key={"x": case.x_key}, y_key="y", x_dtype=None, **common, **options))
 
 
 def _compare(batch, truth):

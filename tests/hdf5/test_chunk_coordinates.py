@@ -120,7 +120,7 @@ def assert_read_right(path, seed):
     else:
         assert_table_is_right(path, layout.table)
     rows = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(expected)), 2))
-    dataset = H5LazyDataset(path, "x")
+    dataset = H5LazyDataset(path, "x", files={"trusted": True})  # the library decodes some, too
     np.testing.assert_array_equal(dataset.read_batch(rows).numpy(), expected[rows])
     dataset.close()
 

@@ -452,11 +452,25 @@ while True:
 """
 
 
+@pytest.fixture(autouse=True)
+def _end_jobs():
+    """End the jobs of a test that fails before it does so itself."""
+    yield
+    while JOBS:
+        JOBS.pop().kill()
+
+
+JOBS = []
+
+
 def start(tmp_path, seed, key="key", limit=None, drops=True):
     code = JOB.format(path=sys.path, size=SIZE, folder=str(tmp_path), limit=limit, drops=drops)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(seed), key], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    JOBS.append(
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(seed), key], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     )
+    return JOBS[-1]
 
 
 def assert_whole(tmp_path, keys=("key",), limit=None):
@@ -496,6 +510,7 @@ def test_processes_that_are_killed_at_any_moment_leave_nothing_wrong(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seed", range(4))
 def test_processes_that_are_killed_at_more_moments_leave_nothing_wrong(tmp_path, seed):
     kill_at_random(tmp_path, 100, seed)
