@@ -36,8 +36,7 @@ class H5Error(Exception):
 
     def __str__(self) -> str:
         # KeyError prints the repr of its text, and OSError an errno.
-        text = " ".join(str(arg) for arg in self.args)
-        return text if len(text) <= MAX_MESSAGE else _shortened_message(text)
+        return _message(self.args)
 
 
 class H5FileError(H5Error, OSError):
@@ -45,7 +44,27 @@ class H5FileError(H5Error, OSError):
 
 
 class H5KeyError(H5Error, KeyError):
-    """An array, or a member of a table, is not in the file."""
+    """An array, a member of a table or an attribute is not in the file.
+
+    Args:
+        sentences: the message. With a ``key`` these are its place, as "is not in 'data.h5'.", what exists, the nearest
+            name (or ""), and what to do.
+        key: see below.
+
+    Attributes:
+        key: the missing name, with which the message begins; None if the message is about something else.
+        argument: the argument of a data module that has the key, such as ``x_key='images'``. The message begins with it
+            instead. None for a key of unknown origin.
+    """
+
+    def __init__(self, *sentences: str, key: str | None = None) -> None:
+        super().__init__(*sentences)
+        self.key = key
+        self.argument: str | None = None
+
+    def __str__(self) -> str:
+        subject = self.argument or ("" if self.key is None else repr(self.key))
+        return _message([subject, *self.args])
 
 
 class H5ValueError(H5Error, ValueError):
@@ -131,8 +150,9 @@ def short_repr(value: object) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]} ..."
 
 
-def _shortened_message(text: str) -> str:
-    """Return a message with its longest words cut, such as values of a file, and then its middle."""
+def _message(sentences: Iterable[object]) -> str:
+    """Join sentences. Of a long text the longest words are cut, such as values of a file, and then the middle."""
+    text = " ".join(sentence for sentence in map(str, sentences) if sentence)
     for word in sorted(text.split(), key=len, reverse=True):
         if len(word) <= MAX_LETTERS or len(text) <= MAX_MESSAGE:
             break

@@ -142,8 +142,17 @@ class FilesH5DataModule(BaseH5DataModule):
                 "strategy='concat' with epoch_length='sum'."
             )
 
-    def on_exception(self, exception: BaseException) -> None:
-        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
+    def on_exception(self, exception: BaseException | None = None) -> None:
+        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files.
+
+        Raises:
+            H5ValueError: a Trainer got the class instead of an instance.
+        """
+        if exception is None:  # called on the class, where the exception is in the place of an instance
+            raise H5ValueError(
+                "the Trainer got the class of a data module instead of an instance. Pass one, such as "
+                "datamodule=LazyH5DataModule('train.h5', ...)."
+            ) from None
         text = str(exception)
         is_of_dtypes = isinstance(exception, RuntimeError | ValueError) and (
             "type" in text or "not implemented for" in text

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from ..errors import H5ValueError, listing, near, short_repr
 from ..sizes import whole
-from .other_names import other_name
+from .keywords import unknown_keyword
 
 __all__ = ["Options", "check_callable", "check_choice", "check_fraction", "check_whole"]
 
@@ -45,8 +45,7 @@ class Options:
             )
         for name in values:
             if name not in names:
-                hint = other_name(str(name), names) or near(str(name), names)
-                raise H5ValueError(f"{argument} has no field {name!r}.{hint} Its fields are {listing(names)}.")
+                raise H5ValueError(unknown_keyword(cls, str(name), values[name], argument))
         return cls(**values)
 
     @classmethod

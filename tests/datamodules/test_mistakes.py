@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_models import SaveOnException, quiet_trainer
 from torch.nn import functional as F
 
@@ -370,6 +371,18 @@ TORCH = {
 RUNNING = {
     "workers by number": (lambda: of_images(workers=4), ["workers=4", "pass num_workers=4"]),
     "a misspelled option of workers": (lambda: of_images(workers={"persistnt": 1}), ["Did you mean 'persistent'"]),
+    "an argument inside of an option": (
+        lambda: of_images(workers={"num_workers": 4}),
+        ["no field 'num_workers'", "an argument of its own. Pass num_workers=4"],
+    ),
+    "a field of another option": (
+        lambda: of_images(split={"val_fraction": 0.1, "groups": "data/*"}),
+        ["split has no field 'groups'", "SegmentOptions has it"],
+    ),
+    "the class of a data module": (
+        lambda: quiet_trainer(fast_dev_run=True).fit(BoringModel(), datamodule=RankCachedH5DataModule),
+        ["the class of a data module instead of an instance", "datamodule=LazyH5DataModule("],
+    ),
     "a row cache of another class": (lambda: of_images(row_cache=10), ["'row_cache'", "CombinedHDF5DataModule has it"]),
     "a misspelled mode": (
         lambda: of_images(kind=RankCachedH5DataModule, memory="interleaved"),

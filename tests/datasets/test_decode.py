@@ -116,7 +116,7 @@ def test_a_table_is_decoded_once_for_all_members_of_a_field(table: str) -> None:
         (["lzf/pt", "lzf/dO"], "its members are"),
         (["lzf/pt", "lzf/pair"], "single real numbers"),
         (["x/pt", "x/d0"], "neither a table nor a group"),
-        (["pt", "d0"], "its arrays are"),
+        (["pt", "d0"], "Its arrays are"),
     ],
 )
 def test_what_cannot_be_stacked_is_an_error(table: str, key: Any, says: str) -> None:
