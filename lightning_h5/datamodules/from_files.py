@@ -546,6 +546,6 @@ def _asks_for_floats(text: str) -> bool:
 def _advice_about_text(key: str) -> str:
     """Return what to pass for a target that is text, if a loss computes with it."""
     return (
-        f"{key!r} is text, and a batch has a list of str for it. If a loss computes with it, pass a target_transform "
-        "that returns the class number of a text."
+        f"{key!r} is text, and a batch has a list of str for it. If a loss computes with it, pass "
+        f"decode={{{key!r}: 'category'}} for class numbers."
     )

@@ -26,6 +26,7 @@ from ..hdf5 import (
     with_constants,
 )
 from ..options import FileOptions
+from ..readers import ClassNumbers
 from ..samples import (
     Filters,
     KindOfSamples,
@@ -90,7 +91,9 @@ class SourceFiles:
     def __init__(
         self, reading: Reading, source: Source, samples: SampleArguments, group: str, *, without_target: bool = False
     ) -> None:
-        self.reading, self.source, self.samples, self._group = reading, source, samples, group
+        self.source, self.samples, self._group = source, samples, group
+        select: Any = self._with_filled_names(reading.kind.select)
+        self.reading = replace(reading, kind=replace(reading.kind, select=select))
         self._without_target = without_target
 
     @cached_property
@@ -120,8 +123,7 @@ class SourceFiles:
     def filters(self) -> Filters:
         """Which rows are kept."""
         samples, where = self.samples, self.samples.where
-        if isinstance(where, Mapping):
-            where = {self._filled(name): condition for name, condition in where.items()}
+        where = self._with_filled_names(where)
         named, axes = parsed_fields(samples.fields)
         target = TARGET
         if named is None and samples.y_key is not None:
@@ -205,20 +207,36 @@ class SourceFiles:
     def _filled(self, name: str) -> str:
         return name.replace("{split}", self._group)
 
+    def _with_filled_names(self, mapping: Any) -> Any:
+        """Return a mapping from fields with ``{split}`` filled in their names; any other value unchanged."""
+        is_mapping = isinstance(mapping, Mapping)
+        return {self._filled(str(name)): value for name, value in mapping.items()} if is_mapping else mapping
+
     def _fields(self, *, transform: Any, target_transform: Any, with_index: bool) -> Fields:
         (x_key, y_key), samples = self.keys, self.samples
         has_target = y_key is not None
-        return Fields.of(
+        fields = Fields.of(
             x_key,
             y_key,
-            x_dtype=None if self._is_settled_late else samples.x_dtype,
-            y_dtype=samples.y_dtype if has_target else None,
+            x_dtype=None if self._is_settled_late else self._with_filled_names(samples.x_dtype),
+            y_dtype=self._with_filled_names(samples.y_dtype) if has_target else None,
             transform=transform,
             target_transform=target_transform if has_target else None,
             with_index=with_index,
             as_one=self.reading.kind.has_mask,
-            decode=samples.decode,
+            decode=self._with_filled_names(samples.decode),
         )
+        return fields if self._group == "train" else self._with_classes_of_training(fields)
+
+    def _with_classes_of_training(self, fields: Fields) -> Fields:
+        """Return fields whose categories are known by the names that arrays have in training."""
+        named = arrays_in(self.samples.x_key, self.samples.y_key, parsed_fields(self.samples.fields)[0])
+        of_training = {self._filled(key): str(fill_split(key, "train")) for key in named}
+        requests = [
+            replace(request, codec=ClassNumbers(of_training.get(request.key))) if request.is_category else request
+            for request in fields.requests
+        ]
+        return replace(fields, requests=tuple(requests))
 
     def open(
         self,

@@ -365,7 +365,7 @@ TORCH = {
     ),
     "text as classes": (
         lambda: train_on(F.cross_entropy, y_key="names"),
-        ["'names' is text", "target_transform that returns the class number"],
+        ["'names' is text", "pass decode={'names': 'category'}"],
     ),
 }
 RUNNING = {
