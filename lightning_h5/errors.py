@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
@@ -165,10 +165,15 @@ def _without_middle(text: str) -> str:
     return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS // 2]} ... {text[-MAX_LETTERS // 2 :]}"
 
 
-def near(name: str, names: Iterable[str]) -> str:
+def near(name: str, names: Iterable[str], cutoffs: Sequence[float] = (CERTAIN, POSSIBLE)) -> str:
     """A ``did you mean`` sentence for a misspelled name, with a leading blank, or nothing.
 
     Of arrays in the same group the last parts are compared, of others the whole name and then the last part.
+
+    Args:
+        name: the misspelled name.
+        names: names that exist.
+        cutoffs: similarities to accept, from the highest to the lowest.
     """
     names = list(names)
     group, _, last_part = name.casefold().rpartition("/")
@@ -179,7 +184,7 @@ def near(name: str, names: Iterable[str]) -> str:
         ({candidate.casefold(): candidate for candidate in others}, name.casefold()),
         ({candidate.rsplit("/", 1)[-1].casefold(): candidate for candidate in others}, last_part),
     ]
-    for cutoff in (CERTAIN, POSSIBLE):
+    for cutoff in cutoffs:
         for candidates, part in comparisons:
             if part and (matches := difflib.get_close_matches(part, candidates, n=1, cutoff=cutoff)):
                 return f" Did you mean {candidates[matches[0]]!r}?"

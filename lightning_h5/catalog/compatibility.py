@@ -234,7 +234,7 @@ class Compatibility:
         if structure not in self._passed:
             for layout, request in zip(layouts, self._requests, strict=True):
                 if not request.only_counted:
-                    _check_tensor_kind(layout, text_ok=request.text_ok)
+                    _check_tensor_kind(layout, request)
                 if not request.takes_packed:
                     for stored in layout.stored_arrays:
                         _check_packing(stored, request)
@@ -268,10 +268,15 @@ def has_lists(array: ArrayLayout) -> bool:
     return stored is not None and isinstance(stored.codec, Ragged) and not is_bytes(stored.array.dtype)
 
 
-def _check_tensor_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
+def _check_tensor_kind(layout: ArrayLayout, request: ArrayRequest) -> None:
     kind = kind_of(layout.dtype)
     where = f"{layout.key!r} in {layout.path!r}"
-    if kind == "number" or (kind == "text" and text_ok) or is_encoded(layout):
+    if kind == "text" and not request.is_category and request.dtype is not None and request.argument == "y_dtype={}":
+        raise H5ValueError(
+            f"y_dtype={str(request.dtype).removeprefix('torch.')!r} was given, and {where} holds text. Pass "
+            f"decode={{{layout.key!r}: 'category'}} for class numbers, or leave y_dtype out."
+        )
+    if kind == "number" or (kind == "text" and request.text_ok) or is_encoded(layout):
         return
     if kind == "text":
         raise H5ValueError(

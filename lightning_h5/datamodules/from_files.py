@@ -126,8 +126,9 @@ class FilesH5DataModule(BaseH5DataModule):
         if samples.x_key is None and samples.y_key is not None:
             raise H5ValueError(f"y_key={samples.y_key!r} was given without x_key. Pass both.")
         lacks_target = samples.y_key is None and (samples.x_key is not None or self.loads_all)
-        if samples.target_transform is not None and lacks_target:
-            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
+        for name in ("target_transform", "y_dtype"):
+            if getattr(samples, name) is not None and lacks_target:
+                raise H5ValueError(f"{name} was given without y_key. Pass y_key, or leave {name} out.")
 
     def _check_mixture(self, mixture: SourceMixture) -> None:
         if self._kind.segments.bucket:

@@ -8,7 +8,9 @@ import re
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-from ..errors import listing, near, short_repr
+import numpy as np
+
+from ..errors import CERTAIN, H5ValueError, listing, near, short_repr
 from .other_names import other_name
 
 __all__ = ["checks_keywords", "unknown_keyword"]
@@ -26,6 +28,7 @@ def checks_keywords(kind: _Class) -> _Class:
     """
     init: Any = kind.__init__  # type: ignore[misc]  # of this class
     parameters = dict(list(inspect.signature(init).parameters.items())[1:])
+    types = {field.name: field.type for field in fields(kind)} if is_dataclass(kind) else {}
     n_positional = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters.values())
 
     @functools.wraps(init)
@@ -33,6 +36,7 @@ def checks_keywords(kind: _Class) -> _Class:
         for name, value in kwargs.items():
             if name not in parameters:
                 raise TypeError(unknown_keyword(kind, name, value))
+            _check_type(kind, name, value, types.get(name))
         if len(args) > n_positional:
             names, others = [*parameters][:n_positional], [*parameters][n_positional:]
             raise TypeError(
@@ -45,6 +49,14 @@ def checks_keywords(kind: _Class) -> _Class:
     kind.__init__ = check_keywords  # type: ignore[misc]
     _CHECKED[kind.__name__] = kind
     return kind
+
+
+def _check_type(kind: type, name: str, value: object, annotation: Any) -> None:
+    """Raise an ``H5ValueError`` for a value of an option's flag or name that is none: any text counts as true."""
+    if annotation == "bool" and not isinstance(value, bool | np.bool_):
+        raise H5ValueError(f"{kind.__name__} was given {name}={short_repr(value)}. Pass True or False.")
+    if annotation == "str | None" and not isinstance(value, str | None):
+        raise H5ValueError(f"{kind.__name__} was given {name}={short_repr(value)}. Pass text, or None.")
 
 
 def unknown_keyword(kind: type, name: str, value: object, argument: str | None = None) -> str:
@@ -81,7 +93,7 @@ def unknown_keyword(kind: type, name: str, value: object, argument: str | None =
     if hint := near(name, parameters):
         return f"{request}.{hint}"
     for option, names in options.items():
-        if hint := near(name, names):
+        if hint := near(name, names, cutoffs=(CERTAIN,)):
             return f"{request}, nor has its option {option} such a field.{hint} {option} takes it in a mapping."
     names_of = "arguments" if argument is None else "fields"
     return f"{request}. Its {names_of} are {listing(parameters, most=len(parameters))}."

@@ -124,6 +124,7 @@ class SampleOptions:
             return True
         has_axes = self.segments.step_axis != 0 or bool(self.segments.constants or self.segments.steps_per)
         has_axes = has_axes or self.segments.missing != "error"
+        has_axes = has_axes or self.segments.bucket or self.segments.max_length is not None  # of segments alone
         has_segments = self.segments.is_given or any("*" in key or is_attribute_key(key) for key in keys)
         return self.kind(keys) != "row" or has_segments or has_axes
 
