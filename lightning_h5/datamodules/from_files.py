@@ -234,6 +234,13 @@ class FilesH5DataModule(BaseH5DataModule):
     def _training_sources(self) -> tuple[Source, ...]:
         return self._own_files("train") if self._mixture is None else self._mixture.sources
 
+    def _training_files(self) -> Sequence[str]:
+        """See ``BaseH5DataModule._training_files``; without files that are left out."""
+        if not (sources := self._own_files("train")):
+            return ()
+        files = SourceFiles(self._reading(), sources[0], self._arguments_of(sources[0]), "train")
+        return files.readable
+
     def _own_files(self, split: Split) -> tuple[Source, ...]:
         paths = self._paths[split]
         return () if paths is None else (Source(split, paths, {}, f"{split}_path"),)

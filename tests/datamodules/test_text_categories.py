@@ -137,6 +137,30 @@ def test_arrays_of_each_split_have_the_classes_of_training(make_h5, module):
     assert y.tolist() == [2, 1]
 
 
+@MODULES
+def test_rows_to_predict_need_no_target_and_training_files_may_be_left_out(paths, module, tmp_path):
+    with h5py.File(tmp_path / "new.h5", "w") as file:
+        file["x"] = np.ones((3, 2), "f4")
+    (tmp_path / "broken.h5").write_text("no HDF5")
+    arguments = {"x_key": "x", "y_key": "y", "decode": {"y": "category"}, "on_bad_file": "skip", "shuffle": False}
+    files = [tmp_path / "broken.h5", paths["a"], paths["b"]]
+    data = module(files, paths["val"], predict_path=tmp_path / "new.h5", **arguments)
+    data.setup("predict")
+    assert next(iter(data.predict_dataloader())).shape == (3, 2)
+    _, y = batch_of(data, "validate")
+    assert y.tolist() == classes_of("val")
+
+
+@MODULES
+@pytest.mark.parametrize("key", ["move", "@task"])
+def test_segments_to_predict_have_the_target_that_files_have(robots, module, key):
+    path = robots / "first.h5"
+    data = module(path, predict_path=path, x_key="x", y_key=key, decode={key: "category"}, segments="data/*", window=2)
+    data.setup("predict")
+    _, y = next(iter(data.predict_dataloader()))
+    assert y.tolist() == {"move": [[2, 0], [2, 2], [0, 1]], "@task": [0, 0, 1]}[key]
+
+
 def test_datasets_decode_classes(paths):
     for kind in (H5LazyDataset, RankMemCachedH5Dataset):
         dataset = kind([paths["a"], paths["b"]], "x", "y", decode={"y": "category"})
