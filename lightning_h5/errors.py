@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
@@ -36,8 +36,7 @@ class H5Error(Exception):
 
     def __str__(self) -> str:
         # KeyError prints the repr of its text, and OSError an errno.
-        text = " ".join(str(arg) for arg in self.args)
-        return text if len(text) <= MAX_MESSAGE else _shortened_message(text)
+        return _message(self.args)
 
 
 class H5FileError(H5Error, OSError):
@@ -45,7 +44,27 @@ class H5FileError(H5Error, OSError):
 
 
 class H5KeyError(H5Error, KeyError):
-    """An array, or a member of a table, is not in the file."""
+    """An array, a member of a table or an attribute is not in the file.
+
+    Args:
+        sentences: the message. With a ``key`` these are its place, as "is not in 'data.h5'.", what exists, the nearest
+            name (or ""), and what to do.
+        key: see below.
+
+    Attributes:
+        key: the missing name, with which the message begins; None if the message is about something else.
+        argument: the argument of a data module that has the key, such as ``x_key='images'``. The message begins with it
+            instead. None for a key of unknown origin.
+    """
+
+    def __init__(self, *sentences: str, key: str | None = None) -> None:
+        super().__init__(*sentences)
+        self.key = key
+        self.argument: str | None = None
+
+    def __str__(self) -> str:
+        subject = self.argument or ("" if self.key is None else repr(self.key))
+        return _message([subject, *self.args])
 
 
 class H5ValueError(H5Error, ValueError):
@@ -131,8 +150,9 @@ def short_repr(value: object) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]} ..."
 
 
-def _shortened_message(text: str) -> str:
-    """Return a message with its longest words cut, such as values of a file, and then its middle."""
+def _message(sentences: Iterable[object]) -> str:
+    """Join sentences. Of a long text the longest words are cut, such as values of a file, and then the middle."""
+    text = " ".join(sentence for sentence in map(str, sentences) if sentence)
     for word in sorted(text.split(), key=len, reverse=True):
         if len(word) <= MAX_LETTERS or len(text) <= MAX_MESSAGE:
             break
@@ -145,10 +165,15 @@ def _without_middle(text: str) -> str:
     return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS // 2]} ... {text[-MAX_LETTERS // 2 :]}"
 
 
-def near(name: str, names: Iterable[str]) -> str:
+def near(name: str, names: Iterable[str], cutoffs: Sequence[float] = (CERTAIN, POSSIBLE)) -> str:
     """A ``did you mean`` sentence for a misspelled name, with a leading blank, or nothing.
 
     Of arrays in the same group the last parts are compared, of others the whole name and then the last part.
+
+    Args:
+        name: the misspelled name.
+        names: names that exist.
+        cutoffs: similarities to accept, from the highest to the lowest.
     """
     names = list(names)
     group, _, last_part = name.casefold().rpartition("/")
@@ -159,7 +184,7 @@ def near(name: str, names: Iterable[str]) -> str:
         ({candidate.casefold(): candidate for candidate in others}, name.casefold()),
         ({candidate.rsplit("/", 1)[-1].casefold(): candidate for candidate in others}, last_part),
     ]
-    for cutoff in (CERTAIN, POSSIBLE):
+    for cutoff in cutoffs:
         for candidates, part in comparisons:
             if part and (matches := difflib.get_close_matches(part, candidates, n=1, cutoff=cutoff)):
                 return f" Did you mean {candidates[matches[0]]!r}?"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_h5
-from lightning_h5 import H5Error, H5ValueError, LazyH5DataModule
+from lightning_h5 import H5Error, H5KeyError, H5LazyDataset, H5ValueError, LazyH5DataModule
 
 ERRORS = [getattr(lightning_h5, name) for name in lightning_h5.__all__ if name.endswith("Error")]
 
@@ -23,6 +23,21 @@ def test_no_message_is_longer_than_2000_characters(kind, words):
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     if len(text) <= 2000:
         assert str(error) == text
+
+
+def test_an_error_about_a_missing_array_has_its_key_and_the_argument_that_names_it(tmp_path):
+    path = str(tmp_path / "data.h5")
+    with h5py.File(path, "w") as file:
+        file["images"] = np.zeros((3, 2), "f4")
+    with pytest.raises(H5KeyError) as caught:
+        LazyH5DataModule(path, x_key="image").setup("fit")
+    error = caught.value
+    assert (error.key, error.argument) == ("image", "x_key='image'")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.key, copy.argument, str(copy)) == (error.key, error.argument, str(error))
+    with pytest.raises(H5KeyError, match="'image' is not in") as caught:
+        H5LazyDataset(path, "image")
+    assert (caught.value.key, caught.value.argument) == ("image", None)
 
 
 def test_a_long_message_keeps_its_beginning_and_what_to_do():

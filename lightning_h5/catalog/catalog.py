@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
 from ..distributed import first_value
-from ..errors import H5Error, H5FileError, H5KeyError
-from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, expand_paths
+from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, column_layout, expand_paths
 from ..options import FileOptions, StagingOptions
-from ..types import Paths
-from .column_values import Categories, check_same, column_of_codes
+from ..readers import ClassNumbers
+from ..types import IntArray, Paths
+from .column_values import Categories, check_same, column_of_codes, pairs_of
+from .compatibility import ArrayRequest
 from .file_contents import FileContents, open_guarded
 from .joins import Joins
 
@@ -24,6 +26,9 @@ PATIENCE = 10.0  # seconds for rows to appear that another rank, or an earlier r
 PAUSE = 0.05
 
 _T = TypeVar("_T")
+
+FirstTexts: TypeAlias = Callable[[Sequence[str], str], list[npt.NDArray[Any]]]
+"""Returns the text of an array in some files: takes the files and the key."""
 
 
 class Catalog:
@@ -83,6 +88,65 @@ class Catalog:
             return [self.describe(path, [key], options)[1][0] for path in self._first_files()]
 
         return self.categories.recoded(layouts, options, first)
+
+    def class_numbers(
+        self, request: ArrayRequest, arrays: Sequence[ArrayLayout], options: OpenOptions, first: FirstTexts
+    ) -> list[IntArray]:
+        """Return the text of arrays as class numbers, which mean the same in all files.
+
+        Args:
+            request: the array of a field.
+            arrays: of each file or part.
+            options: how files are opened.
+            first: returns the text in other files that have the first classes, such as those of training.
+
+        Raises:
+            H5ValueError: an array has no text, or the files with the first classes do not name it.
+        """
+        for array in arrays:
+            ClassNumbers().check(array)
+        own_key = request.key
+        key = request.codec.key if isinstance(request.codec, ClassNumbers) and request.codec.key else own_key
+        files = self._first_files()
+
+        def first_texts() -> list[npt.NDArray[Any]]:
+            if self.joins.is_column(own_key):
+                return [self.joins.texts_of_training(own_key)]
+            if request.paths is None:
+                is_first = key == own_key and {array.path for array in arrays} <= {*files}
+                return [] if is_first or not files else first(files, key)
+            if files and self.joins.split != "train":
+                raise H5ValueError(
+                    f"{own_key!r} is decoded as a category of other files, and its classes are those of the training "
+                    "files. Call setup('fit') first."
+                )
+            return []
+
+        return self.categories.numbered(key, [pairs_of(array, options) for array in arrays], first_texts)
+
+    def with_class_numbers(
+        self, requests: Sequence[ArrayRequest], layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
+    ) -> list[tuple[ArrayLayout, ...]]:
+        """Return arrays of files, with class numbers in place of text that is decoded as a category.
+
+        Args:
+            requests: the arrays.
+            layouts: of each file.
+            options: how files are opened.
+        """
+
+        def first(files: Sequence[str], key: str) -> list[npt.NDArray[Any]]:
+            return [pairs_of(self.describe(path, [key], options)[1][0], options) for path in files]
+
+        by_field = [list(arrays) for arrays in zip(*layouts, strict=True)]
+        for request, arrays in zip(requests, by_field, strict=True):
+            if isinstance(request.codec, ClassNumbers) and any(array.categories is None for array in arrays):
+                numbers = self.class_numbers(request, arrays, options, first)
+                arrays[:] = [
+                    column_layout(column, array.path, array.key, array.guard)
+                    for column, array in zip(numbers, arrays, strict=True)
+                ]
+        return list(zip(*by_field, strict=True))
 
     def check_categories(self, paths: Sequence[str], keys: Iterable[str], options: OpenOptions) -> None:
         """Check that codes mean the same in all files, as far as their categories are known.

@@ -17,6 +17,7 @@ from ..counters import Counters
 from ..errors import H5CorruptError, H5ResumeError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, OpenOptions
 from ..readers import Recode, open_reader, unpacked
+from ..types import IntArray
 
 __all__ = [
     "Categories",
@@ -88,6 +89,25 @@ class Categories:
                 by_field[at] = self._of_field(coded, options, first)
         return list(zip(*by_field, strict=True))
 
+    def numbered(
+        self, key: str, texts: Sequence[npt.NDArray[Any]], first: Callable[[], Sequence[npt.NDArray[Any]]]
+    ) -> list[IntArray]:
+        """Return text as class numbers, which mean the same in all files.
+
+        Args:
+            key: the array.
+            texts: its values in each file.
+            first: returns the values in the files with the first names; none if these are the files.
+        """
+        if key not in self.known:
+            self.known[key] = tuple(sorted(_distinct(first() or texts)))
+        self.known[key] += tuple(sorted(_distinct(texts) - {*self.known[key]}))
+        number = {name: code for code, name in enumerate(self.known[key])}.__getitem__
+        return [
+            np.fromiter(map(number, values.ravel().tolist()), np.int64, values.size).reshape(values.shape)
+            for values in texts
+        ]
+
     def _of_field(
         self,
         coded: Sequence[tuple[ArrayLayout, ArrayLayout]],
@@ -107,6 +127,10 @@ class Categories:
             layout.decoded(Recode(tuple(codes[name] for name in names)))
             for (layout, _), names in zip(coded, by_file, strict=True)
         ]
+
+
+def _distinct(texts: Iterable[npt.NDArray[Any]]) -> set[str]:
+    return {text for values in texts for text in values.ravel().tolist()}
 
 
 def _coded(layouts: Iterable[ArrayLayout]) -> list[tuple[ArrayLayout, ArrayLayout]]:

@@ -24,7 +24,18 @@ from ..hdf5 import (
     stack_arrays,
     torch_dtype,
 )
-from ..readers import Conventions, DecodeRequest, Image, MatrixRows, MoveLast, Ragged, RowCodec, Stack, Unpack
+from ..readers import (
+    ClassNumbers,
+    Conventions,
+    DecodeRequest,
+    Image,
+    MatrixRows,
+    MoveLast,
+    Ragged,
+    RowCodec,
+    Stack,
+    Unpack,
+)
 from ..types import Paths
 
 __all__ = [
@@ -99,6 +110,11 @@ class ArrayRequest:
         return cls(key=key, codec=codec, stacks=stacks, is_stack=is_stack, **options)
 
     @property
+    def is_category(self) -> bool:
+        """Whether text is decoded as class numbers."""
+        return isinstance(self.codec, ClassNumbers)
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The names of its arrays in the files."""
         return self.stacks.names if self.is_stack and self.stacks is not None else (self.key,)
@@ -121,6 +137,9 @@ class ArrayRequest:
             return array if packing is None else array.decoded(Unpack(packing))
         if isinstance(self.codec, MatrixRows):
             raise self.codec.refusal(array)
+        if isinstance(self.codec, ClassNumbers):
+            self.codec.check(array)
+            return array
         if isinstance(self.codec, Image) and array.dtype.kind == "S" and array.view is None:  # not text
             n_bytes = np.dtype(f"V{array.dtype.itemsize}")
             return array.with_changes(stored=n_bytes, dtype=n_bytes).decoded(self.codec)
@@ -215,7 +234,7 @@ class Compatibility:
         if structure not in self._passed:
             for layout, request in zip(layouts, self._requests, strict=True):
                 if not request.only_counted:
-                    _check_tensor_kind(layout, text_ok=request.text_ok)
+                    _check_tensor_kind(layout, request)
                 if not request.takes_packed:
                     for stored in layout.stored_arrays:
                         _check_packing(stored, request)
@@ -249,15 +268,20 @@ def has_lists(array: ArrayLayout) -> bool:
     return stored is not None and isinstance(stored.codec, Ragged) and not is_bytes(stored.array.dtype)
 
 
-def _check_tensor_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
+def _check_tensor_kind(layout: ArrayLayout, request: ArrayRequest) -> None:
     kind = kind_of(layout.dtype)
     where = f"{layout.key!r} in {layout.path!r}"
-    if kind == "number" or (kind == "text" and text_ok) or is_encoded(layout):
+    if kind == "text" and not request.is_category and request.dtype is not None and request.argument == "y_dtype={}":
+        raise H5ValueError(
+            f"y_dtype={str(request.dtype).removeprefix('torch.')!r} was given, and {where} holds text. Pass "
+            f"decode={{{layout.key!r}: 'category'}} for class numbers, or leave y_dtype out."
+        )
+    if kind == "number" or (kind == "text" and request.text_ok) or is_encoded(layout):
         return
     if kind == "text":
         raise H5ValueError(
             f"{where} holds text, and a tensor cannot. Pass it as y_key or as one of several x_key (batches then have "
-            "a list of str), or encode it as numbers."
+            f"a list of str), or pass decode={{{layout.key!r}: 'category'}} for class numbers."
         )
     if kind == "compound":
         members = listing(f"{layout.key}/{name}" for name in layout.dtype.base.names or ())

@@ -6,6 +6,7 @@ import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -355,6 +356,8 @@ def checked_names(names: Any, argument: str = "load_fields") -> list[str]:
     Raises:
         H5ValueError: these are no names, or one comes twice.
     """
+    if isinstance(names, AbstractSet):
+        raise H5ValueError(f"{argument}={names!r} is a set, which has no order. Pass a list of names.")
     fields = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
     if not fields or not all(isinstance(name, str) and name.strip("/") for name in fields):
         raise H5ValueError(f"{argument}={names!r} names no field. Pass a list of names, or None for all fields.")

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy.typing as npt
+
 from ..errors import H5ValueError, listing
 from ..hdf5 import is_attribute_key
 from ..options import TableOptions
@@ -39,6 +41,7 @@ class Joins:
         self.rows_of: dict[str, int] = {}
         self.split, self.group = "train", ""
         self._sides: dict[str, SideTable] = {}
+        self._table: TableOptions | None = None
         self._matched = {} if matched is None else matched
 
     def use(self, table: Any) -> None:
@@ -49,11 +52,30 @@ class Joins:
         """
         if table is None:
             return
-        options = TableOptions.parse(table, "table")
-        path = os.fspath(options.path).replace("{split}", self.split)
+        self._table = TableOptions.parse(table, "table")
+        self.side = self._side_of(self.split)
+
+    def texts_of_training(self, key: str) -> npt.NDArray[Any]:
+        """Return the text in a column of the training split's side table, without missing values.
+
+        Raises:
+            H5ValueError: the column has numbers.
+        """
+        side = self._side_of("train")
+        column = side.column(key)
+        if column.values.dtype.kind != "O":
+            raise H5ValueError(
+                f"decode='category' was given for {key!r}, and this column of {side.path!r} has numbers, not text. "
+                "Leave it out of decode."
+            )
+        return column.values if column.is_missing is None else column.values[~column.is_missing]
+
+    def _side_of(self, split: str) -> SideTable:
+        options = TableOptions.parse(self._table, "table")
+        path = os.fspath(options.path).replace("{split}", split)
         if path not in self._sides:
             self._sides[path] = SideTable(replace(options, path=path))
-        self.side = self._sides[path]
+        return self._sides[path]
 
     def sources(self, requests: Sequence[ArrayRequest]) -> tuple[str | None, str | None]:
         """Return the side table, and the split if paths depend on it: joins of equal arguments differ by these."""

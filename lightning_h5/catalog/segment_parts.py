@@ -279,5 +279,6 @@ def attribute_of(
     with translate_h5py_errors(path, repr(key)):
         item, members = resolve_path(file, owner, allow_external=allow_external)
         if members:
-            raise H5KeyError(f"{key!r} is not in {path!r}: {owner!r} is a member of a table. Name the table instead.")
+            contents = f"{owner!r} is a member of a table."
+            raise H5KeyError(f"is not in {path!r}.", contents, "", "Name the table instead.", key=key)
         return attribute_layout(item, path, key, guard)

@@ -17,7 +17,7 @@ from ..options import (
     StagingOptions,
     WorkerOptions,
 )
-from ..options.base import Options, check_callable, check_choice, check_whole
+from ..options.base import Options, check_callable, check_choice, check_flag, check_whole
 from ..types import DTypeLike, Keys, PathLike
 
 __all__ = [
@@ -65,6 +65,7 @@ class LoaderArguments:
         check_whole(self.prefetch_factor, "prefetch_factor", 1)
         if self.pin_memory not in (True, False, "auto"):
             raise H5ValueError(f"pin_memory={self.pin_memory!r} was given. Pass True, False or 'auto'.")
+        check_flag(self.drop_last, "drop_last")
         if not isinstance(self.collate_fn, str):
             check_callable(self.collate_fn, "collate_fn")
         else:
@@ -104,6 +105,7 @@ class SampleArguments:
     on_bad_file: Literal["raise", "skip"]
 
     def __post_init__(self) -> None:
+        check_flag(self.with_index, "with_index")
         parsed_fields(self.fields)
         beside = {"x_key": self.x_key, "y_key": self.y_key, "y_dtype": self.y_dtype}
         beside["target_transform"] = self.target_transform

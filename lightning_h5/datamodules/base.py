@@ -24,7 +24,7 @@ from ..hdf5 import INTEGRITY, ArrayLayout, ChangeGuard
 from ..loading import H5DataLoader
 from ..memory import page_cache_memory
 from ..options import SplitOptions, StagingOptions, TableOptions, WeightOptions
-from ..options.base import check_callable
+from ..options.base import check_transform
 from ..readers import fallback_reason
 from ..samples import SegmentSubset
 from ..sizes import bytes_text
@@ -46,6 +46,14 @@ Chosen: TypeAlias = IntArray | SegmentSubset
 
 SMALL_CHUNK, MANY_CHUNKS = 64 << 10, 1000
 """Of an object, a request for fewer bytes than these takes as long as for these; noted from so many chunks on."""
+
+TRANSFORMS = {
+    "transform": "the input of a sample",
+    "target_transform": "the target of a sample",
+    "eval_transform": "the input of a sample",
+    "batch_transform": "a batch",
+}
+"""The arguments that are functions, and what these are called with."""
 
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
@@ -89,8 +97,8 @@ class BaseH5DataModule(KeepsPosition):
         self._weights = WeightOptions.parse(arguments.get("weights"), "weights")
         self._cut: Mapping[Split, Sequence[Chosen]] | None = None  # what each source has in each split, once known
         self._transforms = arguments.get("transform"), arguments.get("eval_transform")
-        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
-            check_callable(arguments.get(name), name)
+        for name, argument in TRANSFORMS.items():
+            check_transform(arguments.get(name), name, argument)
         normalize = arguments.get("normalize")
         if normalize is not None and not isinstance(normalize, str | os.PathLike):
             read_stats(normalize)  # raises for a mapping that has mistakes; files are read in setup

@@ -126,8 +126,9 @@ class FilesH5DataModule(BaseH5DataModule):
         if samples.x_key is None and samples.y_key is not None:
             raise H5ValueError(f"y_key={samples.y_key!r} was given without x_key. Pass both.")
         lacks_target = samples.y_key is None and (samples.x_key is not None or self.loads_all)
-        if samples.target_transform is not None and lacks_target:
-            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
+        for name in ("target_transform", "y_dtype"):
+            if getattr(samples, name) is not None and lacks_target:
+                raise H5ValueError(f"{name} was given without y_key. Pass y_key, or leave {name} out.")
 
     def _check_mixture(self, mixture: SourceMixture) -> None:
         if self._kind.segments.bucket:
@@ -142,8 +143,17 @@ class FilesH5DataModule(BaseH5DataModule):
                 "strategy='concat' with epoch_length='sum'."
             )
 
-    def on_exception(self, exception: BaseException) -> None:
-        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
+    def on_exception(self, exception: BaseException | None = None) -> None:
+        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files.
+
+        Raises:
+            H5ValueError: a Trainer got the class instead of an instance.
+        """
+        if exception is None:  # called on the class, where the exception is in the place of an instance
+            raise H5ValueError(
+                "the Trainer got the class of a data module instead of an instance. Pass one, such as "
+                "datamodule=LazyH5DataModule('train.h5', ...)."
+            ) from None
         text = str(exception)
         is_of_dtypes = isinstance(exception, RuntimeError | ValueError) and (
             "type" in text or "not implemented for" in text
@@ -223,6 +233,13 @@ class FilesH5DataModule(BaseH5DataModule):
     @property
     def _training_sources(self) -> tuple[Source, ...]:
         return self._own_files("train") if self._mixture is None else self._mixture.sources
+
+    def _training_files(self) -> Sequence[str]:
+        """See ``BaseH5DataModule._training_files``; without files that are left out."""
+        if not (sources := self._own_files("train")):
+            return ()
+        files = SourceFiles(self._reading(), sources[0], self._arguments_of(sources[0]), "train")
+        return files.readable
 
     def _own_files(self, split: Split) -> tuple[Source, ...]:
         paths = self._paths[split]
@@ -537,6 +554,6 @@ def _asks_for_floats(text: str) -> bool:
 def _advice_about_text(key: str) -> str:
     """Return what to pass for a target that is text, if a loss computes with it."""
     return (
-        f"{key!r} is text, and a batch has a list of str for it. If a loss computes with it, pass a target_transform "
-        "that returns the class number of a text."
+        f"{key!r} is text, and a batch has a list of str for it. If a loss computes with it, pass "
+        f"decode={{{key!r}: 'category'}} for class numbers."
     )

@@ -113,9 +113,10 @@ class LazyH5DataModule(FilesH5DataModule):
         table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
             ``TableOptions`` (``path``, ``on``, ``missing``).
         decode: what decodes fields, by name or pattern: "image" (JPEG and PNG to ``uint8`` of the shape ``(C, H, W)``),
-            "cf" (scale, offset and fill value, to floats with NaN, as by default in netCDF files), "real" (complex
-            numbers as pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8``
-            each), "dense" or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
+            "category" (text to class numbers, the same in all files and splits), "cf" (scale, offset and fill value, to
+            floats with NaN, as by default in netCDF files), "real" (complex numbers, or compounds of real and imag, as
+            pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8`` each), "dense"
+            or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         where: rows to keep, of all splits: conditions on arrays with a value a row, by name: a value, a list of values,
             or a range ``{"min": 3, "max": 5}`` (bounds included, either may be left out); from Python also a function

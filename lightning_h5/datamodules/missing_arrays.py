@@ -19,7 +19,7 @@ ATTRIBUTES = ("@stem", "@file", "@name")
 def explain_missing_array(
     error: Exception, arguments: Mapping[str, Any], groups: str | None, side: SideTable | None
 ) -> None:
-    """Replace the text of an error about a missing array by one with the argument that names it, and a remedy.
+    """Add to an error about a missing array which argument names it, and a remedy for this argument.
 
     Args:
         error: any error.
@@ -27,32 +27,32 @@ def explain_missing_array(
         groups: the pattern of segments' groups, if they are groups.
         side: the side table, if there is one.
     """
-    match = re.match(r"'([^']*)'( is not in .*)", str(error), re.DOTALL) if isinstance(error, H5KeyError) else None
-    if match is None:
+    if not isinstance(error, H5KeyError) or error.key is None:
         return
-    key, text = match.groups()
-    argument, advice = argument_of(key, arguments), ""
+    key, place, contents, hint, remedy = error.key, *error.args
+    argument = argument_of(key, arguments)
     levels = key.split("/")
     n_levels = 0 if groups is None else groups.strip("/").count("/") + 1
     group, relative = "/".join(levels[:n_levels]), "/".join(levels[n_levels:])
     if argument is None and groups is not None and (argument := argument_of(relative, arguments)) is not None:
+        contents, hint = (text.replace(f"'{group}/", "'") for text in (contents, hint))
         inner = relative.split("/")
         if fnmatchcase("/".join(inner[:n_levels]), groups.strip("/")) and len(inner) > n_levels:
-            advice = f" Names are relative to a group of segments.groups: pass {'/'.join(inner[n_levels:])!r}."
-            text = text.partition(";")[0] + "."
-        text = text.replace(f"'{group}/", "'")
+            contents, hint = "", ""
+            remedy = f"Names are relative to a group of segments.groups: pass {'/'.join(inner[n_levels:])!r}."
     if argument is not None and argument.startswith("table.on"):
-        advice = near(key, ATTRIBUTES) if key.startswith("@") else " Name what lines are joined on: on={column: array}."
-    elif key == TARGET and argument is None and arguments.get("label") is not None:
-        argument, advice = (
-            f"{key!r}, in which label={arguments['label']!r} is searched,",
-            " Or pass the target as y_key.",
+        remedy += (
+            near(key, ATTRIBUTES) if key.startswith("@") else " Name what lines are joined on: on={column: array}."
         )
+    elif key == TARGET and argument is None and arguments.get("label") is not None:
+        argument = f"{key!r}, in which label={arguments['label']!r} is searched,"
+        remedy += " Or pass the target as y_key."
     elif side is not None and key in side.names:
-        advice = f" The table has the column {key!r}: pass 'table/{key}'."
-    elif key.startswith("table/") and side is None and "is an array there" not in text:
-        advice = " For a column of a CSV or Parquet file, pass table too."
+        remedy += f" The table has the column {key!r}: pass 'table/{key}'."
+    elif key.startswith("table/") and side is None and not hint:
+        remedy += " For a column of a CSV or Parquet file, pass table too."
     elif (braces := re.search(r"\{\w+\}", key)) is not None:
-        text = re.sub(r" Did you mean '[^']*'\?", "", text)
-        advice = f" {braces[0]} stands for nothing; {{split}} stands for train, val, test or predict."
-    error.args = ((argument or repr(key)) + text + advice,)
+        hint = ""
+        remedy += f" {braces[0]} stands for nothing; {{split}} stands for train, val, test or predict."
+    error.args = (place, contents, hint, remedy)
+    error.argument = argument

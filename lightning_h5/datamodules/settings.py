@@ -103,7 +103,7 @@ class RecordsSettings(LightningDataModule):
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
-        self._batch_size = batch_size
+        self._batch_size = whole(batch_size, "batch_size", least=1)
         if self._is_batch_size_in_hparams:
             self.hparams["batch_size"] = batch_size
 
@@ -258,7 +258,7 @@ def _object_name(value: Any) -> str:
     """Return a name for an object; not its ``repr``, which may hold anything."""
     while isinstance(value, partial):
         value = value.func
-    named = value if hasattr(value, "__qualname__") else type(value)
+    named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..catalog import SKIP_THEM, TARGET, Catalog, expand_those_there, names_to_load, skip_into
+from ..catalog import SKIP_THEM, TARGET, Catalog, expand_those_there, filled, names_to_load, skip_into
 from ..datasets import Fields, FieldStats, FileSamples, open_samples, read_stats
 from ..datasets.collate import Collate
 from ..errors import H5FileError, H5ValueError
@@ -21,11 +22,15 @@ from ..hdf5 import (
     field_names,
     fill_split,
     guess_keys_in,
+    is_attribute_key,
     keys_in,
     matching_objects,
+    resolve_path,
+    target_of,
     with_constants,
 )
 from ..options import FileOptions
+from ..readers import ClassNumbers
 from ..samples import (
     Filters,
     KindOfSamples,
@@ -90,7 +95,9 @@ class SourceFiles:
     def __init__(
         self, reading: Reading, source: Source, samples: SampleArguments, group: str, *, without_target: bool = False
     ) -> None:
-        self.reading, self.source, self.samples, self._group = reading, source, samples, group
+        self.source, self.samples, self._group = source, samples, group
+        select: Any = self._with_filled_names(reading.kind.select)
+        self.reading = replace(reading, kind=replace(reading.kind, select=select))
         self._without_target = without_target
 
     @cached_property
@@ -104,24 +111,29 @@ class SourceFiles:
     @cached_property
     def first(self) -> str:
         """The first file, or the first that can be read if others are left out."""
+        is_any_left_out = self.reading.bad is not None
+        return next(filter(self._can_be_read, self.paths), self.paths[0]) if is_any_left_out else self.paths[0]
 
+    @property
+    def readable(self) -> Sequence[str]:
+        """The files, without those that are left out since they cannot be read."""
+        return self.paths if self.reading.bad is None else list(filter(self._can_be_read, self.paths))
+
+    def _can_be_read(self, path: str) -> bool:
         def nothing(file: Any) -> tuple[None, list[str]]:
             return None, []
 
-        for path in self.paths if self.reading.bad is not None else ():
-            try:
-                self.reading.catalog.search(path, self.reading.options, "nothing", nothing)
-            except H5FileError:  # left out when its arrays are looked at
-                continue
-            return path
-        return self.paths[0]
+        try:
+            self.reading.catalog.search(path, self.reading.options, "nothing", nothing)
+        except H5FileError:  # left out when its arrays are looked at
+            return False
+        return True
 
     @cached_property
     def filters(self) -> Filters:
         """Which rows are kept."""
         samples, where = self.samples, self.samples.where
-        if isinstance(where, Mapping):
-            where = {self._filled(name): condition for name, condition in where.items()}
+        where = self._with_filled_names(where)
         named, axes = parsed_fields(samples.fields)
         target = TARGET
         if named is None and samples.y_key is not None:
@@ -205,20 +217,65 @@ class SourceFiles:
     def _filled(self, name: str) -> str:
         return name.replace("{split}", self._group)
 
+    @cached_property
+    def _samples(self) -> SampleOptions:
+        """What a sample is; without what options ask of a target that the files lack."""
+        kind = self.reading.kind
+        segments, window = kind.segments, kind.window
+        steps = {name: self._of_present(getattr(segments, name)) for name in ("axis", "step_axis", "steps_per")}
+        if window is not None:
+            window = replace(window, steps=self._of_present(window.steps))
+        return replace(
+            kind, segments=replace(segments, **steps), window=window, select=self._of_present(kind.select) or {}
+        )
+
+    def _of_present(self, mapping: Any) -> Any:
+        """Return a mapping from fields without those of a target that the files lack; any other value unchanged."""
+        (x_key, y_key), target = self.keys, self.samples.y_key
+        if y_key is not None or target is None or not isinstance(mapping, Mapping):
+            return mapping
+        of_x, of_y = (field_names(keys, "key") for keys in (x_key, fill_split(target, self._group)))
+        inputs, targets = ({*fields.names, *fields.keys} for fields in (of_x, of_y))
+
+        def is_of(pattern: str, names: set[str]) -> bool:
+            return any(pattern == name or fnmatchcase(name, pattern) for name in names)
+
+        return {
+            pattern: value
+            for pattern, value in mapping.items()
+            if is_of(str(pattern), inputs) or not is_of(str(pattern), targets)
+        }
+
+    def _with_filled_names(self, mapping: Any) -> Any:
+        """Return a mapping from fields with ``{split}`` filled in their names; any other value unchanged."""
+        is_mapping = isinstance(mapping, Mapping)
+        return {self._filled(str(name)): value for name, value in mapping.items()} if is_mapping else mapping
+
     def _fields(self, *, transform: Any, target_transform: Any, with_index: bool) -> Fields:
         (x_key, y_key), samples = self.keys, self.samples
         has_target = y_key is not None
-        return Fields.of(
+        fields = Fields.of(
             x_key,
             y_key,
-            x_dtype=None if self._is_settled_late else samples.x_dtype,
-            y_dtype=samples.y_dtype if has_target else None,
+            x_dtype=None if self._is_settled_late else self._with_filled_names(samples.x_dtype),
+            y_dtype=self._with_filled_names(samples.y_dtype) if has_target else None,
             transform=transform,
             target_transform=target_transform if has_target else None,
             with_index=with_index,
             as_one=self.reading.kind.has_mask,
-            decode=samples.decode,
+            decode=self._of_present(self._with_filled_names(samples.decode)),
         )
+        return fields if self._group == "train" else self._with_classes_of_training(fields)
+
+    def _with_classes_of_training(self, fields: Fields) -> Fields:
+        """Return fields whose categories are known by the names that arrays have in training."""
+        named = arrays_in(self.samples.x_key, self.samples.y_key, parsed_fields(self.samples.fields)[0])
+        of_training = {self._filled(key): str(fill_split(key, "train")) for key in named}
+        requests = [
+            replace(request, codec=ClassNumbers(of_training.get(request.key))) if request.is_category else request
+            for request in fields.requests
+        ]
+        return replace(fields, requests=tuple(requests))
 
     def open(
         self,
@@ -253,7 +310,7 @@ class SourceFiles:
         return open_samples(
             self.paths,
             self._fields(transform=transform, target_transform=target_transform, with_index=samples.with_index),
-            reading.kind,
+            self._samples,
             reading.files,
             reading.catalog,
             normalize=self._statistics,
@@ -289,7 +346,7 @@ class SourceFiles:
     @property
     def _kind(self) -> KindOfSamples:
         reading = self.reading
-        return sample_kind(reading.catalog, self.paths, self.arrays, reading.options, reading.kind)
+        return sample_kind(reading.catalog, self.paths, self.arrays, reading.options, self._samples)
 
     @property
     def has_segments(self) -> bool:
@@ -306,7 +363,7 @@ class SourceFiles:
         reading, options = self.reading, self.reading.options
         fields = self._fields(transform=None, target_transform=None, with_index=False)
         arrays = [replace(array, takes_packed=True) for array in fields.requests]
-        kind = KindOfSamples(replace(reading.kind, sample="row")) if as_rows else self._kind
+        kind = KindOfSamples(replace(self._samples, sample="row")) if as_rows else self._kind
         names, bad = fields.names, reading.bad
         table, _, _ = open_table(
             reading.catalog, self.paths, arrays, names, options, kind, choice, bad=bad, advice=SKIP_THEM
@@ -342,17 +399,36 @@ class SourceFiles:
 
 
 def has_keys(reading: Reading, path: str, keys: Keys | None) -> bool:
-    """Return whether a file has all arrays that keys name."""
-    names, options = arrays_in(keys), reading.options
-    patterns = [name for name in names if "*" in name]
-    for pattern in patterns:
+    """Return whether a file has all arrays and attributes that keys name; of segments that are groups, the first."""
+    groups = reading.kind.segments.groups
+    names = arrays_in(keys)
+    if groups is not None:
+        names = [name if name.startswith("/") else f"{groups.strip('/')}/{name}" for name in names]
+    searched = [name for name in names if "*" in name or is_attribute_key(name)]
+    arrays = [name for name in names if name not in searched]
 
-        def matches(file: Any, pattern: str = pattern) -> tuple[bool, list[str]]:
-            allow_external = reading.files.allow_external
-            objects = matching_objects(file, path, pattern, "array", allow_external=allow_external, may_lack=True)
-            return bool(objects), []
+    def has(file: Any, name: str) -> tuple[bool, list[str]]:
+        return _has_name(file, path, name, allow_external=reading.files.allow_external), []
 
-        if not reading.catalog.search(path, options, f"arrays like {pattern!r}", matches):
+    catalog, options = reading.catalog, reading.options
+    return all(catalog.search(path, options, f"has {name!r}", partial(has, name=name)) for name in searched) and (
+        not arrays or catalog.has(path, arrays, options)
+    )
+
+
+def _has_name(file: Any, path: str, name: str, *, allow_external: bool) -> bool:
+    """Return whether an open file has arrays that match a pattern, or an attribute."""
+    owner, _, attribute = name.rpartition("@") if is_attribute_key(name) else (name, "", "")
+    owner = owner.strip("/")
+    if "*" in owner:
+        kinds: tuple[Literal["group", "array"], ...] = ("group", "array") if attribute else ("array",)
+        for kind in kinds:
+            stars = matching_objects(file, path, owner, kind, allow_external=allow_external, may_lack=True)
+            if stars:
+                owner = filled(owner, next(iter(stars)))
+                break
+        else:
             return False
-    others = [name for name in names if name not in patterns]
-    return not others or reading.catalog.has(path, others, options)
+    elif owner and target_of(file, file, owner, allow_external=allow_external) is None:
+        return False
+    return not attribute or attribute in resolve_path(file, owner, allow_external=allow_external)[0].attrs

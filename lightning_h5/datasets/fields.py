@@ -17,7 +17,7 @@ from ..catalog import ArrayRequest, has_lists, hashable, is_encoded
 from ..errors import H5ValueError, listing, near
 from ..hdf5 import ArrayLayout, FieldNames, StackedKeys, field_names, kind_of, torch_dtype
 from ..options import value_of_field
-from ..readers import DecodeRequest, Stack, codec_of
+from ..readers import ClassNumbers, DecodeRequest, Stack, codec_of
 from ..samples import SparseField
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
@@ -256,6 +256,10 @@ def codecs_of(
     for at, stacked in enumerate(stacks):
         if stacked is not None and stacked.are_columns and codecs[at] is not None:
             raise H5ValueError(f"decode names {names[at]!r}, which stacks columns of a table. Leave it out of decode.")
+        if stacked is not None and isinstance(codecs[at], ClassNumbers):
+            raise H5ValueError(
+                f"decode={{{names[at]!r}: 'category'}} was given for several arrays. Name each as a field of its own."
+            )
         if stacked is not None and stacked.group is not None:  # it may be a table
             codecs[at] = Stack(stacked.members, stacked.axis, codecs[at])
     return codecs
@@ -276,7 +280,7 @@ def _requests(
             key,
             codec,
             stacks,
-            text_ok=text_ok,
+            text_ok=text_ok or isinstance(codec, ClassNumbers),
             dtype=torch_dtype(dtype, argument)
             if by_name is None
             else torch_dtype(by_name.get(name), f"{argument}[{name!r}]"),

@@ -111,7 +111,10 @@ def open_samples(
     keys = {**filters.keys, **dict(zip(fields.names, fields.keys, strict=True))}
     # Segments are chosen by values of columns, which are no fields of their steps.
     columns = [*([] if kind.has_segments else filters.columns), *filters.of_label]
-    further = [name for name in dict.fromkeys(columns) if name not in fields.names]
+    numbered = {name for name, request in zip(fields.names, fields.requests, strict=True) if request.is_category}
+    # Filters compare the names of categories, and a label is a class number.
+    own_names = {*fields.names} - (numbered - {*filters.of_label})
+    further = [name for name in dict.fromkeys(columns) if name not in own_names]
     requests = [replace(request, takes_packed=takes_packed) for request in fields.requests]
     for name in further:  # those that only filters read are decoded for them
         takes = takes_packed or name not in filters.of_label

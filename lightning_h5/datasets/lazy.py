@@ -77,9 +77,10 @@ class H5LazyDataset(FileDataset):
         table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
             ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
         decode: what decodes fields, by name or pattern: "image" (JPEG and PNG to ``uint8`` of the shape ``(C, H, W)``),
-            "cf" (scale, offset and fill value, to floats with NaN, as by default in netCDF files), "real" (complex
-            numbers as pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8``
-            each), "dense" or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
+            "category" (text to class numbers, the same in all files and splits), "cf" (scale, offset and fill value, to
+            floats with NaN, as by default in netCDF files), "real" (complex numbers, or compounds of real and imag, as
+            pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8`` each), "dense"
+            or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
         seed: of random windows and patches.

@@ -424,7 +424,7 @@ class _Resolver:
                 return _link(item, encoded(part))
         except FAULTS as error:
             raise _damaged(self._file, self._key, error) from error
-        raise H5KeyError(_missing(self._file, self._key))
+        raise _missing(self._file, self._key)
 
     def _count_link(self) -> None:
         self._n_links += 1
@@ -446,7 +446,7 @@ class _Resolver:
                 "the array itself, or fix the link."
             ) from error
         if members:
-            raise H5KeyError(_missing(self._file, self._key))
+            raise _missing(self._file, self._key)
         return item
 
     def _open(self, group: Any, part: str) -> Any:
@@ -463,10 +463,12 @@ class _Resolver:
             base = dtype.base
             if base.names is None or member not in base.names:
                 contents = f"has the members {listing(base.names)}" if base.names else "has no members"
-                guess = near(member, base.names or ())
                 raise H5KeyError(
-                    f"{self._key!r} is not in {self._file.filename!r}: {array.name!r} is an array there and {contents}."
-                    f"{guess} Name the array, or one of its members."
+                    f"is not in {self._file.filename!r}.",
+                    f"{array.name!r} is an array there and {contents}.",
+                    near(member, base.names or ()).strip(),
+                    "Name the array, or one of its members.",
+                    key=self._key,
                 )
             dtype = base[member]
         return members
@@ -489,17 +491,16 @@ def _parts_of(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
-def _missing(file: Any, key: str) -> str:
+def _missing(file: Any, key: str) -> H5KeyError:
+    """Return the error about a name that a file lacks."""
     names = list_arrays(file)
+    place, remedy = f"is not in {file.filename!r}.", "Pass one of these as the key."
     if hint := segments_hint(names, key):
-        return f"{key!r} is not in {file.filename!r}; its arrays are {listing(names)}.{hint}"
+        return H5KeyError(place, f"Its arrays are {listing(names)}.", "", hint.strip(), key=key)
     group = key.strip("/").rpartition("/")[0]
     if group and (siblings := [name for name in names if name.startswith(f"{group}/")]):
-        return (
-            f"{key!r} is not in {file.filename!r}; {group!r} has the arrays {listing(siblings)}.{near(key, siblings)} "
-            "Pass one of these as the key."
-        )
-    return (
-        f"{key!r} is not in {file.filename!r}; its arrays are {listing(names)}.{near(key, names)} "
-        "Pass one of these as the key."
-    )
+        contents = f"{group!r} has the arrays {listing(siblings)}."
+        return H5KeyError(place, contents, near(key, siblings).strip(), remedy, key=key)
+    if not names:
+        return H5KeyError(place, "It has no arrays.", "", "Pass a file that has some.", key=key)
+    return H5KeyError(place, f"Its arrays are {listing(names)}.", near(key, names).strip(), remedy, key=key)

@@ -95,10 +95,13 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
     name = key.rpartition("@")[2]
     with translate_h5py_errors(path, repr(key)):
         if name not in item.attrs:
+            contents = f"the attributes {listing(item.attrs)}" if len(item.attrs) else "no attributes"
             raise H5KeyError(
-                f"{key!r} is not in {path!r}: {item.name!r} has "
-                f"{f'the attributes {listing(item.attrs)}' if len(item.attrs) else 'no attributes'}."
-                f"{near(name, item.attrs)} Name one that it has."
+                f"is not in {path!r}.",
+                f"{item.name!r} has {contents}.",
+                near(name, item.attrs).strip(),
+                "Name one that it has.",
+                key=key,
             )
         value = item.attrs[name]
     return _value_layout(value, path, key, guard)

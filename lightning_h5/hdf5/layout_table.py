@@ -175,6 +175,18 @@ class LayoutTable:
             others={(part, index + (index >= at)): layout for (part, index), layout in self.others.items()},
         )
 
+    def without_column(self, at: int) -> LayoutTable:
+        """Return the table without an array of each part."""
+        return replace(
+            self,
+            numbers=np.delete(self.numbers, at, axis=1),
+            lengths=np.delete(self.lengths, at, axis=1),
+            starts=np.delete(self.starts, at, axis=1),
+            others={
+                (part, index - (index > at)): layout for (part, index), layout in self.others.items() if index != at
+            },
+        )
+
     @cached_property
     def n_rows(self) -> IntArray:
         """Length of axis 0 of each array, shape ``(n_parts, n_arrays)``."""

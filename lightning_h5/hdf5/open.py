@@ -15,6 +15,7 @@ import h5py
 
 from ..errors import H5CorruptError, H5Error, H5FileError, H5ValueError
 from ..staging import INDEX_SUFFIX, ObjectStatus, is_url, published_index, shown_url
+from .file_kinds import HEAD_BYTES, TAR_MARK, advice_about
 from .metadata_index import MetadataIndex
 from .paths import SIGNATURE
 from .remote_file import Read, RecordedFile, RemoteFile, close_at_exit, sampled_identity
@@ -97,7 +98,12 @@ def open_h5(
         return _open_object(path, status, swmr=swmr, takes_index=takes_index or status is None, **cache)
     check_regular(path)
     try:
-        return _File(path, "r", swmr=swmr, **cache)
+        file = _File(path, "r", swmr=swmr, **cache)
+        if file.userblock_size == HEAD_BYTES:
+            _refuse_archive(path, file)
+        return file
+    except H5Error:
+        raise
     except OSError as error:
         raise H5FileError(_why_not_open(path, error)) from error
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -194,6 +200,18 @@ def check_regular(path: str) -> None:
         raise H5FileError(f"{path!r} is not a regular file. Pass the path of an HDF5 file.")
 
 
+def _refuse_archive(path: str, file: Any) -> None:
+    """Raise an ``H5FileError`` for a tar archive: the library finds the first file in it, and ignores the others."""
+    with open(path, "rb") as archive:
+        archive.seek(TAR_MARK[0])
+        is_archive = archive.read(len(TAR_MARK[1])) == TAR_MARK[1]
+    if is_archive:
+        file.close()
+        raise H5FileError(
+            f"{path!r} is a tar archive, of which the HDF5 library reads the first file alone. Unpack it: `tar xf`."
+        )
+
+
 def _why_not_open(path: str, error: OSError) -> str:
     text = str(error)
     size = os.path.getsize(path) if os.path.exists(path) else 0
@@ -204,11 +222,8 @@ def _why_not_open(path: str, error: OSError) -> str:
         )
     if "signature not found" in text:
         with open(path, "rb") as file:
-            head = file.read(8)
-        return (
-            f"{path!r} is not an HDF5 file: it has {size:,} bytes and begins with {head!r}. "
-            "Pass an HDF5 file, or check that the copy of this one is complete."
-        )
+            head = file.read(HEAD_BYTES)
+        return f"{path!r} is not an HDF5 file: it has {size:,} bytes and begins with {head[:8]!r}. {advice_about(head)}"
     if error.errno in (11, 35, 37, 524) or "unable to lock file" in text:
         lock = os.environ.get("HDF5_USE_FILE_LOCKING")
         return (

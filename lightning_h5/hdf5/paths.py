@@ -8,10 +8,11 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from ..errors import H5FileError, H5ValueError, listing, near
+from ..errors import H5FileError, H5ValueError, listing, near, short_repr
 from ..natural_order import natural_order
 from ..options import StagingOptions
 from ..staging import check_url, expand_url, is_url, look_ahead, use_staging
@@ -20,6 +21,7 @@ from ..types import PathLike, Paths
 SUFFIXES = (".h5", ".hdf5", ".h5ad")
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 SIGNATURE_OFFSETS = (0, 512, 1024, 2048)  # after a user block
+ZARR_NAMES = {".zgroup", ".zarray", ".zattrs", "zarr.json"}
 MAX_LOOKS = 200
 """Maximum number of entries of a directory that are opened for a message: it may have a million."""
 
@@ -55,7 +57,7 @@ def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | Non
     items = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(items, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in items):
         raise H5ValueError(
-            f"{name}={paths!r} is neither a path nor a list of paths. Pass the path of an HDF5 file, not an open file."
+            f"{name}={short_repr(paths)} is neither a path nor a list of paths. {_instead_of_paths(paths)}"
         )
     if not items:
         raise H5ValueError(f"{name}=[] names no file. Pass a file, a glob, a directory or a list of these.")
@@ -70,6 +72,25 @@ def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | Non
     look_ahead([file for file in files if is_url(file)])
     # Absolute, so that changing the working directory later has no effect.
     return tuple(file if is_url(file) else os.path.abspath(file) for file in files)
+
+
+def _instead_of_paths(value: Any) -> str:
+    """Return a sentence on what to pass instead of a value that is no path."""
+    if (file := getattr(getattr(value, "file", value), "filename", None)) is not None:  # of h5py
+        return f"Pass the path, {file!r}, not an open file."
+    if isinstance(value, bytes):
+        return f"Pass text: {os.fsdecode(value)!r}."
+    if isinstance(value, Mapping):
+        return "Pass a list of paths, or several sources as mixture."
+    if hasattr(value, "shape"):
+        return "Pass the path of an HDF5 file. Arrays in memory are the samples of torch.utils.data.TensorDataset."
+    if isinstance(value, list | tuple):
+        return "Pass a flat list of paths."
+    if isinstance(value, Iterable) and not hasattr(value, "read") and not hasattr(value, "__len__"):
+        return "Pass list(...) of it."
+    if isinstance(value, AbstractSet):
+        return "Pass a list, whose order is the order of the rows."
+    return "Pass the path of an HDF5 file, not an open file."
 
 
 def name_objects(*paths: Any) -> bool:
@@ -111,9 +132,10 @@ def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Se
             reason = f"there is no directory {folder!r}"
             if os.path.isdir(folder):  # a glob skips directories that it cannot read
                 reason = _has(folder, _h5_files(folder, _names_in(folder, text, name)))
+            hint = _unexpanded(text) + _other_spelling(text)
             raise H5FileError(
-                f"{name}={text!r} matches no file; {reason}.{_unexpanded(text)} Check the pattern, or pass the files "
-                f"(relative paths start at {os.getcwd()!r})."
+                f"{name}={text!r} matches no file; {reason}.{hint} Check the pattern, or pass the files (relative "
+                f"paths start at {os.getcwd()!r})."
             )
         return files
     return [_regular_file(text, name)]
@@ -166,6 +188,10 @@ def _other_ways(folder: str, names: Sequence[str]) -> str:
     if folders := _folders(folder, names):
         pattern = os.path.join(folder, "**", "*.h5")
         return f"; its folders {listing(folders)} are not searched. Pass a glob such as {pattern!r}."
+    if ZARR_NAMES & {*names}:
+        return (
+            ". It is a Zarr store, which is another format. Write its arrays to an HDF5 file (h5py: file['x'] = array)."
+        )
     return ". Pass an HDF5 file, or a directory that has some."
 
 
@@ -198,9 +224,22 @@ def _array_in_path(path: str) -> str:
 
 def _unexpanded(path: str) -> str:
     """Return a sentence about a variable in a path that does not exist, with a leading blank, or nothing."""
-    if os.path.expandvars(path) == path:
+    if os.path.expandvars(path) != path:
+        return " Variables are not expanded: pass os.path.expandvars(...) of it."
+    if re.search(r"\$\w|\$\{|%\w+%", path):
+        return " Variables are not expanded, and this one is not set. Write the path out."
+    return ""
+
+
+def _other_spelling(path: str) -> str:
+    """Return a sentence about a path that exists in another spelling, with a leading blank, or nothing."""
+    if "\\" in path:
+        unix = re.sub(r"^[A-Za-z]:", "", path).replace("\\", "/")
+        return f" Did you mean {unix!r}?" if os.path.exists(unix) else " Folders are separated by '/' here."
+    pieces = [piece.strip(" \t\r\n[]()'\"") for piece in path.split(",")]
+    if pieces == [path] or not all(piece and os.path.exists(piece) for piece in pieces):
         return ""
-    return " Variables are not expanded: pass os.path.expandvars(...) of it."
+    return f" Did you mean {pieces[0]!r}?" if len(pieces) == 1 else f" Pass a list of files: {pieces!r}."
 
 
 def _has_suffix(name: str) -> bool:
@@ -217,12 +256,16 @@ def _regular_file(path: str, name: str) -> str:
             reason, guess = f"it is a link to {os.readlink(path)!r}, which does not exist", ""
         elif not os.path.isdir(folder):
             reason = f"there is no directory {folder!r}"
-            guess = ""
+            guess = _other_spelling(path)
         else:
             entries = _names_in(folder, path, name)
             files, folders = _h5_files(folder, entries), _folders(folder, entries)
             reason = _has(folder, files)
-            guess = _array_in_path(path) or near(os.path.basename(path), [*files, *folders])
+            same_stem = [file for file in files if file.rpartition(".")[0] == os.path.basename(path)]
+            guess = (
+                f" Did you mean {same_stem[0]!r}?" if same_stem else near(os.path.basename(path), [*files, *folders])
+            )
+            guess = _array_in_path(path) or _other_spelling(path) or guess
         raise H5FileError(
             f"{name}={path!r} does not exist; {reason}.{guess}{_unexpanded(path)} Pass the path of an HDF5 file "
             f"(relative paths start at {os.getcwd()!r})."

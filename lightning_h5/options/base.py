@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from ..errors import H5ValueError, listing, near, short_repr
 from ..sizes import whole
-from .other_names import other_name
+from .keywords import unknown_keyword
 
-__all__ = ["Options", "check_callable", "check_choice", "check_fraction", "check_whole"]
+__all__ = [
+    "Options",
+    "check_callable",
+    "check_choice",
+    "check_flag",
+    "check_fraction",
+    "check_transform",
+    "check_whole",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +56,7 @@ class Options:
             )
         for name in values:
             if name not in names:
-                hint = other_name(str(name), names) or near(str(name), names)
-                raise H5ValueError(f"{argument} has no field {name!r}.{hint} Its fields are {listing(names)}.")
+                raise H5ValueError(unknown_keyword(cls, str(name), values[name], argument))
         return cls(**values)
 
     @classmethod
@@ -67,8 +77,18 @@ def check_choice(value: object, name: str, allowed: Sequence[object]) -> None:
         raise H5ValueError(f"{name}={short_repr(value)} was given.{hint} Pass {listing(allowed)}.")
 
 
+def check_flag(value: object, name: str) -> None:
+    """Raise an ``H5ValueError`` if a value is neither True nor False: text such as "false" counts as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise H5ValueError(f"{name}={short_repr(value)} was given. Pass True or False.")
+
+
 def check_callable(value: object, name: str) -> None:
-    """Raise an ``H5ValueError`` if a value is neither None nor callable."""
+    """Raise an ``H5ValueError`` if a value is neither None nor callable, or a class whose objects are."""
+    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
+        raise H5ValueError(
+            f"{name}={value.__qualname__} was given, a class. Pass an object of it: {name}={value.__qualname__}(...)."
+        )
     if value is not None and not callable(value):
         several = (
             " Several functions become one by torchvision.transforms.Compose."
@@ -77,6 +97,33 @@ def check_callable(value: object, name: str) -> None:
         )
         raise H5ValueError(
             f"{name}={short_repr(value)} was given, which cannot be called. Pass a function, or None.{several}"
+        )
+
+
+def check_transform(value: Any, name: str, argument: str) -> None:
+    """Raise an ``H5ValueError`` if a value is no function of one argument, and of generators that it asks for.
+
+    Args:
+        value: the function; None for none.
+        name: the argument that it was passed as.
+        argument: what it is called with, for messages.
+    """
+    check_callable(value, name)
+    try:
+        parameters = inspect.signature(getattr(value, "forward", value)).parameters.values()
+    except (TypeError, ValueError):  # no function, or a C function without a signature
+        return
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.name not in ("rng", "generator")
+    ]
+    if len(required) > 1:
+        raise H5ValueError(
+            f"{name} requires the arguments {listing(required)}, and is called with one, {argument}. transform gets an "
+            "input, target_transform a target, and batch_transform a batch. Pass a function of one argument."
         )
 
 

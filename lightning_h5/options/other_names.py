@@ -11,9 +11,14 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
         ("path", "paths", "file", "filename", "data", "dataset", "data_dir", "data_path", "root", "hdf5_files"),
         ("train_path", "path", "paths"),
     ),
+    **dict.fromkeys(
+        ("h5_path", "hdf5_path", "h5_file", "hdf5_file", "file_path", "filepath", "train", "train_file", "train_data"),
+        ("train_path", "path", "paths", "val_fraction"),
+    ),
     "files": ("train_path", "path", "paths"),
     **dict.fromkeys(("x", "key", "keys", "input", "inputs", "input_key", "data_key", "features", "images"), ("x_key",)),
     **dict.fromkeys(("y", "target", "targets", "labels", "target_key", "label_key"), ("y_key",)),
+    **dict.fromkeys(("obs_keys", "data_keys", "dataset_keys", "feature_keys", "columns"), ("fields", "load_fields")),
     "load_fields": ("fields",),
     "fields": ("load_fields",),
     "field_map": ("fields",),
@@ -22,6 +27,10 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("worker", "n_workers", "nworkers", "workers"), ("num_workers",)),
     **dict.fromkeys(("bs", "n_batch"), ("batch_size",)),
     **dict.fromkeys(("val_split", "validation_split", "val_size", "train_val_split", "val_ratio"), ("split=0.1",)),
+    **dict.fromkeys(("train_fraction", "train_size", "train_ratio", "train_split"), ("split=[0.8, 0.2]",)),
+    **dict.fromkeys(("filter_key", "filter_by_attribute"), ("split={'key': 'mask/{split}'}",)),
+    **dict.fromkeys(("sample_weight", "sample_weights"), ("weights",)),
+    **dict.fromkeys(("mean", "std"), ("normalize={'x': {'mean': ..., 'std': ...}}",)),
     "persistent_workers": ("workers={'persistent': True}",),
     "multiprocessing_context": ("workers={'start_method': 'spawn'}",),
     "worker_init_fn": ("workers={'init_fn': ...}",),
@@ -33,7 +42,10 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "bg_label": ("where={'bg_label': True}",),
     "epoch_min": ("where={'epoch': {'min': ...}}",),
     "epoch_max": ("where={'epoch': {'max': ...}}",),
-    **dict.fromkeys(("window_size", "window_length", "seq_len", "sequence_length", "context_length"), ("window",)),
+    **dict.fromkeys(
+        ("window_size", "window_length", "seq_len", "seq_length", "sequence_length", "context_length"), ("window",)
+    ),
+    "frame_stack": ("window=[-1, 1]",),
     "sequence_key": ("segments={'key': ...}",),
     "sequence_order": ("segments={'key': ..., 'sort_key': ...}",),
     "bucket_by_length": ("segments={'bucket': True}",),
@@ -45,8 +57,20 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 """Names that other libraries, and earlier versions, have for arguments; the first argument that exists is proposed."""
 
 
+_IN_MEMORY = "RankCachedH5DataModule and RankMemCachedH5Dataset keep rows in memory."
+_SAMPLERS = "The order has arguments of its own: shuffle, weights, mixture."
+
+ADVICE: dict[str, str] = {
+    **dict.fromkeys(("in_memory", "preload", "cache", "cache_data", "cache_mode", "hdf5_cache_mode"), _IN_MEMORY),
+    **dict.fromkeys(("sampler", "batch_sampler"), _SAMPLERS),
+    "device": "The Trainer moves batches to its device.",
+    "chunks": "Chunks are as stored; `lightning-h5 repack` writes others.",
+}
+"""Sentences about names of other libraries that stand for no argument."""
+
+
 def other_name(name: str, names: Iterable[str]) -> str:
-    """Return a ``did you mean`` sentence if a name is common elsewhere, or was ours, with a leading blank, or nothing.
+    """Return a sentence about a name that is common elsewhere, or was ours, with a leading blank, or nothing.
 
     Args:
         name: the name.
@@ -56,4 +80,4 @@ def other_name(name: str, names: Iterable[str]) -> str:
         argument, _, value = call.partition("=")
         if argument in names:
             return f" Did you mean {call if value else repr(call)}?"
-    return ""
+    return f" {ADVICE[name.casefold()]}" if name.casefold() in ADVICE else ""

@@ -288,7 +288,8 @@ class DistributedOptions(Options):
     def __post_init__(self) -> None:
         check_whole(self.world_size, "world_size", 1)
         check_whole(self.rank, "rank", 0)
-        if not self.setup_timeout > 0:
+        timeout: Any = self.setup_timeout  # a configuration file may hold anything
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise H5ValueError(f"setup_timeout={self.setup_timeout!r} was given. Pass seconds, more than 0.")
         check_choice(self.on_resume_mismatch, "on_resume_mismatch", ("raise", "restart_epoch"))
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import H5ValueError, listing
+from ..errors import H5ValueError, listing, short_repr
 from ..types import IntArray
 from .base import Options, check_choice, check_whole
 from .keywords import checks_keywords
@@ -124,6 +124,19 @@ class SegmentOptions(Options):
         check_choice(self.missing, "segments.missing", ("error", "drop"))
         if self.sort_key is not None and self.key is None:
             raise H5ValueError(f"segments.sort_key={self.sort_key!r} was given without segments.key. Pass key too.")
+        for name in ("axis", "step_axis"):
+            axes = getattr(self, name)
+            for axis in axes.values() if isinstance(axes, Mapping) else [axes]:
+                if isinstance(axis, bool) or not isinstance(axis, int | None):
+                    raise H5ValueError(
+                        f"segments.{name}={axes!r} was given. Pass the number of an axis, as stored, or a mapping from "
+                        "fields to these."
+                    )
+        ends: Any = self.ends
+        if not isinstance(ends, str | None) and not (
+            isinstance(ends, list | tuple) and all(isinstance(key, str) for key in ends)
+        ):
+            raise H5ValueError(f"segments.ends={short_repr(ends)} was given. Pass the name of an array, or a list.")
         constants: Any = self.constants  # a configuration file may hold anything
         if isinstance(constants, str):
             raise H5ValueError(f"segments.constants={constants!r} is not a list. Pass [{constants!r}].")

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, Codec, Packing
+from ..hdf5 import ArrayLayout, Codec, Packing, kind_of
 from ..jit import compiled
 from ..types import IntArray
 from .row_codecs import Function, Image
 
 __all__ = [
     "Bits",
+    "ClassNumbers",
     "Conventions",
     "DecodeRequest",
     "MatrixRows",
@@ -44,6 +45,8 @@ PIECE = 1 << 14
 
 EXACT_IN_FLOAT64 = 1 << 53
 
+DECODERS = ("category", "cf", "image", "real", "bits:8", "dense", "csr")
+
 UnpackLoops: TypeAlias = tuple[Any, Any, Any]
 """The compiled loops of ``Unpack``: without a missing value, with one, and with several or limits."""
 
@@ -68,23 +71,58 @@ class MatrixRows:
         return _not_decodable(array, "csr" if self.as_csr else "dense", "sparse matrices: groups with 'indptr'")
 
 
-DecodeRequest: TypeAlias = Codec | Conventions | MatrixRows
+@dataclass(frozen=True)
+class ClassNumbers:
+    """A request for text as class numbers, which follow from the text of all files (see ``Categories``).
+
+    Args:
+        key: the array that names the classes, if it has another name in other splits; None for the array's own name.
+    """
+
+    key: str | None = None
+
+    def check(self, array: ArrayLayout) -> None:
+        """Raise an ``H5ValueError`` for an array without text. Codes of categories are class numbers as they are."""
+        if kind_of(array.dtype) != "text" and array.categories is None:
+            raise _not_decodable(array, "category", "text")
+
+
+DecodeRequest: TypeAlias = Codec | Conventions | MatrixRows | ClassNumbers
 """What a user asks for by ``decode``: a codec, or what only the files of the field decide."""
 
 
 @dataclass(frozen=True)
 class RealParts(Codec):
-    """Complex numbers as pairs of a real and an imaginary part, on a new last axis."""
+    """Complex numbers as pairs of a real and an imaginary part, on a new last axis.
+
+    They are stored as numbers of HDF5, as h5py writes them (members "r" and "i"), or in a compound of two floats of one
+    dtype, such as the members "real" and "imag" of MATLAB.
+    """
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """See ``Codec.decoded``."""
-        if array.dtype.kind != "c":
-            raise _not_decodable(array, "real", "complex numbers")
-        return np.dtype(f"f{array.dtype.itemsize // 2}"), (*array.row_shape, 2)
+        if array.dtype.kind == "c":
+            return np.dtype(f"f{array.dtype.itemsize // 2}"), (*array.row_shape, 2)
+        members = _parts_of_complex(array.dtype)
+        dtypes = {array.dtype[name] for name in members}
+        if len(dtypes) != 1 or (dtype := dtypes.pop()).kind != "f" or dtype.shape:
+            raise _not_decodable(array, "real", "complex numbers, or compounds of 'real' and 'imag'")
+        return dtype, (*array.row_shape, 2)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
-        out[...] = np.ascontiguousarray(rows).reshape(*rows.shape, 1).view(out.dtype)
+        if rows.dtype.kind == "c":
+            out[...] = np.ascontiguousarray(rows).reshape(*rows.shape, 1).view(out.dtype)
+            return
+        for at, name in enumerate(_parts_of_complex(rows.dtype)):
+            out[..., at] = rows[name]
+
+
+def _parts_of_complex(dtype: np.dtype[Any]) -> list[str]:
+    """Return the members with the real and the imaginary part, in this order; none if it has other members."""
+    names = {name.casefold(): name for name in dtype.names or ()}
+    pairs = (("real", "imag"), ("re", "im"), ("r", "i"))
+    return next(([names[part] for part in pair] for pair in pairs if set(names) == set(pair)), [])
 
 
 @dataclass(frozen=True)
@@ -428,7 +466,8 @@ def codec_of(decoder: Any, field: str) -> DecodeRequest:
     """Return the codec that a ``decode`` argument names, or the request that it makes.
 
     Args:
-        decoder: ``"image"``, ``"cf"``, ``"real"``, ``"bits:N"``, ``"dense"``, ``"csr"``, or a function of a stored row.
+        decoder: ``"category"``, ``"cf"``, ``"image"``, ``"real"``, ``"bits:N"``, ``"dense"``, ``"csr"``, or a function
+            of a stored row.
         field: the field that it is for, for errors.
 
     Raises:
@@ -438,6 +477,8 @@ def codec_of(decoder: Any, field: str) -> DecodeRequest:
         return RealParts()
     if decoder == "cf":
         return Conventions()
+    if decoder == "category":
+        return ClassNumbers()
     if decoder == "image":
         return Image()
     if callable(decoder):
@@ -446,8 +487,9 @@ def codec_of(decoder: Any, field: str) -> DecodeRequest:
         return MatrixRows(decoder == "csr")
     if isinstance(decoder, str) and (match := re.fullmatch(r"bits:([1-9][0-9]*)", decoder)):
         return Bits(int(match[1]))
+    hint = near(decoder, DECODERS) if isinstance(decoder, str) else ""
     raise H5ValueError(
-        f"decode={{{field!r}: {decoder!r}}} was given. Pass 'cf' (scale, offset and fill value), 'image' (JPEG and "
-        "PNG), 'real' (complex numbers as pairs), 'bits:527' (so many packed bits), 'dense' or 'csr' (rows of a sparse "
-        "matrix), or a function of what is stored of a row."
+        f"decode={{{field!r}: {decoder!r}}} was given.{hint} Pass 'category' (text as class numbers), 'cf' (scale, "
+        "offset and fill value), 'image' (JPEG and PNG), 'real' (complex numbers as pairs), 'bits:527' (so many packed "
+        "bits), 'dense' or 'csr' (rows of a sparse matrix), or a function of what is stored of a row."
     )

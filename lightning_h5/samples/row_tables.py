@@ -140,6 +140,7 @@ class RowTableBuilder(TableBuilder):
         shared = [array.key for array in layouts[0]] if len(layouts) > 1 else ()
         catalog.check_categories(self._paths, shared, self._options)
         layouts = catalog.recoded(layouts, self._options)
+        layouts = catalog.with_class_numbers(self._requests, layouts, self._options)
         n_rows = [arrays[0].n_rows for arrays in layouts]
         catalog.joins.rows_of.update(zip(self._paths, n_rows, strict=True))
         if (

@@ -18,10 +18,12 @@ from ..catalog import (
     PartsOfFile,
     SideTable,
     StoredParts,
+    pairs_of,
     parts_in,
 )
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import ChangeGuard, LayoutTable, OpenOptions, column_layout
+from ..readers import ClassNumbers
 from .cut_values import CutValues
 from .indexer import Indexer
 from .part_steps import PartSteps, cells_of_parts, steps_of_parts
@@ -32,7 +34,7 @@ from .seen_fields import SeenFields, arrays_along_axis
 from .segment_choice import samples_with_lines
 from .segment_fields import SampleOptions, SegmentField
 from .segment_lines import SegmentLines, lines_of_parts, lines_of_slices
-from .table_builder import TableBuilder
+from .table_builder import TableBuilder, collected
 from .windows import samples_of
 
 __all__ = ["SegmentTableBuilder"]
@@ -128,13 +130,14 @@ class SegmentTableBuilder(TableBuilder):
         names = self._names.of_cells(self._files[0].parts.names.cells)
         stored, lines = self._stored(names)
         self._check_categories(stored)
+        stored, numbered = self._with_class_numbers(stored)
         segments = self._samples.segments
         self._values = CutValues.read(stored, self._value_columns, segments, self._options)
         order = self._values.order_of_files(stored.files)
         if order != list(range(len(order))):
             self._files = [self._files[at] for at in order]
             return self.table()
-        seen_fields = SeenFields(self._fields, stored, names, self._side_columns, self._values)
+        seen_fields = SeenFields(self._fields, stored, names, {*self._side_columns, *numbered}, self._values)
         fields = seen_fields.seen()
         if self._volumes is None:
             steps = steps_of_parts(stored, fields, self._values, has_axis=seen_fields.has_axis)
@@ -250,6 +253,45 @@ class SegmentTableBuilder(TableBuilder):
             describe = partial(column_layout, path=own.paths[0], key=key, guard=own.guards[0])
             table = table.with_column(at, values, describe)
         return replace(own, table=table, names=names)
+
+    def _with_class_numbers(self, stored: StoredParts) -> tuple[StoredParts, list[int]]:
+        """Return the arrays with class numbers in place of text that is decoded as a category, and their columns."""
+        numbered = []
+        for at, field in enumerate(self._fields):
+            if not isinstance(field.request.codec, ClassNumbers) or stored.one(0, at).categories is not None:
+                continue
+            arrays = [stored.one(part, at) for part in range(len(stored.files))]
+            if field.axis is None and field.step_axis is None and arrays[0].value is None:
+                raise H5ValueError(
+                    f"decode='category' was given for {field.name!r}, which has no steps (segments.constants), and "
+                    "decodes one text for each segment or step. Leave it out of decode."
+                )
+            numbers = self._catalog.class_numbers(
+                field.request, arrays, self._options, partial(self._texts_of_field, field)
+            )
+            describe = partial(column_layout, path=stored.paths[0], key=field.request.key, guard=stored.guards[0])
+            stored = replace(stored, table=stored.table.without_column(at).with_column(at, numbers, describe))
+            numbered.append(at)
+        return stored, numbered
+
+    def _texts_of_field(self, field: SegmentField, files: Sequence[str], key: str) -> list[npt.NDArray[Any]]:
+        """Return the text of a field in all parts of other files.
+
+        Args:
+            field: the field.
+            files: the files.
+            key: its array there.
+        """
+        other = replace(field, request=replace(field.request, key=key, codec=None))
+
+        def make(_: Sequence[ArrayRequest]) -> SegmentTableBuilder:
+            return SegmentTableBuilder(self._catalog, self._options, [other], self._samples, ())
+
+        builder = collected(make, [other.request], files)
+        if not builder._files:
+            return []
+        stored, _ = builder._stored(builder._names.of_cells(builder._files[0].parts.names.cells))
+        return [pairs_of(stored.one(part, 0), self._options) for part in range(len(stored.files))]
 
     # Values --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -10,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from ..catalog import ArrayRequest, Span
-from ..errors import H5ValueError, listing, near
+from ..errors import H5ValueError, listing, near, short_repr
 from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
@@ -87,7 +88,7 @@ class SampleOptions:
             sample=sample,
             segments=segment_options,
             window=window_options,
-            select=dict(select or {}),
+            select=_checked_select(select),
             seed=seed,
             patch=patch_options,
         )
@@ -123,6 +124,7 @@ class SampleOptions:
             return True
         has_axes = self.segments.step_axis != 0 or bool(self.segments.constants or self.segments.steps_per)
         has_axes = has_axes or self.segments.missing != "error"
+        has_axes = has_axes or self.segments.bucket or self.segments.max_length is not None  # of segments alone
         has_segments = self.segments.is_given or any("*" in key or is_attribute_key(key) for key in keys)
         return self.kind(keys) != "row" or has_segments or has_axes
 
@@ -254,6 +256,30 @@ class SegmentField:
         return step - sum(axis is not None and axis % n_axes < step for axis in dropped_axes)
 
 
+def _checked_select(select: Any) -> dict[str, dict[int, Any]]:
+    """Return the argument ``select`` with numbers of axes as integers: keys of a configuration may be text.
+
+    Raises:
+        H5ValueError: it is no mapping from fields to axes.
+    """
+    if select is None:
+        return {}
+    if not isinstance(select, Mapping):
+        raise H5ValueError(
+            f"select={short_repr(select)} was given. Pass a mapping from fields to axes, such as "
+            "select={'image': {1: [0, 2]}}."
+        )
+    checked = {}
+    for name, axes in select.items():
+        if not isinstance(axes, Mapping) or not all(re.fullmatch(r"-?\d+", str(axis)) for axis in axes):
+            raise H5ValueError(
+                f"select={{{name!r}: {short_repr(axes)}}} was given. Pass a mapping from the axis, as stored, to what "
+                f"is taken of it, such as select={{{name!r}: {{1: [0, 2]}}}}."
+            )
+        checked[name] = {int(axis): part for axis, part in axes.items()}
+    return checked
+
+
 def _checked_index(selection: Any, name: str) -> int | slice | list[int]:
     """Return the index, indices or slice that a user selects along an axis of a field.
 
@@ -269,7 +295,7 @@ def _checked_index(selection: Any, name: str) -> int | slice | list[int]:
             return index
     elif type(index) is int:
         return index
-    elif isinstance(index, Sequence) and not isinstance(index, str) and all(type(number) is int for number in index):
+    elif isinstance(index, Sequence) and index and all(type(number) is int for number in index):
         return list(index)
     raise H5ValueError(
         f"select takes {index!r} of {name!r}. Pass an index, a list of indices, or a slice (a mapping with start, "
@@ -295,7 +321,7 @@ def selected(requests: Sequence[ArrayRequest], names: Sequence[str], options: Sa
         replace(
             request,
             selection=tuple(
-                (int(axis), _hashable(_checked_index(selection, name)))
+                (axis, _hashable(_checked_index(selection, name)))
                 for axis, selection in value_of_field(options.select, name, request.key, {}).items()
             ),
         )
@@ -400,7 +426,7 @@ def _field_of(
         request,
         axis,
         step_axis,
-        {int(number): index for number, index in value_of_field(options.select, name, key, {}).items()},
+        dict(value_of_field(options.select, name, key, {})),
         is_single or (segments.key is not None and key == segments.key),
         patch,
         rate=value_of_field(segments.steps_per or {}, name, key, 1),

@@ -237,7 +237,8 @@ class MatrixTableBuilder(TableBuilder):
         """See ``TableBuilder.table``."""
         firsts = next(iter(self._firsts.values()))
         counts = np.array([len(first) for first in firsts])
-        layouts = ListedParts(self._catalog.recoded(self._widened(), self._options))
+        recoded = self._catalog.recoded(self._widened(), self._options)
+        layouts = ListedParts(self._catalog.with_class_numbers(self._requests, recoded, self._options))
         starts = starts_of(layouts, self._has_steps)
         steps, kinds = list[Steps](), list[int | None]()
         for at in range(len(self._requests)):

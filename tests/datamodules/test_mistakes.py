@@ -1,6 +1,7 @@
 """Mistakes that users make: each is an error that says what is wrong, names what is near, and proposes what works."""
 
 import inspect
+import tarfile
 from importlib.metadata import version
 
 import h5py
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_models import SaveOnException, quiet_trainer
 from torch.nn import functional as F
 
@@ -26,6 +28,26 @@ from lightning_h5.cli import main
 IS_OLD_PARSER = int(version("jsonargparse").split(".")[1]) < 28  # of settings in YAML, it says so in its own words
 
 N_ROWS = 60
+
+
+CONTENTS = {
+    "lfs.h5": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+    "annex.h5": b"/annex/objects/MD5E-s12345--abc.h5\n",
+    "page.h5": b"\n<!DOCTYPE html><html><head><title>404</title></head></html>",
+    "denied.h5": b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>',
+    "answer.h5": b'{"message": "not found"}',
+    "digits.h5.gz": b"\x1f\x8b\x08\x00",
+    "arrays.npz": b"PK\x03\x04-\x00",
+    "array.npy": b"\x93NUMPY\x01\x00",
+    "old.mat": b"MATLAB 5.0 MAT-file, Platform: GLNXA64".ljust(128),
+    "classic.nc": b"CDF\x01\x00\x00",
+    "hdf4.hdf": b"\x0e\x03\x13\x01",
+    "table.parquet": b"PAR1",
+    "pickle.h5": b"\x80\x04\x95",
+    "zeros.h5": bytes(4096),
+    "nothing.h5": b"",
+}
+"""Files that are not HDF5, some by their names."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +92,12 @@ def folder(tmp_path_factory):
     (path / "slides.csv").write_text("slide,label\nslide_0.h5,0\nslide_1.h5,1\nslide_2.h5,0\n")
     (path / "rows.csv").write_text("row,score\n" + "".join(f"{row},{row}\n" for row in range(50)))
     (path / "notes.txt").write_text("no HDF5")
+    for name, content in CONTENTS.items():
+        (path / name).write_bytes(content)
+    with tarfile.open(path / "archive.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.add(path / "pair.h5", "pair.h5")
+    (path / "store.zarr").mkdir()
+    (path / "store.zarr" / "zarr.json").write_text("{}")
     (path / "empty").mkdir()
     (path / "fit.yaml").write_text(
         "seed_everything: false\nmodel:\n  class_path: lightning.pytorch.demos.boring_classes.BoringModel\n"
@@ -184,6 +212,45 @@ PATHS = {
     "a file twice": (lambda: setup(["digits.h5", "digits.h5"]), ["more than once", "Name each file once"]),
     "no path": (lambda: LazyH5DataModule(x_key="x").setup("fit"), ["no data for 'train'", "Pass train_path"]),
 }
+OTHER_FILES = {
+    "a pointer of Git LFS": (lambda: setup("lfs.h5"), ["is not an HDF5 file", "run `git lfs pull`"]),
+    "a pointer of git-annex": (lambda: setup("annex.h5"), ["run `git annex get` or `datalad get`"]),
+    "a web page": (lambda: setup("page.h5"), ["It is a web page", "Download the file again"]),
+    "an error of a store": (lambda: setup("denied.h5"), ["It is XML", "Download the file again"]),
+    "an error of a server": (lambda: setup("answer.h5"), ["It is JSON", "Download the file again"]),
+    "a compressed file": (lambda: setup("digits.h5.gz"), ["compressed with gzip", "`gunzip`"]),
+    "arrays of NumPy": (lambda: setup("arrays.npz"), ["ZIP archive, such as .npz", "write its arrays to an HDF5 file"]),
+    "an array of NumPy": (lambda: setup("array.npy"), ["an array of NumPy", "np.load"]),
+    "an old MAT file": (lambda: setup("old.mat"), ["older format than 7.3", "'-v7.3'"]),
+    "classic netCDF": (lambda: setup("classic.nc"), ["netCDF in its classic format", "nccopy -k nc4"]),
+    "HDF4": (lambda: setup("hdf4.hdf"), ["It is HDF4", "h4toh5convert"]),
+    "a table of columns": (lambda: setup("table.parquet"), ["It is Parquet", "passed as table"]),
+    "a pickle": (lambda: setup("pickle.h5"), ["a pickle of Python", "write its arrays to an HDF5 file"]),
+    "a download that did not end": (lambda: setup("zeros.h5"), ["first bytes are zeros", "Copy or download it again"]),
+    "an empty file": (lambda: setup("nothing.h5"), ["It is empty", "Copy or download it again"]),
+    "an archive": (lambda: setup("archive.tar", x_key="images"), ["is a tar archive", "`tar xf`"]),
+    "a store of Zarr": (lambda: setup("store.zarr"), ["It is a Zarr store", "Write its arrays to an HDF5 file"]),
+    "an array of a file": (
+        lambda: setup(h5py.File("digits.h5")["images"]),
+        ["neither a path", "Pass the path, 'digits.h5'"],
+    ),
+    "an array in memory": (lambda: setup(np.zeros((100, 100))), ["neither a path", "TensorDataset"]),
+    "bytes as a path": (lambda: setup(b"digits.h5"), ["Pass text: 'digits.h5'"]),
+    "a set of paths": (lambda: setup({"digits.h5"}), ["Pass a list, whose order"]),
+    "a generator of paths": (lambda: setup(path for path in ["digits.h5"]), ["Pass list(...) of it"]),
+    "named paths": (lambda: setup({"a": "digits.h5"}), ["several sources as mixture"]),
+    "lists in a list": (lambda: setup([["digits.h5"]]), ["Pass a flat list"]),
+    "a path of Windows": (lambda: setup(r"volumes\vol_0.h5"), ["Did you mean 'volumes/vol_0.h5'"]),
+    "a drive of Windows": (lambda: setup(r"C:\data\digits.h5"), ["Folders are separated by '/'"]),
+    "several paths as text": (lambda: setup("digits.h5, pair.h5"), ["Pass a list of files: ['digits.h5', 'pair.h5']"]),
+    "a list as text": (lambda: setup("['digits.h5', 'pair.h5']"), ["Pass a list of files: ['digits.h5', 'pair.h5']"]),
+    "a path in quotes": (lambda: setup("'digits.h5'"), ["Did you mean 'digits.h5'"]),
+    "a path without its suffix": (lambda: setup("digits"), ["Did you mean 'digits.h5'"]),
+    "a variable that is not set": (
+        lambda: setup("${NO_SUCH_FOLDER}/digits.h5"),
+        ["Variables are not expanded, and this one is not set", "Write the path out"],
+    ),
+}
 KEYS = {
     "a misspelled key": (lambda: setup(x_key="image"), ["x_key='image' is not in", "Did you mean 'images'"]),
     "a key in other letters": (lambda: setup(x_key="Images"), ["Did you mean 'images'"]),
@@ -251,6 +318,16 @@ SEGMENTS = {
     "two definitions of segments": (
         lambda: of_images(segments={"key": "patient", "lengths": "short"}),
         ["'key', 'lengths'", "Pass one"],
+    ),
+    "a list of groups": (
+        lambda: of_robot(segments={"groups": ["data/demo_0", "data/demo_1"]}),
+        ["groups=['data/demo_0', 'data/demo_1']", "Pass text"],
+    ),
+    "an axis by name": (lambda: of_images(segments={"axis": "time"}), ["segments.axis='time'", "number of an axis"]),
+    "ends by number": (lambda: of_images(segments={"ends": 3}), ["segments.ends=3", "the name of an array"]),
+    "rows with a length": (
+        lambda: of_images(segments={"max_length": 5}),
+        ["segments.max_length", "samples are rows", "sample='segment'"],
     ),
     "a misspelled option": (lambda: of_images(segments={"group": "*"}), ["no field 'group'", "Did you mean 'groups'"]),
     "an axis that is not there": (
@@ -339,6 +416,31 @@ FILTERS = {
     "several transforms": (lambda: of_images(transform=[abs, abs]), ["cannot be called", "Compose"]),
     "a transform of no target": (lambda: of_images(target_transform=abs), ["without y_key", "Pass y_key"]),
     "a misspelled way to collate": (lambda: of_images(collate_fn="pead"), ["Did you mean 'pad'"]),
+    "a class as a transform": (
+        lambda: of_images(transform=torch.nn.Identity),
+        ["transform=Identity was given, a class", "Pass an object of it: transform=Identity(...)"],
+    ),
+    "a transform of input and target": (
+        lambda: of_images(transform=lambda x, y: (x, y)),
+        ["requires the arguments 'x', 'y'", "called with one, the input of a sample", "batch_transform a batch"],
+    ),
+    "a dtype of no target": (lambda: of_images(y_dtype="int64"), ["y_dtype was given without y_key", "Pass y_key"]),
+    "a dtype of text": (
+        lambda: of_images(y_key="names", y_dtype="int64"),
+        ["y_dtype='int64' was given", "holds text", "Pass decode={'names': 'category'}"],
+    ),
+    "a misspelled decoder": (lambda: of_images(decode={"images": "imge"}), ["Did you mean 'image'"]),
+    "numbers as categories": (
+        lambda: of_images(y_key="labels", decode={"labels": "category"}),
+        ["decodes text", "Leave this field out of decode"],
+    ),
+    "indices without an axis": (
+        lambda: of_images(select={"images": [0, 2]}),
+        ["select={'images': [0, 2]}", "such as select={'images': {1: [0, 2]}}"],
+    ),
+    "indices without a field": (lambda: of_images(select=[0, 2]), ["select=[0, 2]", "{'image': {1: [0, 2]}}"]),
+    "no indices": (lambda: of_images(select={"images": {1: []}}), ["select takes []", "a list of indices"]),
+    "a set of fields": (lambda: setup(fields={"images", "labels"}), ["is a set, which has no order", "Pass a list"]),
     "a misspelled dtype": (lambda: of_images(x_dtype="flaot32"), ["x_dtype='flaot32'", "Did you mean 'float32'"]),
 }
 TORCH = {
@@ -364,12 +466,34 @@ TORCH = {
     ),
     "text as classes": (
         lambda: train_on(F.cross_entropy, y_key="names"),
-        ["'names' is text", "target_transform that returns the class number"],
+        ["'names' is text", "pass decode={'names': 'category'}"],
     ),
 }
 RUNNING = {
     "workers by number": (lambda: of_images(workers=4), ["workers=4", "pass num_workers=4"]),
     "a misspelled option of workers": (lambda: of_images(workers={"persistnt": 1}), ["Did you mean 'persistent'"]),
+    "a flag as text": (lambda: of_images(drop_last="false"), ["drop_last='false'", "Pass True or False"]),
+    "a flag of an option as text": (
+        lambda: of_images(files={"trusted": "no"}),
+        ["FileOptions was given trusted='no'", "Pass True or False"],
+    ),
+    "a time as text": (lambda: of_images(distributed={"setup_timeout": "5m"}), ["'5m'", "Pass seconds"]),
+    "a batch size that is set as text": (
+        lambda: setattr(of_images(), "batch_size", "8"),
+        ["batch_size='8'", "a whole number"],
+    ),
+    "an argument inside of an option": (
+        lambda: of_images(workers={"num_workers": 4}),
+        ["no field 'num_workers'", "an argument of its own. Pass num_workers=4"],
+    ),
+    "a field of another option": (
+        lambda: of_images(split={"val_fraction": 0.1, "groups": "data/*"}),
+        ["split has no field 'groups'", "SegmentOptions has it"],
+    ),
+    "the class of a data module": (
+        lambda: quiet_trainer(fast_dev_run=True).fit(BoringModel(), datamodule=RankCachedH5DataModule),
+        ["the class of a data module instead of an instance", "datamodule=LazyH5DataModule("],
+    ),
     "a row cache of another class": (lambda: of_images(row_cache=10), ["'row_cache'", "CombinedHDF5DataModule has it"]),
     "a misspelled mode": (
         lambda: of_images(kind=RankCachedH5DataModule, memory="interleaved"),
@@ -401,6 +525,15 @@ ARGUMENTS = {
     "shuffel": (lambda: of_images(shuffel=True), ["Did you mean 'shuffle'"]),
     "transforms": (lambda: of_images(transforms=abs), ["Did you mean 'transform'"]),
     "worker": (lambda: of_images(worker=4), ["Did you mean 'num_workers'"]),
+    "h5_path": (lambda: of_images(h5_path="digits.h5"), ["Did you mean 'train_path'"]),
+    "obs_keys": (lambda: of_images(obs_keys=["obs"]), ["Did you mean 'fields'"]),
+    "seq_length": (lambda: of_images(seq_length=10), ["Did you mean 'window'"]),
+    "frame_stack": (lambda: of_images(frame_stack=2), ["Did you mean window=[-1, 1]"]),
+    "hdf5_cache_mode": (lambda: of_images(hdf5_cache_mode="all"), ["RankCachedH5DataModule", "in memory"]),
+    "in_memory": (lambda: of_images(in_memory=True), ["RankCachedH5DataModule", "in memory"]),
+    "sampler": (lambda: of_images(sampler=None), ["shuffle, weights, mixture"]),
+    "mean": (lambda: of_images(mean=0.5), ["Did you mean normalize="]),
+    "train_size": (lambda: of_images(train_size=0.8), ["Did you mean split=[0.8, 0.2]"]),
     "load_fields": (lambda: of_images(load_fields=["x"]), ["Did you mean 'fields'"]),
     "allowed_guids": (lambda: of_images(allowed_guids=["a"]), ["Did you mean where={'guid': [...]}"]),
     "an argument of a dataset": (lambda: H5LazyDataset("digits.h5", "images", indexes=[1]), ["'indices'"]),
@@ -426,7 +559,7 @@ TABLES = {
         ["50 lines and the data has 60 rows", "table.on"],
     ),
 }
-MISTAKES = PATHS | KEYS | SEGMENTS | SPLITS | FILTERS | RUNNING | ARGUMENTS | TABLES
+MISTAKES = PATHS | OTHER_FILES | KEYS | SEGMENTS | SPLITS | FILTERS | RUNNING | ARGUMENTS | TABLES
 
 
 def message_of(call, capsys, kinds):

@@ -45,6 +45,29 @@ def test_real_gives_pairs_of_floats(path: str, key: str) -> None:
         assert torch.equal(dataset[1]["x"], expected[4:8][:, [0, 2]])
 
 
+@pytest.mark.parametrize("members", [("real", "imag"), ("Re", "Im"), ("i", "r")])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_real_takes_compounds_of_two_floats(tmp_path: Path, members: tuple[str, str], dtype: str) -> None:
+    waves = np.zeros((N_ROWS, 3), [(name, dtype) for name in members])
+    for at, name in enumerate(members):
+        waves[name] = np.random.default_rng(at).random((N_ROWS, 3))
+    real, imag = sorted(members, key=lambda name: name.casefold() in ("imag", "im", "i"))
+    table = np.zeros(N_ROWS, [("wave", waves.dtype), ("age", "i4")])
+    table["wave"] = waves[:, 0]
+    path = str(tmp_path / "matlab.h5")
+    with h5py.File(path, "w") as file:
+        file["waves"], file["table"] = waves, table
+        file.create_dataset("waves_gzip", data=waves, chunks=(7, 3), compression="gzip")
+    expected = torch.from_numpy(np.stack([waves[real], waves[imag]], axis=-1))
+    for key in ("waves", "waves_gzip"):
+        for dataset in datasets_of(path, key, decode={"x": "real"}):
+            assert torch.equal(dataset.read_batch(ROWS)["x"], expected[ROWS])
+        for dataset in datasets_of(path, key, decode={"x": "real"}, window=4, select={"x": {1: [0, 2]}}):
+            assert torch.equal(dataset[1]["x"], expected[4:8][:, [0, 2]])
+    for dataset in datasets_of(path, "table/wave", decode={"x": "real"}):
+        assert torch.equal(dataset.read_batch(ROWS)["x"], expected[ROWS, 0])
+
+
 def test_bits_gives_so_many_of_each_row(path: str) -> None:
     with h5py.File(path) as file:
         expected = np.unpackbits(file["bits"][...], axis=1)[:, :50]
@@ -59,7 +82,7 @@ def test_bits_gives_so_many_of_each_row(path: str) -> None:
         ("bits", {"x": "bits:57"}, "have 56 bits"),
         ("labels", {"x": "bits:8"}, "rows of bytes"),
         ("labels", {"y": "real"}, "the fields are 'x'"),
-        ("labels", {"x": "zip"}, "Pass 'cf'"),
+        ("labels", {"x": "zip"}, "Pass 'category'"),
         ("labels", "real", "Pass a mapping"),
     ],
 )
@@ -116,7 +139,7 @@ def test_a_table_is_decoded_once_for_all_members_of_a_field(table: str) -> None:
         (["lzf/pt", "lzf/dO"], "its members are"),
         (["lzf/pt", "lzf/pair"], "single real numbers"),
         (["x/pt", "x/d0"], "neither a table nor a group"),
-        (["pt", "d0"], "its arrays are"),
+        (["pt", "d0"], "Its arrays are"),
     ],
 )
 def test_what_cannot_be_stacked_is_an_error(table: str, key: Any, says: str) -> None:

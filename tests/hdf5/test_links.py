@@ -168,7 +168,7 @@ def test_a_missing_key_lists_the_arrays_and_a_near_match(files, key, guess):
     with pytest.raises(H5KeyError) as error, open_h5(files) as file:
         find_array(file, key)
     text = str(error.value)
-    assert text.startswith(f"{key!r} is not in {files!r}; ")
+    assert text.startswith(f"{key!r} is not in {files!r}. ")
     assert "arrays" in text
     assert f"Did you mean {guess!r}?" in text
     assert "'group/data'" in text
