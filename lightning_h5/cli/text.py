@@ -141,7 +141,7 @@ def _tree_lines(outline: Sequence[Branch], level: int, depth: int | None) -> Ite
         if branch.is_folded:
             noun = "group" if entry.kind == "group" else "array"
             yield f"{name}: {_counted(len(branch.names), noun)}, each", _alike_text(branch)
-        elif entry.kind == "group" and entry.structure is not None and any(True for _ in branch.leaves()):
+        elif entry.kind == "group" and entry.structure is not None and branch.has_arrays:
             n_arrays = sum(len(leaf.entries) for _, leaf in branch.leaves())
             yield name, f"{_counted(n_arrays, 'array')}, no data: {_structure_text(entry.structure)}"
         elif entry.kind == "group" and (what := _field_group(branch)) is not None:

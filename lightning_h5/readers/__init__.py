@@ -7,7 +7,19 @@ from .block_sources import BlockSource, Change, CopyChange, FieldLayouts, Prepar
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_loader import ChunkLoader
 from .chunked import BegunRead, ChunkedReader, CopyRows
-from .codecs import Conventions, DecodeRequest, MatrixRows, MoveLast, Recode, Stack, Unpack, Widen, codec_of, unpacked
+from .codecs import (
+    Conventions,
+    Decode,
+    DecodeRequest,
+    MatrixRows,
+    MoveLast,
+    Recode,
+    Stack,
+    Unpack,
+    Widen,
+    codecs_of,
+    unpacked,
+)
 from .contiguous import ContiguousReader, MappedReader
 from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
@@ -36,6 +48,7 @@ __all__ = [
     "Conventions",
     "CopyChange",
     "CopyRows",
+    "Decode",
     "DecodeRequest",
     "EncodedReader",
     "FieldLayouts",
@@ -60,7 +73,7 @@ __all__ = [
     "check_bounds",
     "check_readable_text",
     "checked_places",
-    "codec_of",
+    "codecs_of",
     "compile_reads",
     "digest_tasks",
     "do_tasks",
