@@ -64,6 +64,9 @@ TIMES = {"time", "t", "timestamp", "datetime"}
 NO_TARGET_WORDS = {"weight", "qweight", "kweight", "map"}
 """Words in the name of the only column beside an input that is no target."""
 
+HEADER_WORDS = {"header", "metadata"}
+"""Words in the name of a group with descriptions of data."""
+
 MAX_SETTING = 64  # numbers of the only row of a setting
 
 MAX_COLUMN_ROWS = 1_000_000
@@ -187,8 +190,11 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     texts = [array.name for array in contents.arrays if array.name in columns and array.dtype[:4] == "text"]
     named_texts = [] if y else [key for key in texts if _names_target(key) and not _are_dates(files, key)]
     comments = [_why_no_target(key) for key in named_texts[:1]]
+    header = {array.key.rpartition("/")[0] for array in layouts if _is_in_header(array.key)}
+    is_left_out = header and not any(_is_in_header(key) for key in x_keys)
     reasons = [
         _why_these(x, y, other_arrays),
+        *([f"Arrays in {listing(sorted(header), 2)} are no input, by the name."] if is_left_out else []),
         *why,
         *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
         *comments,
@@ -427,6 +433,7 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
         return bool(array.row_shape), array.n_rows * math.prod(array.row_shape), array.n_bytes
 
     candidates = [array for array in layouts if not (array.members and names_rows(array.key))]
+    candidates = [array for array in candidates if not _is_in_header(array.key)] or candidates
     x = max(candidates, key=size_as_input)  # if no row has many values, take the largest array
     if _is_called_target(x.key):
         alternatives = [a for a in candidates if a.n_rows == x.n_rows and not _is_called_target(a.key)]
@@ -471,6 +478,10 @@ def _why_no_samples(x: ArrayLayout, other_arrays: Sequence[ArrayLayout], n_array
     if n_arrays > 1 and not other_arrays and x.n_rows * math.prod(x.row_shape) < MIN_ROWS:
         return f"{x.key!r}, the largest array, has few numbers, as settings have."
     return None
+
+
+def _is_in_header(key: str) -> bool:
+    return any(words_in(group) & HEADER_WORDS for group in key.split("/")[:-1])
 
 
 def _is_time(array: ArrayLayout) -> bool:

@@ -33,7 +33,6 @@ from .recognize_parts import (
     LONGER,
     MAX_CHANNELS,
     MAX_STEPS,
-    RATES,
     SERIES,
     TARGETS,
     TIMES,
@@ -43,6 +42,7 @@ from .recognize_parts import (
     Look,
     Reader,
     Settings,
+    is_rate,
     names_of,
 )
 from .recognize_software import MIN_SERIES, recognize_software, sparse_rows, split_in_order
@@ -112,8 +112,8 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Arrays side by side that differ in their names and lengths are a sample each."""
-    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    """Arrays side by side that differ in their names and lengths are a sample each; a single number is none."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.n_values > 1 and look.dtype[:4] != "text"}
     groups = {name.rpartition("/")[0] for name in arrays}
     if len(groups) != 1 or len(arrays) < 2 or len(arrays) != len(files[0].arrays):
         return []
@@ -209,12 +209,12 @@ def _one_recording(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if name is None or len(files) > 1 or len(arrays[name].shape) != 2:
         return []
     shape = arrays[name].shape
-    rate = next((single for single in numbers if single not in arrays and words_in(single) & RATES), None)
+    rate = next((single for single in numbers if single not in arrays and is_rate(single)), None)
     if rate is not None and LONGER * min(shape) <= max(shape) and all(max(shape) in a.shape for a in arrays.values()):
         axis, n_steps = int(shape[1] > shape[0]), max(shape)
         why = f"{rate!r} is a rate by its name: axis {axis} of {name!r}, with {n_steps:,} steps, may be time. "
         settings: Settings = {"x_key": name, **({"segments": {"step_axis": 1}} if axis else {})}
-        settings["window"] = min(MAX_STEPS, max(1, n_steps // MIN_ROWS))
+        settings["window"] = min(MAX_STEPS, max(1, n_steps // (2 * MIN_ROWS)))
         if n_steps >= MIN_SERIES:
             settings["split"] = {"val_fraction": 0.1, "by": "time"}
         recording = Guess(settings=settings, why=f"{why}A sample is a window of steps.", is_sure=False)

@@ -25,7 +25,6 @@ __all__ = [
     "LONGER",
     "MAX_CHANNELS",
     "MAX_STEPS",
-    "RATES",
     "SERIES",
     "TARGETS",
     "TIMES",
@@ -35,6 +34,7 @@ __all__ = [
     "Look",
     "Reader",
     "Settings",
+    "is_rate",
     "looks_of",
     "names_of",
 ]
@@ -44,7 +44,7 @@ OBSERVATIONS = {"ob", "observation"}  # as `words_in` has them: without the s of
 BAGS = {"feature", "feat", "coord", "embedding", "token", "point", "hit", "particle", "node"}
 SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wave", "strain", "trace", "sensor"}
 PICTURES = {"image", "img", "picture", "photo", "tile", "pixel", "scan", "slice", "mask", "micrograph", "frame"}
-RATES = {"fs", "rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
+RATES = {"rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
 
 TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
 
@@ -208,7 +208,7 @@ class AlikeParts:
             for name, values in attributes.items()
             if len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING and not _are_names(values)
         }
-        self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
+        self.has_rate = any(is_rate(name.rpartition("@")[2]) for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
         self.step_axis, self.axis_is_sure = self._step_axis()
 
@@ -334,7 +334,7 @@ class AlikeParts:
         """Return guesses of samples, the likeliest first."""
         if not self.shapes:
             return []
-        return [replace(guess, why=f"{guess.why}{self._unused(guess)}") for guess in self._guesses()]
+        return [replace(guess, why=f"{guess.why}{self._unused(guess)}{_why_split(guess)}") for guess in self._guesses()]
 
     def _unused(self, guess: Guess) -> str:
         settings = guess.settings or {}
@@ -491,6 +491,18 @@ class AlikeParts:
         if all(matches) and len({match.group(1) for match in matches if match}) < len(matches):
             return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
         return {"split": 0.1}
+
+
+def _why_split(guess: Guess) -> str:
+    split = (guess.settings or {}).get("split")
+    if not isinstance(split, dict):
+        return ""
+    return " split.group_pattern keeps together what belongs to one person, by the names."
+
+
+def is_rate(name: str) -> bool:
+    """Return whether an attribute or array is, by its name, a rate or the distance of two steps."""
+    return bool(words_in(name) & RATES) or name.rpartition("/")[2].casefold() == "fs"
 
 
 def names_of(keys: Iterable[str]) -> dict[str, str]:

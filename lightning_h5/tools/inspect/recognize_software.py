@@ -207,7 +207,7 @@ def _series_with_rate(file: FileLooks) -> list[Guess]:
     if f"{main.rpartition('/')[0]}/starting_time" not in file.arrays or data[main].shape[0] < MIN_SERIES:
         return []
     n_rows, *axes = data[main].shape
-    window: Any = min(MAX_STEPS, n_rows // MIN_ROWS) if len(axes) < 2 else [0, 2]
+    window: Any = min(MAX_STEPS, n_rows // (2 * MIN_ROWS)) if len(axes) < 2 else [0, 2]
     why = f"{main!r} is a time series of NWB: rows are steps in time, and a sample is a window of them. The last tenth "
     why += "is held out for validation."
     settings = {"x_key": main, "window": window, "split": {"val_fraction": 0.1, "by": "time"}}

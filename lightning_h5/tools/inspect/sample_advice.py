@@ -25,9 +25,9 @@ from ...hdf5 import (
     referenced_arrays,
     with_constants,
 )
-from ...options import FileOptions
+from ...options import FileOptions, SplitOptions
 from ...readers import BlockMap, Boxes, RowGrid, codecs_of
-from ...samples import RowTable, SampleOptions, SegmentChoice, open_table, sample_kind
+from ...samples import RowTable, SampleOptions, SegmentChoice, open_table, sample_kind, segments_by_time
 from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
 from .recognize import recognize
 from .recognize_parts import FileLooks, Guess, Look, Reader
@@ -152,6 +152,13 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     if len(x) > 1:
         dtypes, why = _with_dtypes_of(dict(zip(names, x, strict=False)), dtypes)
         reasons += why
+    split = settings.get("split")
+    if isinstance(split, Mapping) and split.get("by") == "time":
+        try:
+            segments_by_time(table, SplitOptions(**split))
+        except H5ValueError:
+            del settings["split"]
+            reasons.append("split is left out: there are too few steps to hold some out.")
     if any(table.is_ragged):  # also a field without steps
         settings.setdefault("collate_fn", "pad")
     cost = _cost_of(table)
@@ -280,6 +287,8 @@ def _cost_of(table: RowTable) -> SampleCost:
         n_blocks = sum(grid.n_blocks for grid in grids) / len(parts) * table.n_parts
         if is_long:
             blocks_per_sample = n_blocks / table.n_segments
+        elif rows[field].patches is not None:  # the cells of a patch, which differ in number, are a block each
+            blocks_per_sample = len(rows[field].rows) / len(samples)
         else:
             blocks = BlockMap(grids).locate(Boxes(part_of_rows, boxes[field].rows))[0]
             lengths = rows[field].lengths
