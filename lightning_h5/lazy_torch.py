@@ -24,5 +24,5 @@ else:
 
 def has_process_group() -> bool:
     """Return whether ``torch.distributed`` is initialized. Imports nothing: before its import it cannot be."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
