@@ -252,8 +252,8 @@ def lines_of_memory(folder: Path, options: argparse.Namespace) -> Iterator[Line]
 
 def memory_of_epochs(paths: Sequence[Path], n_workers: int, n_epochs: int) -> dict[str, float]:
     """Proportional memory of this process and its workers, and their descriptors."""
-    # Workers are forked as those of a user's script are. By default they would start as this process did, and each would
-    # import Lightning again.
+    # Workers are forked, as those of a user's script are. By default they would start as this process did, and each of
+    # them would import Lightning again.
     loader = create_optimized_dataloader(
         hdf5_files=paths, num_workers=n_workers, cs_label=True, workers={"start_method": "fork"}
     )

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from ..errors import H5DataChangedError, H5FileError, H5ValueError, listing
 from ..hdf5 import (
@@ -24,6 +23,7 @@ from ..hdf5 import (
     stack_arrays,
     torch_dtype,
 )
+from ..lazy_torch import torch
 from ..readers import (
     ClassNumbers,
     Conventions,

@@ -191,7 +191,7 @@ def _search(path: str, named: Collection[str], argument: str, file: Any) -> tupl
             _log.info("%s: %s are left out; name them to load them", path, listing(scales))
         for name in [*fields, *(name for name in others if name in named)]:
             array = file[name]
-            dtype, shape = numpy_dtype(array), shape_of(array)
+            dtype, shape = numpy_dtype(array), shape_of(array.id)
             if dtype is not None and shape and kind_of(dtype) in ("number", "text"):
                 by_rows[shape[0]].append(name)
                 looks[name] = name.rpartition("/")[0], dtype, shape[1:]

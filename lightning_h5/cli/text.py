@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -36,6 +36,8 @@ MAX_UNCHECKED = 6
 MAX_CHANNELS = 24
 SMALL_REQUEST = 256 << 10  # bytes, below which a request takes as long as one of this size
 NO_GAIN = 0.95  # relative to the size without compression
+MIN_GAIN = 64 << 10  # bytes of an array, below which its compression does not matter beside larger ones
+MAX_REPACKED = 20  # arrays of a copy that are shown, the largest
 
 
 def _counted(n: int, noun: str) -> str:
@@ -141,7 +143,7 @@ def _tree_lines(outline: Sequence[Branch], level: int, depth: int | None) -> Ite
         if branch.is_folded:
             noun = "group" if entry.kind == "group" else "array"
             yield f"{name}: {_counted(len(branch.names), noun)}, each", _alike_text(branch)
-        elif entry.kind == "group" and entry.structure is not None and any(True for _ in branch.leaves()):
+        elif entry.kind == "group" and entry.structure is not None and branch.has_arrays:
             n_arrays = sum(len(leaf.entries) for _, leaf in branch.leaves())
             yield name, f"{_counted(n_arrays, 'array')}, no data: {_structure_text(entry.structure)}"
         elif entry.kind == "group" and (what := _field_group(branch)) is not None:
@@ -224,17 +226,23 @@ def _rows(report: FileReport, outline: Sequence[Branch], max_costs: int) -> Iter
     """Yield the cost of a random row of each field, the largest first, and the arrays that cannot be read."""
     from ..tools.inspect.outline import patterns_of
 
-    patterns = patterns_of(outline)
+    patterns, advice = patterns_of(outline), report.advice
+    used_keys = {key.strip("/") for key in (*advice.x_keys, *advice.y_keys)}
+    parts = field_groups_among([array.name for array in report.arrays])  # whose rows are read as one field
     fields: dict[str, list[ArrayReport]] = {}
     for array in report.arrays:
         # The cost of text is meaningless: the size of a row is that of a pointer.
-        if array.row and array.n_bytes and not array.dtype.startswith("text"):
+        group = array.name.rpartition("/")[0]
+        is_other = array.structure is not None or group in parts or array.dtype.startswith("text")
+        if array.row and array.n_bytes and (not is_other or array.name in used_keys):
             fields.setdefault(patterns.get(array.name, array.name), []).append(array)
-    advice, n_all = report.advice, len(fields)
-    used_keys = {key.strip("/") for key in (*advice.x_keys, *advice.y_keys)}
+    n_all = len(fields)
     if advice.cost is not None and len(fields) > MAX_FIELDS:  # of many arrays, only the ones in the call
         used = {key: a for key, a in fields.items() if _is_among(key, used_keys)}
         fields = used or fields
+    segments = advice.settings.get("segments")
+    if isinstance(segments, Mapping) and "step_axis" in segments:  # a row is no step: the samples have their own line
+        fields, n_all = {}, 0
     costs = sorted(fields.items(), key=lambda item: -sum(array.n_bytes for array in item[1]))
     lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
     for name, arrays in costs[:max_costs]:
@@ -248,7 +256,8 @@ def _rows(report: FileReport, outline: Sequence[Branch], max_costs: int) -> Iter
         )
         n_chunks = sum(row.n_chunks for row in rows) / len(rows)
         lines.append([label, *(bytes_text(round(size)) for size in sizes), f"{n_chunks:.3g}" if n_chunks else "-"])
-        if why_slow := next((row.why_slow for row in rows if row.why_slow), None):
+        why_slow = next((row.why_slow for row in rows if row.why_slow), None)
+        if why_slow and (not used_keys or _is_among(name, used_keys)):
             notes.append(f"{name} is read through the HDF5 library, in one thread: {why_slow}")
     if costs:
         yield ""
@@ -365,16 +374,28 @@ def bench_text(report: BenchReport) -> Iterator[str]:
 def repack_text(report: RepackReport) -> Iterator[str]:
     """Yield the report of ``repack``: how each array was stored before and after."""
     rows = [["array", "chunks", "filters", "stored", "a row costs"]]
-    for array in report.arrays:
+    largest = sorted(report.arrays, key=lambda array: -array.n_bytes)[:MAX_REPACKED]
+    shown_arrays = [array for array in report.arrays if array in largest]
+    for array in shown_arrays:
         name = array.name + (" (rows shuffled)" if array.is_shuffled else "")
         rows.append([name, *_stored_cells(array.before)])
         rows.append(["", *_stored_cells(array.after)] if array.is_rewritten else ["", "as before", "", "", ""])
     yield table(rows)
-    yield from (faint(f"{array.name} {array.note}.") for array in report.arrays if array.note)
+    if n_hidden := len(report.arrays) - len(shown_arrays):
+        yield faint(f"... and {_counted(n_hidden, 'smaller array')}; --json has all")
+    names_of_notes: dict[str, list[str]] = {}
+    for array in report.arrays:
+        if array.note:
+            names_of_notes.setdefault(array.note, []).append(array.name)
+    for note, names in names_of_notes.items():
+        others = f" ({_counted(len(names) - 1, 'other')} as well)" if len(names) > 1 else ""
+        yield faint(f"{names[0]} {note}{others}.")
     rewritten_arrays = [array for array in report.arrays if array.is_rewritten]
     compressed_arrays = [array for array in rewritten_arrays if set(array.after.filters) - {"shuffle", "fletcher32"}]
-    if no_gain := [array.name for array in compressed_arrays if array.after.n_bytes > NO_GAIN * array.n_bytes]:
-        yield f"Compressed, {listing(no_gain, 3)} takes as much space as without: --compression none reads faster."
+    large_arrays = [array for array in compressed_arrays if array.n_bytes >= MIN_GAIN] or compressed_arrays
+    if no_gain := [array.name for array in large_arrays if array.after.n_bytes > NO_GAIN * array.n_bytes]:
+        takes = "takes" if len(no_gain) == 1 else "take"
+        yield f"Compressed, {listing(no_gain, 3)} {takes} as much space as without: --compression none reads faster."
     speed = sum(array.n_bytes for array in rewritten_arrays) / 2**20 / max(1e-9, report.seconds)
     verified = "" if report.verify_seconds is None else f"; verified in {report.verify_seconds:.1f} s"
     yield (

@@ -17,9 +17,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..errors import H5Error, H5ValueError
+from ..types import Keys
 from .terminal import HelpFormatter, discard_output, ends_at_signals, show, warn
 
 INTERRUPTED = 130  # exit code that shells report after Ctrl-C
+OF_SEGMENTS = "--split-file names rows, and samples are made of segments. Pass --rows with their numbers."
 
 
 class Verb(NamedTuple):
@@ -287,9 +289,7 @@ def _stats(options: argparse.Namespace) -> int:
     rows = options.rows
     if options.split_file is not None:
         if options.segments is not None or options.sample == "segment":
-            raise H5ValueError(
-                "--split-file names rows, and samples are made of segments. Pass --rows with their numbers."
-            )
+            raise H5ValueError(OF_SEGMENTS)
         rows = _rows_of_split(options.split_file, options.split, paths, options.keys)
     report = compute_stats(
         paths,
@@ -303,10 +303,13 @@ def _stats(options: argparse.Namespace) -> int:
         shows_progress=True,
     )
     text, failure = stats_text(report), None
-    if options.output is None:
+    if any(array.is_sparse for array in report.arrays):
+        text += ["", "Zeros that are not stored count. normalize= refuses sparse matrices: scale in a transform."]
+        text += [shlex.join(["Next:", "lightning-h5", "bench", *options.paths])]
+    elif options.output is None:
         command = shlex.join(["lightning-h5", "stats", *_words_of(options), "--output", "stats.json"])
         text += ["", f"Next: {command}", "      and pass normalize='stats.json' to the data module"]
-    else:
+    if options.output is not None:
         try:
             report.save(options.output, overwrite=options.force)
             text += ["", f"wrote {options.output}: pass it as normalize={options.output!r}"]
@@ -340,12 +343,17 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
     from ..hdf5 import expand_user
     from ..regular_files import read_json
     from ..samples import column_of, count_rows
-    from ..tools.stats import named_keys
+    from ..tools.stats import named_keys, suggested_input
 
+    named: Keys | None = keys
+    if named is None:
+        named, (sample, segments, *_) = suggested_input(paths)
+        if segments is not None or sample == "segment":
+            raise H5ValueError(OF_SEGMENTS)
     group_key = None
     with suppress(OSError, ValueError, AttributeError):  # `read_splits` raises a better error
         group_key = read_json(expand_user(name)).get("group_key")
-    n_rows = count_rows(paths, named_keys(paths, keys)[0])
+    n_rows = count_rows(paths, named_keys(named)[0])
     groups = None if group_key is None else column_of(paths, group_key, n_rows, argument="group_key")
     splits = read_splits(name, n_rows, group_key, groups, {}) or {}
     rows_of_splits = {str(key): rows for key, rows in splits.items()}

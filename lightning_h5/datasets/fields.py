@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,8 @@ import torch
 
 from ..catalog import ArrayRequest, has_lists, hashable, is_encoded
 from ..errors import H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, FieldNames, StackedKeys, field_names, kind_of, torch_dtype
-from ..options import value_of_field
-from ..readers import ClassNumbers, DecodeRequest, Stack, codec_of
+from ..hdf5 import ArrayLayout, FieldNames, field_names, kind_of, torch_dtype
+from ..readers import ClassNumbers, Decode, DecodeRequest, codecs_of
 from ..samples import SparseField
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
@@ -31,7 +29,6 @@ __all__ = [
     "Decode",
     "Fields",
     "checked_rows",
-    "codecs_of",
     "row_numbers",
     "torch_dtype_of",
     "without_lacking",
@@ -41,10 +38,6 @@ _log = logging.getLogger(__name__)
 
 PLACES = ("segment", "step")
 """What ``with_index`` adds to samples of several steps."""
-
-
-Decode = Mapping[str, Any]
-"""For fields, by name, array or pattern, what decodes their rows (see ``codec_of``)."""
 
 
 @dataclass(frozen=True)
@@ -216,53 +209,6 @@ class Fields:
             with_index,
         )
         return cls(tuple(requests), sample_layout)
-
-
-def codecs_of(
-    decode: Decode | None,
-    names: Sequence[str],
-    keys: Sequence[str],
-    stacks: Sequence[StackedKeys | None] = (),
-) -> list[DecodeRequest | None]:
-    """Return what decodes the rows of each field; None for those that come as they are stored.
-
-    Args:
-        decode: what the user gave.
-        names: of the fields.
-        keys: their arrays.
-        stacks: of each, what is stacked; empty if there is none.
-
-    Raises:
-        H5ValueError: there is no such codec, or no such field; or columns of a side table are stacked and decoded.
-    """
-    decode = decode or {}
-    if not isinstance(decode, Mapping):
-        raise H5ValueError(f"decode={decode!r} was given. Pass a mapping from fields to what decodes them.")
-    names_and_keys = {*names, *keys}
-    unused = [
-        pattern
-        for pattern in decode
-        if not any(pattern == name or fnmatchcase(name, pattern) for name in names_and_keys)
-    ]
-    if unused:
-        raise H5ValueError(
-            f"decode names {listing(unused)}; the fields are {listing(names)}.{near(str(unused[0]), names)} Name some "
-            "of these."
-        )
-    decoders = [value_of_field(decode, name, key, None) for name, key in zip(names, keys, strict=True)]
-    codecs = [
-        None if decoder is None else codec_of(decoder, name) for decoder, name in zip(decoders, names, strict=True)
-    ]
-    for at, stacked in enumerate(stacks):
-        if stacked is not None and stacked.are_columns and codecs[at] is not None:
-            raise H5ValueError(f"decode names {names[at]!r}, which stacks columns of a table. Leave it out of decode.")
-        if stacked is not None and isinstance(codecs[at], ClassNumbers):
-            raise H5ValueError(
-                f"decode={{{names[at]!r}: 'category'}} was given for several arrays. Name each as a field of its own."
-            )
-        if stacked is not None and stacked.group is not None:  # it may be a table
-            codecs[at] = Stack(stacked.members, stacked.axis, codecs[at])
-    return codecs
 
 
 def _requests(

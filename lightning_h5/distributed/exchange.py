@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch.distributed
-
 from .. import errors
 from ..errors import H5Error, H5ValueError
+from ..lazy_torch import torch
 from ..threads import EndingThread
 from .process_group import agree_on_nonce, key_of, own_store, stop_answering, wait_until
 from .processes import end_process, this_process

@@ -12,8 +12,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
 
-import torch.distributed
-
+from ..lazy_torch import has_process_group, torch
 from ..threads import EndingThread
 
 __all__ = ["agree_on_nonce", "key_of", "own_store", "stop_answering", "wait_until"]
@@ -37,7 +36,7 @@ def own_store() -> Any:
 
 
 def _store() -> Any:
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not has_process_group():
         return None
     # torch has no public access to the store that `init_process_group` created.
     return torch.distributed.distributed_c10d._get_default_store()

@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed
-
+from ..lazy_torch import torch
 from .process_group import key_of, own_store, wait_until
 
 __all__ = ["OncePerNode", "are_near", "end_process", "first_value", "is_alive", "this_process"]

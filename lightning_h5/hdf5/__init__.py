@@ -51,7 +51,15 @@ from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_erro
 from .packing import Packing
 from .paths import expand_paths, expand_user, file_number, name_objects
 from .patterns import matching_objects
-from .references import MAX_TEXT, holds_regions, is_matlab_text, is_references, referenced_arrays, value_of_cell
+from .references import (
+    MAX_TEXT,
+    holds_matlab_text,
+    holds_regions,
+    is_matlab_text,
+    is_references,
+    referenced_arrays,
+    value_of_cell,
+)
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
 from .structures import (
@@ -136,6 +144,7 @@ __all__ = [
     "guess_keys",
     "guess_keys_in",
     "has_first_link",
+    "holds_matlab_text",
     "holds_regions",
     "identity_of_object",
     "identity_text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import h5py
@@ -96,6 +97,8 @@ def dtype_text(dtype: Any) -> str:
     """Return a description of a dtype; None is one that NumPy does not have."""
     if dtype is None:
         return "a number format that NumPy does not have"
+    if dtype.kind in "biufc" and dtype.metadata is None:
+        return _name_of(dtype)
     if (text := h5py.check_string_dtype(dtype)) is not None:
         return "text" if text.length is None else f"text of {text.length} bytes"
     if (base := h5py.check_vlen_dtype(dtype)) is not None:
@@ -109,6 +112,11 @@ def dtype_text(dtype: Any) -> str:
         return (
             f"table of {', '.join(map(shown, dtype.names[:MAX_MEMBERS]))}{f' and {n_more} more' if n_more > 0 else ''}"
         )
+    return str(dtype)
+
+
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
     return str(dtype)
 
 

@@ -329,7 +329,7 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
         arrays = {name: file[name] for name in data if is_text(name)}
         dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
         numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
-        shapes = {name: shape_of(array) for name, array in arrays.items()}
+        shapes = {name: shape_of(array.id) for name, array in arrays.items()}
         rows = {name: shape for name in numbers if (shape := shapes[name])}
         input_names = [name for name, shape in rows.items() if len(shape) > 1]
         target_names = [name for name, shape in rows.items() if len(shape) == 1]

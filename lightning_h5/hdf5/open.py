@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 __all__ = [
     "FAULTS",
+    "address_of",
     "before_opening",
     "check_regular",
     "create_h5",
@@ -324,10 +325,15 @@ def object_address(item: Any) -> tuple[Any, Any]:
     Args:
         item: h5py's file, group, array or named datatype.
     """
-    if isinstance(item, h5py.Datatype):  # has no chunk index
-        info = h5py.h5o.get_info(item.id)
+    return address_of(item.id)
+
+
+def address_of(item_id: Any) -> tuple[Any, Any]:
+    """Return ``object_address`` of an open low-level object."""
+    if isinstance(item_id, h5py.h5t.TypeID):  # has no chunk index
+        info = h5py.h5o.get_info(item_id)
         return (info.fileno, 0), (info.addr, 0)
-    info = h5py.h5g.get_objinfo(item.id)
+    info = h5py.h5g.get_objinfo(item_id)
     return info.fileno, info.objno
 
 

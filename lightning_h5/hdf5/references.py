@@ -11,14 +11,12 @@ from ..options import FileOptions
 from .layout import ArrayLayout
 from .links import find_array
 from .open import FAULTS, translate_h5py_errors
-from .structures import is_empty_matlab
+from .structures import MATLAB_TEXT, is_empty_matlab, structure_of
 
 __all__ = ["MAX_TEXT", "holds_regions", "is_matlab_text", "is_references", "referenced_arrays", "value_of_cell"]
 
 FEW = 1 << 16  # references that are read however small the file
 MIN_BYTES = 64  # of a file per array: a header and a link take at least as many
-
-CLASS = b"MATLAB_class"
 
 MAX_TEXT = 1 << 20
 """Characters of a cell that are read, at most."""
@@ -103,8 +101,12 @@ def value_of_cell(file: Any, name: str, files: FileOptions) -> Any:
 def is_matlab_text(file: Any, name: str) -> bool:
     """Return whether an array of an open file has the characters of a text of MATLAB."""
     with translate_h5py_errors(file.filename, repr(name)):
-        class_name = _attribute_or_none(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")), CLASS)
-    return isinstance(class_name, bytes | str) and class_name in (b"char", "char")
+        return holds_matlab_text(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")))
+
+
+def holds_matlab_text(array_id: Any) -> bool:
+    """Return whether an open low-level array has the characters of a text of MATLAB."""
+    return structure_of(array_id, "") == MATLAB_TEXT
 
 
 class _Names:
@@ -161,13 +163,6 @@ def _name_of_reference(reference: Any, names: _Names, subject: str, *, takes_emp
             f"{subject} no object of the file: {error}. The file is damaged; copy it again."
         ) from error
     return name
-
-
-def _attribute_or_none(array: Any, name: bytes) -> Any:
-    """Return an attribute of a low-level array; None if there is none."""
-    if not h5py.h5a.exists(array, name):
-        return None
-    return h5py.Dataset(array).attrs[name.decode()]
 
 
 def _decoded_name(name: bytes) -> str:

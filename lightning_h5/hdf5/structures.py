@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from .open import FAULTS
+
 __all__ = [
     "AXIS",
     "BIOM_MATRICES",
@@ -19,6 +21,7 @@ __all__ = [
     "DIMENSION_SCALE",
     "FIELD_GROUPS",
     "MATLAB_EMPTY",
+    "MATLAB_TEXT",
     "SPARSE_PARTS",
     "WEIGHTS",
     "axes_of",
@@ -58,6 +61,49 @@ DIMENSION_SCALE = "a dimension scale"
 WEIGHTS = "weights of a Keras model"
 AXIS = "an axis of NXdata"
 CELLS = "contents of cells of MATLAB"
+MATLAB_TEXT = "text of MATLAB"
+
+
+class _Attributes:
+    """The attributes of a low-level group or array.
+
+    Args:
+        item: the group or array.
+    """
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+        self._values: dict[bytes, Any] = {}
+
+    def has(self, *names: bytes) -> bool:
+        """Return whether the object has all of these attributes."""
+        try:
+            return all(h5py.h5a.exists(self._item, name) for name in names)
+        except FAULTS:
+            return False
+
+    def value(self, name: bytes, default: Any) -> Any:
+        """Return an attribute, which is read once; a default without it, or if it cannot be read."""
+        if name not in self._values:
+            self._values[name] = self._read(name)
+        value = self._values[name]
+        return default if value is None else value
+
+    def text(self, name: bytes) -> bytes:
+        """Return an attribute that is text; an empty one for others."""
+        value = self.value(name, b"")
+        if isinstance(value, str):
+            return value.encode(errors="replace")
+        return bytes(value) if isinstance(value, bytes) else b""
+
+    def _read(self, name: bytes) -> Any:
+        try:
+            if not h5py.h5a.exists(self._item, name):
+                return None
+            owner = h5py.Group if isinstance(self._item, h5py.h5g.GroupID) else h5py.Dataset
+            return owner(self._item).attrs[name.decode()]
+        except FAULTS:
+            return None
 
 
 class Structure(NamedTuple):
@@ -66,14 +112,14 @@ class Structure(NamedTuple):
     Attributes:
         what: a description in words.
         is_group: whether a group is marked, and everything in it belongs to the structure.
-        marks: returns whether an object is one, from h5py's low-level object and its name in its group.
+        marks: returns whether an object is one, from its attributes and its name in its group.
         reading: how its values are used, or why it has none to train from.
         is_coordinate: whether it has values that a user may name, although they are neither input nor target.
     """
 
     what: str
     is_group: bool
-    marks: Callable[[Any, str], bool]
+    marks: Callable[[_Attributes, str], bool]
     reading: str
     is_coordinate: bool = False
 
@@ -82,25 +128,20 @@ def structure_of(item: Any, name: str) -> str | None:
     """Return the structure that an open group or array is, in words; None if it is data.
 
     Args:
-        item: h5py's group or array.
+        item: h5py's low-level group or array.
         name: its name in its group.
     """
-    is_group = isinstance(item, h5py.Group)
-    if not is_group and not h5py.h5a.get_num_attrs(item.id):
-        return None
+    is_group = isinstance(item, h5py.h5g.GroupID)
+    attributes = _Attributes(item)
     return next(
-        (
-            structure.what
-            for structure in STRUCTURES
-            if structure.is_group == is_group and structure.marks(item.id, name)
-        ),
+        (s.what for s in STRUCTURES if s.is_group == is_group and s.marks(attributes, name)),
         None,
     )
 
 
 def is_empty_matlab(array_id: Any) -> bool:
     """Return whether an array is MATLAB's ``[]``, which stores its sizes in place of values."""
-    return bool(np.any(_attribute_or_default(array_id, MATLAB_EMPTY, 0)))
+    return bool(np.any(_Attributes(array_id).value(MATLAB_EMPTY, 0)))
 
 
 def matrices_among(names: Collection[str]) -> dict[str, str]:
@@ -131,67 +172,67 @@ def is_private_group(name: str) -> bool:
     return name in ("#refs#", "#subsystem#") or name.startswith("_i_")
 
 
-def _is_index(item: Any, name: str) -> bool:
-    return name.startswith("_i_") or _text_attribute(item, b"CLASS") in (b"INDEX", b"TINDEX")
+def _is_index(item: _Attributes, name: str) -> bool:
+    return name.startswith("_i_") or item.text(b"CLASS") in (b"INDEX", b"TINDEX")
 
 
-def _is_of_matlab(item: Any, name: str) -> bool:
+def _is_of_matlab(item: _Attributes, name: str) -> bool:
     return name in ("#refs#", "#subsystem#")
 
 
-def _is_of_keras(item: Any, name: str) -> bool:
+def _is_of_keras(item: _Attributes, name: str) -> bool:
     """Return whether a group has the weights of a layer, or a whole file those of a model, as Keras 1 to 3 write it."""
     if name == "vars":
-        return _has_attributes(item, b"name")
-    return any(_has_attributes(item, mark) for mark in (b"layer_names", b"weight_names", b"keras_version"))
+        return item.has(b"name")
+    return any(item.has(mark) for mark in (b"layer_names", b"weight_names", b"keras_version"))
 
 
-def _is_placeholder(item: Any, name: str) -> bool:
-    return _is_scale(item, name) and _text_attribute(item, b"NAME").startswith(NO_VARIABLE)
+def _is_placeholder(item: _Attributes, name: str) -> bool:
+    return _is_scale(item, name) and item.text(b"NAME").startswith(NO_VARIABLE)
 
 
-def _is_scale(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"CLASS") == b"DIMENSION_SCALE"
+def _is_scale(item: _Attributes, name: str) -> bool:
+    return item.text(b"CLASS") == b"DIMENSION_SCALE"
 
 
-def _is_empty(item: Any, name: str) -> bool:
-    return is_empty_matlab(item)
+def _is_empty(item: _Attributes, name: str) -> bool:
+    return bool(np.any(item.value(MATLAB_EMPTY, 0)))
 
 
-def _is_pickled(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"CLASS") == b"VLARRAY" and _text_attribute(item, b"PSEUDOATOM") == b"object"
+def _is_pickled(item: _Attributes, name: str) -> bool:
+    return item.text(b"CLASS") == b"VLARRAY" and item.text(b"PSEUDOATOM") == b"object"
 
 
-def _is_file_node(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"NODE_TYPE") == b"file"
+def _is_file_node(item: _Attributes, name: str) -> bool:
+    return item.text(b"NODE_TYPE") == b"file"
 
 
-def _is_text_in_lists(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"PSEUDOATOM") in (b"vlunicode", b"vlstring")
+def _is_text_in_lists(item: _Attributes, name: str) -> bool:
+    return item.text(b"PSEUDOATOM") in (b"vlunicode", b"vlstring")
 
 
-def _is_object_of_matlab(item: Any, name: str) -> bool:
-    return bool(np.any(_attribute_or_default(item, b"MATLAB_object_decode", 0)))
+def _is_object_of_matlab(item: _Attributes, name: str) -> bool:
+    return bool(np.any(item.value(b"MATLAB_object_decode", 0)))
 
 
-def _is_text_of_matlab(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"MATLAB_class") == b"char"
+def _is_text_of_matlab(item: _Attributes, name: str) -> bool:
+    return item.text(b"MATLAB_class") == b"char"
 
 
-def _is_pandas_index(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"CLASS") == b"ARRAY" and _has_attributes(item, b"kind", b"name")
+def _is_pandas_index(item: _Attributes, name: str) -> bool:
+    return item.text(b"CLASS") == b"ARRAY" and item.has(b"kind", b"name")
 
 
-def _is_ragged_index(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"neurodata_type") == b"VectorIndex"
+def _is_ragged_index(item: _Attributes, name: str) -> bool:
+    return item.text(b"neurodata_type") == b"VectorIndex"
 
 
-def _is_row_id(item: Any, name: str) -> bool:
-    return _text_attribute(item, b"neurodata_type") == b"ElementIdentifiers"
+def _is_row_id(item: _Attributes, name: str) -> bool:
+    return item.text(b"neurodata_type") == b"ElementIdentifiers"
 
 
-def _are_time_stamps(item: Any, name: str) -> bool:
-    return name == "timestamps" and _has_attributes(item, b"interval", b"unit")
+def _are_time_stamps(item: _Attributes, name: str) -> bool:
+    return name == "timestamps" and item.has(b"interval", b"unit")
 
 
 STRUCTURES = (
@@ -205,7 +246,7 @@ STRUCTURES = (
     Structure("a file inside the file, of PyTables", False, _is_file_node, "only PyTables reads it"),
     Structure("text of PyTables in lists", False, _is_text_in_lists, "its numbers are characters"),
     Structure("an object of a class of MATLAB", False, _is_object_of_matlab, "only MATLAB reads it"),
-    Structure("text of MATLAB", False, _is_text_of_matlab, "its numbers are characters", is_coordinate=True),
+    Structure(MATLAB_TEXT, False, _is_text_of_matlab, "its numbers are characters", is_coordinate=True),
     Structure("an index of pandas", False, _is_pandas_index, "it labels rows or columns", is_coordinate=True),
     Structure("ends of ragged rows of NWB", False, _is_ragged_index, "pass it as segments.ends", is_coordinate=True),
     Structure("row numbers of NWB", False, _is_row_id, "they name rows", is_coordinate=True),
@@ -233,16 +274,17 @@ SOFTWARE: tuple[tuple[str, bytes, bytes], ...] = (
 
 def software_of(file: Any) -> str | None:
     """Return the program or format that marks an open file as its own; None if no mark is known."""
+    root = _Attributes(file.id)
     for software, name, value in SOFTWARE:
-        if _has_attributes(file.id, name) and _text_attribute(file.id, name).startswith(value):
+        if root.has(name) and root.text(name).startswith(value):
             return software
-    with suppress(OSError, RuntimeError, KeyError, ValueError):  # listing the names reports the damage
+    with suppress(*FAULTS):  # listing the names reports the damage
         names = [*file]
         for name in names[:MAX_ROOT_NAMES]:
             link = file.id.links.get_info(name.encode() if isinstance(name, str) else name)
-            if link.type == h5py.h5l.TYPE_HARD and _has_attributes(file[name].id, b"MATLAB_class"):
+            if link.type == h5py.h5l.TYPE_HARD and _Attributes(file[name].id).has(b"MATLAB_class"):
                 return "MATLAB"
-        if "h5md" in names and _has_attributes(file["h5md"].id, b"version"):
+        if "h5md" in names and _Attributes(file["h5md"].id).has(b"version"):
             return "H5MD"
         if {"matrix", "row_attrs", "col_attrs", "attrs"} <= set(names) and "LOOM_SPEC_VERSION" in file["attrs"]:
             return "loom"
@@ -251,11 +293,11 @@ def software_of(file: Any) -> str | None:
 
 def axes_of(file: Any, group: str) -> set[str]:
     """Return the names of arrays of a group that its attributes call axes, as those of NXdata and NXcanSAS do."""
-    item = file[group or "/"].id
-    if not _has_attributes(item, b"signal"):
+    item = _Attributes(file[group or "/"].id)
+    if not item.has(b"signal"):
         return set()
-    signal = _text_attribute(item, b"signal")
-    values = (_attribute_or_default(item, name, ()) for name in (b"axes", signal + b"_axes"))
+    signal = item.text(b"signal")
+    values = (item.value(name, ()) for name in (b"axes", signal + b"_axes"))
     names = [text for value in values for text in np.ravel(value).tolist()]
     texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in names]
     return {name for text in texts for name in re.split("[,:]", text)} - {signal.decode(errors="replace")}
@@ -264,7 +306,7 @@ def axes_of(file: Any, group: str) -> set[str]:
 def biom_shape(group: Any) -> tuple[int, int] | None:
     """Return rows and columns of a sparse matrix of BIOM, which has the shape of the table at the root."""
     root, name = group.file, str(group.name).strip("/")
-    shape = _attribute_or_default(root.id, b"shape", ())
+    shape = _Attributes(root.id).value(b"shape", ())
     if software_of(root) != "BIOM" or np.shape(shape) != (2,) or name not in BIOM_MATRICES:
         return None
     n_observations, n_samples = (int(n) for n in shape)
@@ -274,28 +316,3 @@ def biom_shape(group: Any) -> tuple[int, int] | None:
 def reading_of(what: str) -> str:
     """Return how a structure is used, or why it is no data."""
     return next((structure.reading for structure in STRUCTURES if structure.what == what), "")
-
-
-def _has_attributes(item: Any, *names: bytes) -> bool:
-    try:
-        return all(h5py.h5a.exists(item, name) for name in names)
-    except (OSError, RuntimeError, KeyError, ValueError):
-        return False
-
-
-def _text_attribute(item: Any, name: bytes) -> bytes:
-    value = _attribute_or_default(item, name, b"")
-    return (
-        value.encode(errors="replace") if isinstance(value, str) else bytes(value) if isinstance(value, bytes) else b""
-    )
-
-
-def _attribute_or_default(item: Any, name: bytes, default: Any) -> Any:
-    """Return an attribute of a low-level object; a default without it, or if it cannot be read."""
-    try:
-        if not h5py.h5a.exists(item, name):
-            return default
-        owner = h5py.Group(item) if isinstance(item, h5py.h5g.GroupID) else h5py.Dataset(item)
-        return owner.attrs[name.decode()]
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeDecodeError):
-        return default

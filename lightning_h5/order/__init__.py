@@ -1,9 +1,14 @@
-"""Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
+"""Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file.
+
+Samplers are imported when they are first used: nothing else here needs torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .batches import LengthRecipe
 from .mixture import EpochLength, Mixture, Strategy, check_mixture
 from .nodes import N_LABELS, NodeOrder, NodeTurns, deal_blocks, epoch_order, label_entropy
-from .passes import Passes, Progress
 from .permutation import KeyedPermutation, TablePermutation, permutation, stream, uniform
 from .plan import (
     PLAN_VERSION,
@@ -18,7 +23,6 @@ from .plan import (
 )
 from .position import OtherShardsError, Position, is_position, saved_mode
 from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
-from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 from .shard_rows import ShardRows
 from .shards import (
     EvaluationBatches,
@@ -43,6 +47,10 @@ from .shards import (
 )
 from .splits import group_split, k_fold
 from .window import BlockTable, WindowOrder
+
+if TYPE_CHECKING:
+    from .passes import Passes, Progress
+    from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 
 _balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' names stay importable
 _interleaved_indices = interleaved_indices
@@ -110,3 +118,16 @@ __all__ = [
     "uniform",
     "union",
 ]
+
+
+_MODULES = {
+    **dict.fromkeys(("EpochShuffleSampler", "PlanSampler", "ShardSampler"), "samplers"),
+    **dict.fromkeys(("Passes", "Progress"), "passes"),
+}
+"""Names of modules that import torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

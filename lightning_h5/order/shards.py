@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import torch.distributed
 
 from ..cores import launched_local_ranks
 from ..errors import H5ValueError
+from ..lazy_torch import has_process_group, torch
 from ..types import IntArray, cached_property
 from .permutation import permutation
 from .window import BlockTable
@@ -77,7 +77,7 @@ def resolve_replica(rank: int | None = None, world_size: int | None = None) -> R
                 f"rank={rank} of world_size={world_size} was given. Pass a rank from 0 to world_size - 1."
             )
         return Replica(rank, world_size)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if has_process_group():
         return Replica(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return Replica(0, 1)
 
@@ -92,7 +92,7 @@ def launched_replica() -> Replica | None:
         H5ValueError: the two make no sense.
     """
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not (rank and world_size) or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not (rank and world_size) or has_process_group():
         return None
     if not (rank.isdecimal() and world_size.isdecimal()):
         raise H5ValueError(

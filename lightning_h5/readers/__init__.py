@@ -10,6 +10,7 @@ from .chunked import BegunRead, ChunkedReader, CopyRows
 from .codecs import (
     ClassNumbers,
     Conventions,
+    Decode,
     DecodeRequest,
     MatrixRows,
     MoveLast,
@@ -17,7 +18,7 @@ from .codecs import (
     Stack,
     Unpack,
     Widen,
-    codec_of,
+    codecs_of,
     unpacked,
 )
 from .contiguous import ContiguousReader, MappedReader
@@ -49,6 +50,7 @@ __all__ = [
     "Conventions",
     "CopyChange",
     "CopyRows",
+    "Decode",
     "DecodeRequest",
     "EncodedReader",
     "FieldLayouts",
@@ -73,7 +75,7 @@ __all__ = [
     "check_bounds",
     "check_readable_text",
     "checked_places",
-    "codec_of",
+    "codecs_of",
     "compile_reads",
     "digest_tasks",
     "do_tasks",

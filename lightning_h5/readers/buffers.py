@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..errors import H5MemoryError
+from ..lazy_torch import torch
 from ..sizes import bytes_text
 from ..types import IntArray
 
@@ -40,7 +40,7 @@ MIN_FREE = 4
 LARGE_ROW = 1024  # bytes: copying such a row takes as long as a Python call
 
 
-Column: TypeAlias = torch.Tensor | Sequence[Any]
+Column: TypeAlias = "torch.Tensor | Sequence[Any]"
 """One field of a batch: a tensor, nested lists of str, a list of tensors, or rows of a sparse matrix."""
 
 

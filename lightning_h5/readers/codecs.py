@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -12,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, Codec, Packing, kind_of
+from ..hdf5 import ArrayLayout, Codec, Packing, StackedKeys, kind_of
 from ..jit import compiled
+from ..options import value_of_field
 from ..types import IntArray
 from .row_codecs import Function, Image
 
@@ -21,6 +24,7 @@ __all__ = [
     "Bits",
     "ClassNumbers",
     "Conventions",
+    "Decode",
     "DecodeRequest",
     "MatrixRows",
     "MoveLast",
@@ -30,7 +34,7 @@ __all__ = [
     "Unpack",
     "UnpackLoops",
     "Widen",
-    "codec_of",
+    "codecs_of",
     "unpack_loops",
     "unpacked",
 ]
@@ -49,6 +53,9 @@ DECODERS = ("category", "cf", "image", "real", "bits:8", "dense", "csr")
 
 UnpackLoops: TypeAlias = tuple[Any, Any, Any]
 """The compiled loops of ``Unpack``: without a missing value, with one, and with several or limits."""
+
+Decode: TypeAlias = Mapping[str, Any]
+"""For fields, by name, array or pattern, what decodes their rows (see ``codec_of``)."""
 
 
 @dataclass(frozen=True)
@@ -493,3 +500,50 @@ def codec_of(decoder: Any, field: str) -> DecodeRequest:
         "offset and fill value), 'image' (JPEG and PNG), 'real' (complex numbers as pairs), 'bits:527' (so many packed "
         "bits), 'dense' or 'csr' (rows of a sparse matrix), or a function of what is stored of a row."
     )
+
+
+def codecs_of(
+    decode: Decode | None,
+    names: Sequence[str],
+    keys: Sequence[str],
+    stacks: Sequence[StackedKeys | None] = (),
+) -> list[DecodeRequest | None]:
+    """Return what decodes the rows of each field; None for those that come as they are stored.
+
+    Args:
+        decode: what the user gave.
+        names: of the fields.
+        keys: their arrays.
+        stacks: of each, what is stacked; empty if there is none.
+
+    Raises:
+        H5ValueError: there is no such codec, or no such field; or columns of a side table are stacked and decoded.
+    """
+    decode = decode or {}
+    if not isinstance(decode, Mapping):
+        raise H5ValueError(f"decode={decode!r} was given. Pass a mapping from fields to what decodes them.")
+    names_and_keys = {*names, *keys}
+    unused = [
+        pattern
+        for pattern in decode
+        if not any(pattern == name or fnmatchcase(name, pattern) for name in names_and_keys)
+    ]
+    if unused:
+        raise H5ValueError(
+            f"decode names {listing(unused)}; the fields are {listing(names)}.{near(str(unused[0]), names)} Name some "
+            "of these."
+        )
+    decoders = [value_of_field(decode, name, key, None) for name, key in zip(names, keys, strict=True)]
+    codecs = [
+        None if decoder is None else codec_of(decoder, name) for decoder, name in zip(decoders, names, strict=True)
+    ]
+    for at, stacked in enumerate(stacks):
+        if stacked is not None and stacked.are_columns and codecs[at] is not None:
+            raise H5ValueError(f"decode names {names[at]!r}, which stacks columns of a table. Leave it out of decode.")
+        if stacked is not None and isinstance(codecs[at], ClassNumbers):
+            raise H5ValueError(
+                f"decode={{{names[at]!r}: 'category'}} was given for several arrays. Name each as a field of its own."
+            )
+        if stacked is not None and stacked.group is not None:  # it may be a table
+            codecs[at] = Stack(stacked.members, stacked.axis, codecs[at])
+    return codecs

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ..lazy_torch import torch
 from ..readers.buffers import BufferPool, Column, stacked
 from .sample_rows import FieldRows
 
@@ -135,13 +135,11 @@ def _stacked(steps: Column) -> Column:
     return steps
 
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""For dtypes that torch lacks most operations of, those with the same bits."""
-
-
 def _clear(steps: torch.Tensor, is_padding: npt.NDArray[np.bool_]) -> None:
     """Set some steps to zero."""
-    steps.view(_SIGNED.get(steps.dtype, steps.dtype))[torch.from_numpy(is_padding)] = 0
+    # torch lacks most operations of unsigned dtypes, and has all for signed ones of the same bits.
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+    steps.view(signed.get(steps.dtype, steps.dtype))[torch.from_numpy(is_padding)] = 0
 
 
 def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:

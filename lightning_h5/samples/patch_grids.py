@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..hdf5 import ArrayLayout
+from ..lazy_torch import torch
 from ..types import IntArray, cached_property
 
 __all__ = ["CellAxis", "CellGrid", "CellPieces", "PatchRows", "cell_of"]

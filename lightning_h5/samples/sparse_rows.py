@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any, overload
 
 import numpy as np
-import torch
 
 from ..errors import H5CorruptError, H5ValueError
 from ..hdf5 import SparseGroup
+from ..lazy_torch import torch
 from ..readers import DecodeRequest, MatrixRows
 from ..readers.buffers import BufferPool
 from ..types import IntArray, cached_property
@@ -23,7 +23,7 @@ from .windows import WholeSegments
 __all__ = ["CsrRows", "SparseField", "SparseRows", "sparse_field"]
 
 
-class CsrRows(Sequence[torch.Tensor]):
+class CsrRows(Sequence["torch.Tensor"]):
     """Some rows of a matrix in CSR form. A slice of them is of the same kind, a single row is dense.
 
     Args:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +20,6 @@ import numpy.typing as npt
 from ..catalog import ArrayRequest, Catalog
 from ..counters import Counters
 from ..datasets import FieldStats, write_stats
-from ..datasets.fields import Decode, codecs_of
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
@@ -30,7 +30,6 @@ from ..hdf5 import (
     guess_keys,
     kind_of,
     list_data,
-    matrices_among,
     open_h5,
 )
 from ..options import FileOptions, SegmentOptions
@@ -41,13 +40,16 @@ from ..readers import (
     BlockSource,
     Boxes,
     BulkTask,
+    Decode,
     bulk_tasks,
+    codecs_of,
     do_tasks,
     first_places,
     open_source,
     usable_cores,
 )
 from ..samples import (
+    KindOfSamples,
     Places,
     RowTable,
     SampleKind,
@@ -98,6 +100,7 @@ class ArrayStats:
         std: their standard deviation (divided by their number, as NumPy does it); exactly 0 if all are equal.
         min: the smallest finite value, exact: of integers an integer, also above 2**53.
         max: the largest, in the same way.
+        is_sparse: whether it is a sparse matrix. Values that are not stored are zeros, and count.
     """
 
     key: str
@@ -112,6 +115,10 @@ class ArrayStats:
     std: npt.NDArray[np.float64]
     min: npt.NDArray[Any]
     max: npt.NDArray[Any]
+    is_sparse: bool = False
+
+
+SAVED = [field.name for field in fields(ArrayStats) if field.name not in ("key", "is_sparse")]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,9 +139,14 @@ class StatsReport:
         """Return statistics for ``normalize=`` of datasets, by array.
 
         Raises:
-            H5ValueError: an array has a channel that nothing can be normalized with.
+            H5ValueError: an array has a channel that nothing can be normalized with, or is a sparse matrix.
         """
         for array in self.arrays:
+            if array.is_sparse:
+                raise H5ValueError(
+                    f"{array.key!r} is a sparse matrix, and normalized rows would no longer be sparse. Scale its "
+                    "values in a transform."
+                )
             _ensure_usable(array)
         return {a.key: FieldStats(a.mean, a.std, a.channel_axis, a.row_shape) for a in self.arrays}
 
@@ -152,7 +164,7 @@ class StatsReport:
         self.fields()
         check_output(expand_user(path), self.files, overwrite=overwrite)
         fields = {
-            array.key: {name: np.asarray(value).tolist() for name, value in vars(array).items() if name != "key"}
+            array.key: {name: np.asarray(value).tolist() for name, value in vars(array).items() if name in SAVED}
             for array in self.arrays
         }
         write_stats(path, {key: field | {"files": list(self.files)} for key, field in fields.items()})
@@ -184,8 +196,8 @@ def compute_stats(
 
     Args:
         path: a file, a glob, a directory, or a list of them.
-        keys: the arrays, or a mapping from their names in a sample. None infers the input if exactly one array
-            qualifies, and takes windows and segments as ``inspect`` suggests them.
+        keys: the arrays, or a mapping from their names in a sample; of a sparse matrix the name of its group. None
+            takes the input that ``inspect`` suggests, with its windows and segments.
         channel_axis: the axis of a row (not counting the axis of rows or steps) with the channels, for statistics of
             each channel; or a mapping from keys to axes. Arrays with one value a row have none. None, the default,
             takes all values together: a file does not declare the meaning of an axis.
@@ -200,15 +212,17 @@ def compute_stats(
 
     Raises:
         H5FileError: a file is missing or broken.
-        H5KeyError: an array is missing, or none was named and several qualify.
+        H5KeyError: an array is missing, or none was named and several are as likely.
         H5ValueError: values are no real numbers, files differ, or an argument makes no sense.
         H5CorruptError: something does not decode.
         H5DataChangedError: a file was written to meanwhile.
     """
     paths = expand_paths(path)
-    if keys is None and rows is None and sample is segments is select is decode is None:
-        keys, (sample, segments, select, decode) = suggested_input(paths)
-    names = named_keys(paths, keys)
+    if keys is None:
+        keys, suggestion = suggested_input(paths)
+        if sample is segments is select is decode is None:
+            sample, segments, select, decode = suggestion
+    names = named_keys(keys)
     if isinstance(channel_axis, Mapping) and (unknown := sorted(set(channel_axis) - set(names))):
         raise H5ValueError(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
@@ -216,8 +230,8 @@ def compute_stats(
     options = OpenOptions(files=FileOptions(allow_external=allow_external))
     sample_options = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
     rows_of_tables: list[Rows | list[IntArray] | None]
-    of_sample = names if keys is None else field_names(keys, "keys").names
-    stacks = (() if keys is None else field_names(keys, "keys").stacks) or (None,) * len(names)
+    of_sample = field_names(keys, "keys").names
+    stacks = field_names(keys, "keys").stacks or (None,) * len(names)
     codecs = codecs_of(decode, of_sample, names, stacks)
     requests = [ArrayRequest.of(*arguments) for arguments in zip(names, codecs, stacks, strict=True)]
     catalog = Catalog(names)
@@ -228,6 +242,8 @@ def compute_stats(
         rows_of_tables = [
             None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables
         ]
+    elif kind.matrices:
+        return _stats_of_matrices(catalog, paths, requests, options, kind, rows, channel_axis, shows_progress)
     else:
         requests = selected(requests, of_sample, sample_options)
         tables = [table_of_rows(catalog, paths, [request], options) for request in requests]
@@ -244,60 +260,118 @@ def compute_stats(
     return StatsReport(files=paths, n_rows_of_files=n_rows, arrays=arrays)
 
 
-def suggested_input(paths: Sequence[str]) -> tuple[Keys | None, tuple[Any, Any, Any, Any]]:
+def suggested_input(paths: Sequence[str]) -> tuple[Keys, tuple[Any, Any, Any, Any]]:
     """Return the input as ``inspect`` suggests it, with its ``sample``, ``segments``, ``select`` and ``decode``.
-
-    No keys are returned for rows of arrays, whose names are inferred without doubt or not at all (``named_keys``), and
-    for a sparse matrix.
 
     Args:
         paths: the files.
+
+    Raises:
+        H5KeyError: there is no input, or several arrays are as likely.
     """
     from .inspect import inspect_file, inspect_folder
     from .inspect.contents import contents_of
 
     advice = inspect_file(paths[0]).advice if len(paths) == 1 else inspect_folder(paths).example.advice
     settings = advice.settings
-    if advice.cost is None or not {*advice.x_keys}.isdisjoint(matrices_among(contents_of(paths[0]).layouts)):
-        return None, (None, None, None, None)
+    layouts = contents_of(paths[0]).layouts if advice.cost is None else {}
+    if advice.datamodule is None or len(as_likely := _as_likely(layouts, advice.x_keys)) > 1:
+        with suppress(H5KeyError):
+            return guess_keys(paths[0])[0], (None, None, None, None)
+        with open_h5(paths[0]) as file:
+            arrays, _ = list_data(file)
+        example = next((key for key in advice.x_keys if key in arrays), None)
+        example = "keys='...' (--key ...)" if example is None else f"keys={example!r} (--key {example})"
+        why = advice.reasons[0] if advice.datamodule is None else f"{listing(as_likely, 12)} are as likely."
+        raise H5KeyError(
+            f"no array was named, and {paths[0]!r} has {listing(arrays, 12)}. {why} Name the input: {example}."
+        )
     fields = field_names(settings["x_key"], "x_key")
     of_training = [key.replace("{split}", "train") for key in fields.keys]
     keys: Keys = dict(zip(fields.names, of_training, strict=True)) if fields.kind == "dict" else of_training
     select = {key: part for key, part in settings.get("select", {}).items() if key in fields.keys}
     sample = "segment" if settings.keys() & {"window", "patch"} else settings.get("sample")
-    return keys, (sample, settings.get("segments"), select or None, settings.get("decode"))
+    segments = settings.get("segments")
+    if isinstance(segments, Mapping):
+        segments = {
+            name: {field: n for field, n in option.items() if field in fields.names}
+            if isinstance(option, Mapping)
+            else option
+            for name, option in segments.items()
+        }
+    return keys, (sample, segments, select or None, settings.get("decode"))
 
 
-def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
+def _as_likely(layouts: Mapping[str, ArrayLayout], x_keys: Sequence[str]) -> list[str]:
+    """Return the arrays with one value a row and as many rows as an input of this kind, itself among them."""
+    x = layouts.get(x_keys[0]) if len(x_keys) == 1 else None
+    if x is None or x.row_shape or x.members:
+        return []
+    return [key for key, array in layouts.items() if not array.row_shape and array.n_rows == x.n_rows]
+
+
+def named_keys(keys: Keys) -> tuple[str, ...]:
     """Return the names of the arrays.
 
-    Args:
-        paths: the files; if no array is named, the first one is searched.
-        keys: the arrays that the user named.
-
     Raises:
-        H5KeyError: nothing was named, and several arrays of the file qualify.
         H5ValueError: they are not names, or one of them is repeated.
     """
-    if keys is not None:
-        names = field_names(keys, "keys").keys
-        if len(set(names)) < len(names):
-            raise H5ValueError(f"keys={list(names)!r} names an array twice. Name each once.")
-        return names
-    from .inspect import inspect_file
+    names = field_names(keys, "keys").keys
+    if len(set(names)) < len(names):
+        raise H5ValueError(f"keys={list(names)!r} names an array twice. Name each once.")
+    return names
 
-    try:
-        return (guess_keys(paths[0])[0],)
-    except H5KeyError as error:
-        with open_h5(paths[0]) as file:
-            arrays, others = list_data(file)
-        matrices = matrices_among(others)
-        examples = [key for key in inspect_file(paths[0]).advice.x_keys if key in arrays]
-        example = f"keys={examples[0]!r} (--key {examples[0]})" if examples else "keys='...' (--key ...)"
-        hint = f" {next(iter(matrices))}/data has the values of a sparse matrix, without its zeros." if matrices else ""
-        raise H5KeyError(
-            f"no array was named, and {paths[0]!r} has {listing(arrays, 12)}. Name it: {example}.{hint}"
-        ) from error
+
+def _stats_of_matrices(
+    catalog: Catalog,
+    paths: tuple[str, ...],
+    requests: Sequence[ArrayRequest],
+    options: OpenOptions,
+    kind: KindOfSamples,
+    rows: RowsLike,
+    channel_axis: ChannelAxis,
+    shows_progress: bool,
+) -> StatsReport:
+    """Return statistics of sparse matrices, zeros included, and of other arrays with their rows."""
+    names = [request.key for request in requests]
+    table, _, matrices = open_table(catalog, paths, requests, names, options, kind, SegmentChoice())
+    numbers = None if rows is None else np.asarray(_ascending(rows, table.n_samples, listing(names)))
+    boxes = None if numbers is None else table.boxes(table.indexer.rows_of(numbers).fields)
+    n_samples = table.n_samples if numbers is None else len(numbers)
+    fields = [at for at in range(table.n_fields) if at - 1 not in matrices]  # without the columns of stored values
+    arrays = []
+    for at, key in zip(fields, names, strict=True):
+        part_rows: list[IntArray] | None = None
+        if boxes is not None:
+            rows_by_part = {part: np.sort(rows) for part, (_, rows) in boxes[at].by_part().items()}
+            part_rows = [rows_by_part.get(part, np.empty(0, np.int64)) for part in range(table.n_parts)]
+        of_field = table.with_fields([at])
+        axis = _axis([layouts[0] for layouts in of_field.layouts], channel_axis, key)
+        array = _stats_of_array(key, of_field, options, part_rows, axis, shows_progress=shows_progress)
+        arrays.append(_with_zeros(array, n_samples, matrices[at].n_columns) if at in matrices else array)
+    return StatsReport(files=paths, n_rows_of_files=table.n_samples, arrays=tuple(arrays))
+
+
+def _with_zeros(stored: ArrayStats, n_rows: int, n_columns: int) -> ArrayStats:
+    """Return the statistics of a sparse matrix from those of its stored values."""
+    n_stored = int(stored.n_values + stored.n_nan + stored.n_infinite)
+    n_zeros = n_rows * n_columns - n_stored
+    mean, squares = np.nan_to_num(stored.mean), np.nan_to_num(stored.std) ** 2 * stored.n_values
+    n_values = stored.n_values + n_zeros
+    total_mean = mean * stored.n_values / np.maximum(n_values, 1)
+    between = mean**2 * stored.n_values * n_zeros / np.maximum(n_values, 1)
+    least, largest = (np.where(np.isnan(end), 0, end).astype(end.dtype) for end in (stored.min, stored.max))
+    return replace(
+        stored,
+        is_sparse=True,
+        row_shape=(n_columns,),
+        n_rows=n_rows,
+        n_values=n_values,
+        mean=total_mean,
+        std=np.sqrt((squares + between) / np.maximum(n_values, 1)),
+        min=np.minimum(least, 0) if n_zeros else stored.min,
+        max=np.maximum(largest, 0) if n_zeros else stored.max,
+    )
 
 
 def _axis(layouts: Sequence[ArrayLayout], channel_axis: ChannelAxis, key: str) -> int | None:

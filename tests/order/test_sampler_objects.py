@@ -62,7 +62,7 @@ def test_the_replica_of_a_sampler_that_was_given_none_is_that_of_the_process_gro
     assert all((each.rank, each.num_replicas) == (0, 1) for each in samplers)
     group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
     group.get_rank, group.get_world_size = (lambda: 2), (lambda: 5)
-    monkeypatch.setattr("lightning_h5.order.shards.torch.distributed", group)
+    monkeypatch.setattr("torch.distributed", group)
     assert all((each.rank, each.num_replicas) == (2, 5) for each in samplers)
     assert samplers[0].replica == Replica(2, 5)
     assert repr(samplers[1]) == "EpochShuffleSampler(8 of 9 rows, rank 2 of 5, shuffled with seed 0, epoch 0)"

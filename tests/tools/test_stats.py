@@ -282,7 +282,10 @@ def test_rows_that_are_none_are_refused(make_h5, rows, text):
 def test_without_a_key_the_input_is_taken_where_there_is_no_doubt(make_h5):
     assert compute_stats(make_h5(a=np.arange(4.0), names=np.array(["p", "q"], "S1"))).arrays[0].key == "a"
     assert compute_stats(make_h5(x=np.ones((4, 2)), y=np.arange(4))).arrays[0].key == "x"
-    with pytest.raises(H5KeyError, match=r"no array was named, and .* has 'a', 'b', 'c'. Name it: keys="):
+    with pytest.raises(
+        H5KeyError,
+        match=r"no array was named, and .* has 'a', 'b', 'c'. 'a', 'b', 'c' are as likely. Name the input: keys=",
+    ):
         compute_stats(make_h5(a=np.ones(4), b=np.ones(4), c=np.ones(4)))
 
 

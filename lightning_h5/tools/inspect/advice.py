@@ -37,6 +37,7 @@ from ...natural_order import natural_order
 from ...readers import open_reader
 from ...sizes import bytes_text, parse_bytes
 from .contents import Contents
+from .dates import are_dates
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
 """Bytes that the data modules mix at a time by default."""
@@ -60,7 +61,7 @@ TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "
 TIMES = {"time", "t", "timestamp", "datetime"}
 """Words in the name of a coordinate of time."""
 
-NO_TARGET_WORDS = {"weight", "qweight", "kweight", "map", "offset", "ptr", "indptr", "start", *TIMES}
+NO_TARGET_WORDS = {"weight", "qweight", "kweight", "map"}
 """Words in the name of the only column beside an input that is no target."""
 
 HEADER_WORDS = {"header", "metadata"}
@@ -159,6 +160,8 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     if all(array.members and names_rows(array.key) for array in layouts):
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
+        if not layouts and scales:
+            reason = f"Only coordinates: {listing(sorted(scales), 6)}. No other array of numbers is in the file."
         if any(array.structure == WEIGHTS for array in contents.arrays):
             reason = "The file holds weights of a Keras model: there are no samples in it. Name another file."
         return Advice(datamodule=None, settings={}, reasons=(reason,))
@@ -166,7 +169,9 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     if len(x) == 1 and (why_none := _why_no_samples(x[0], other_arrays, len(contents.layouts))) is not None:
         return Advice(datamodule=None, settings={}, reasons=(why_none,))
     has_axes = any(array.structure == AXIS for array in contents.arrays)  # and so names its signal
-    if y and not _names_target(y[0].key) and (has_axes or _are_places(read_column(files, y[0].key))):
+    if y and not _names_target(y[0].key) and (has_axes or _may_be_places(read_column(files, y[0].key))):
+        other_arrays, y = [*other_arrays, *y], []
+    if y and _are_dates(files, y[0].key):
         other_arrays, y = [*other_arrays, *y], []
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
     if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
@@ -183,9 +188,13 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     name, module_settings, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
     columns = {name for name, length in contents.columns.items() if length == x[0].n_rows}
     texts = [array.name for array in contents.arrays if array.name in columns and array.dtype[:4] == "text"]
-    comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
+    named_texts = [] if y else [key for key in texts if _names_target(key) and not _are_dates(files, key)]
+    comments = [_why_no_target(key) for key in named_texts[:1]]
+    header = {array.key.rpartition("/")[0] for array in layouts if _is_in_header(array.key)}
+    is_left_out = header and not any(_is_in_header(key) for key in x_keys)
     reasons = [
         _why_these(x, y, other_arrays),
+        *([f"Arrays in {listing(sorted(header), 2)} are no input, by the name."] if is_left_out else []),
         *why,
         *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
         *comments,
@@ -464,7 +473,8 @@ def _is_setting(array: ArrayLayout) -> bool:
 def _why_no_samples(x: ArrayLayout, other_arrays: Sequence[ArrayLayout], n_arrays: int) -> str | None:
     """Return why the largest array, with others of as many rows, has no samples; None if it may have."""
     if _is_time(x) and all(_is_time(array) for array in other_arrays):
-        return f"{x.key!r}, the largest array, has times by its name, and no other array has as many rows."
+        times = [x.key, *(array.key for array in other_arrays)]
+        return f"Only coordinates: {listing(times, 6)} {'has' if len(times) == 1 else 'have'} times, by the name."
     if n_arrays > 1 and not other_arrays and x.n_rows * math.prod(x.row_shape) < MIN_ROWS:
         return f"{x.key!r}, the largest array, has few numbers, as settings have."
     return None
@@ -488,9 +498,20 @@ def _is_coordinate_beside(key: str, keys: Collection[str]) -> bool:
     return all(f"{group}{slash}{name[: match.start()]}{letter}{name[match.end() :]}" in keys for letter in letters)
 
 
-def _are_places(values: Column) -> bool:
-    """Return whether the values of a column ascend strictly, as those of a coordinate or an index do."""
-    return values is not None and values.dtype.kind in "iuf" and bool((values[1:] > values[:-1]).all())
+def _may_be_places(values: Column) -> bool:
+    """Return whether the values of a column may be times, offsets or row numbers: none is less than the one before.
+
+    Classes that are sorted ascend, too, and are few.
+    """
+    if values is None:
+        return True
+    ascends = values.dtype.kind in "iuf" and bool((values[1:] >= values[:-1]).all())
+    return ascends and len(np.unique(values)) > MAX_CLASSES * len(values)
+
+
+def _are_dates(files: Sequence[str], key: str) -> bool:
+    values = read_column(files[:1], key)
+    return values is not None and values.dtype.kind in "OSUiu" and are_dates(values.tolist())
 
 
 def _why_no_target(key: str) -> str:
@@ -517,7 +538,12 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
         name, inputs = x[0].name.strip("/"), listing(layout.key for layout in x)
         form = " (a tuple)" if len(x) > 1 else ""
         return f"{name!r} is a table: the input is {inputs}{form}{target}.{hints}"
-    return f"{x[0].key!r} is the largest array{target}.{hints}"
+    no_targets = [array.key for array in other_arrays if words_in(array.key) & NO_TARGET_WORDS and not array.row_shape]
+    if no_targets and not y:
+        hints += f" By {'its name' if len(no_targets) == 1 else 'their names'}, {listing(no_targets, 4)} is no target."
+    is_larger = [array for array in other_arrays if array.n_bytes > x[0].n_bytes and _is_called_target(array.key)]
+    largest = "is the largest array" if not is_larger else "is, by the names, the largest array that is no target"
+    return f"{x[0].key!r} {largest}{target}.{hints}"
 
 
 def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:

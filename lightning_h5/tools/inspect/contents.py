@@ -27,6 +27,8 @@ from ...hdf5 import (
 from ...options import FileOptions
 from ...readers import fallback_reason
 
+DIGITS = re.compile(r"\d+")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowCost:
@@ -136,7 +138,7 @@ class _Describer:
         report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=structure)
         if not report.is_data:
             return replace(report, problem=f"it is {entry.structure}, and no data")
-        alike = re.sub(r"\d+", "#", entry.name.rpartition("/")[2])
+        alike = f"{DIGITS.sub('#', last)} {entry.dtype} {(entry.shape or ())[1:]}"
         try:
             layout, template = self._alike.describe_alike(
                 self._file, self._path, entry.name, FileOptions(), self._guard, alike=alike

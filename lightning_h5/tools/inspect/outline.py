@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from ...hdf5 import Entry
 from ...natural_order import natural_order
+from ...types import cached_property
 from .contents import ArrayReport
 
 __all__ = ["Branch", "outline_of", "patterns_of"]
@@ -50,13 +51,12 @@ class Branch:
         """Whether names here or below are folded."""
         return self.is_folded or any(branch.has_folded for branch in self.branches)
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The name, or the first and the last of alike names, as numbers count."""
         if not self.is_folded:
             return self.pattern
-        ordered = sorted(self.names, key=natural_order)
-        return f"{ordered[0]} ... {ordered[-1]}"
+        return f"{min(self.names, key=natural_order)} ... {max(self.names, key=natural_order)}"
 
     @property
     def shape_text(self) -> str:
@@ -66,6 +66,11 @@ class Branch:
             return "(no shape)"
         sizes = zip(*(shape for shape in shapes if shape is not None), strict=True)
         return f"({', '.join(str(min(axis)) if len(set(axis)) == 1 else f'{min(axis)}-{max(axis)}' for axis in sizes)})"
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether arrays are below."""
+        return any(branch.entries[0].kind == "array" or branch.has_arrays for branch in self.branches)
 
     def leaves(self, prefix: str = "") -> Iterator[tuple[str, Branch]]:
         """Yield the arrays below, and their names from here."""
@@ -116,7 +121,7 @@ def _branches_of(
             branch.signature = ("array", entry.dtype, None if entry.shape is None else len(entry.shape))
         elif entry.kind == "group" and entry.name:
             branch.branches = _branches_of(entry.name, children, reports)
-            if any(True for _ in branch.leaves()):
+            if branch.has_arrays:
                 below = sorted((below.pattern, below.signature) for below in branch.branches)
                 branch.signature = ("group", *below)
         branches.append(branch)

@@ -42,9 +42,10 @@ from .recognize_parts import (
     Look,
     Reader,
     Settings,
+    is_rate,
     names_of,
 )
-from .recognize_software import recognize_software, sparse_rows
+from .recognize_software import MIN_SERIES, recognize_software, sparse_rows, split_in_order
 
 __all__ = ["recognize"]
 
@@ -63,7 +64,6 @@ BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
 MAX_READ = 16  # arrays of which a row is read
 N_DECODED = 8  # images whose shapes are compared
 MIN_NAMES = 2  # of images that have names of their own
-MIN_SERIES = 50  # steps, of which some are held out in time
 MIN_ROWS = 10  # of which some are left to validate on
 
 
@@ -112,8 +112,8 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Arrays side by side that differ in their names and lengths are a sample each."""
-    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    """Arrays side by side that differ in their names and lengths are a sample each; a single number is none."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.n_values > 1 and look.dtype[:4] != "text"}
     groups = {name.rpartition("/")[0] for name in arrays}
     if len(groups) != 1 or len(arrays) < 2 or len(arrays) != len(files[0].arrays):
         return []
@@ -202,14 +202,28 @@ def _look_like_flags(values: Any) -> bool:
 
 
 def _one_recording(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """One array of shape (channel, time) alone in a file."""
-    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
-    ((name, look),) = arrays.items() if len(arrays) == len(files) == 1 else ((None, Look((), "")),)
-    if name is None or len(look.shape) != 2 or LONGER * look.shape[0] > look.shape[1] or look.shape[0] > MAX_CHANNELS:
+    """One array of shape (channel, time) alone in a file, or one recording with its rate."""
+    numbers = {name: look for name, look in files[0].arrays.items() if look.dtype[:4] != "text"}
+    arrays = {name: look for name, look in numbers.items() if look.n_values > 1}
+    name = max(arrays, key=lambda name: arrays[name].n_values, default=None)
+    if name is None or len(files) > 1 or len(arrays[name].shape) != 2:
+        return []
+    shape = arrays[name].shape
+    rate = next((single for single in numbers if single not in arrays and is_rate(single)), None)
+    if rate is not None and LONGER * min(shape) <= max(shape) and all(max(shape) in a.shape for a in arrays.values()):
+        axis, n_steps = int(shape[1] > shape[0]), max(shape)
+        why = f"{rate!r} is a rate by its name: axis {axis} of {name!r}, with {n_steps:,} steps, may be time. "
+        settings: Settings = {"x_key": name, **({"segments": {"step_axis": 1}} if axis else {})}
+        settings["window"] = min(MAX_STEPS, max(1, n_steps // (2 * MIN_ROWS)))
+        if n_steps >= MIN_SERIES:
+            settings["split"] = {"val_fraction": 0.1, "by": "time"}
+        recording = Guess(settings=settings, why=f"{why}A sample is a window of steps.", is_sure=False)
+        return [recording, Guess(settings={}, why="An index along axis 0 is a sample.")]
+    if len(arrays) > 1 or LONGER * shape[0] > shape[1] or shape[0] > MAX_CHANNELS:
         return []
     recording = Guess(
-        settings={"x_key": name, "segments": {"step_axis": 1}, "window": min(MAX_STEPS, look.shape[1])},
-        why=f"{name!r} has the shape {look.shape}, and axis 1 may be time. A sample is a window of steps.",
+        settings={"x_key": name, "segments": {"step_axis": 1}, "window": min(MAX_STEPS, shape[1])},
+        why=f"{name!r} has the shape {shape}, and axis 1 may be time. A sample is a window of steps.",
     )
     if words_in(name) & SERIES:
         return [recording]
@@ -259,16 +273,16 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """A coordinate of time along axis 0 that advances by one step: files are parts of one series."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
     times = [name for name, look in arrays.items() if words_in(name) & TIMES and len(look.shape) == 1]
+    fields_below: dict[tuple[str, int], list[str]] = {}  # by a group and the number of rows
+    for field, look in arrays.items():
+        *groups, _ = field.split("/")
+        if len(look.shape) > 1 and "/".join((*groups, "id")) not in files[0].coordinates:  # no column of a table
+            for depth in range(len(groups) + 1):
+                fields_below.setdefault(("/".join(groups[:depth]), look.shape[0]), []).append(field)
     fields_of_times: dict[str, list[str]] = {}
     for name in [name for name in times if not names_rows(name)]:
-        n = arrays[name].shape[0]
-        group = name.rpartition("/")[0]  # a coordinate of the arrays beside and below it
-        fields = [field for field, look in arrays.items() if look.shape[0] == n and len(look.shape) > 1]
-        fields = [field for field in fields if f"/{field}".startswith(f"/{group}/" if group else "/")]
-        fields = [
-            field for field in fields if f"{field.rpartition('/')[0]}/id" not in files[0].coordinates
-        ]  # of a table
-        if fields:
+        # A coordinate of the arrays beside and below it.
+        if fields := fields_below.get((name.rpartition("/")[0], arrays[name].shape[0])):
             fields_of_times[name] = fields
     for name in sorted(
         fields_of_times, key=lambda name: -sum(arrays[field].n_values for field in fields_of_times[name])
@@ -280,7 +294,8 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         stride = float(np.median(steps))
         if not stride > 0 or np.mean(abs(steps - stride) <= stride / 1000) < 0.5:
             continue
-        same_times = [other for other in fields_of_times if np.array_equal(reader.values(other), values)]
+        as_long = [other for other in fields_of_times if arrays[other].shape == arrays[name].shape and other != name]
+        same_times = [name, *(o for o in as_long[:MAX_READ] if np.array_equal(reader.values(o), values))]
         fields = list(dict.fromkeys(field for other in same_times for field in fields_of_times[other]))
         x_key: Any = names_of(fields) if len(fields) > 1 else fields[0]
         why = (
@@ -296,29 +311,41 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Arrays that share their last axis and not the first, as MATLAB writes them."""
-    arrays = {name: look for name, look in files[0].arrays.items() if look.shape and look.dtype[:4] != "text"}
+    """Arrays with samples along their last axis, as MATLAB writes columns: all of them, or only the target."""
+    arrays = {name: look for name, look in files[0].arrays.items() if look.dtype[:4] != "text" and look.n_values > 1}
     main = max(arrays, key=lambda name: (len(arrays[name].shape), arrays[name].n_values), default=None)
     if main is None or len(arrays[main].shape) < 2:
         return []
-    n = arrays[main].shape[-1]
-    fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
-    firsts = [look.shape[0] for look in arrays.values() if len(look.shape) > 1]
-    is_longest = all(n >= max(look.shape) for look in arrays.values())
-    groups = {name.rpartition("/")[0] for name in fields}
-    if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or not is_longest or len(groups) > 1:
-        return []
-    names = names_of(fields)
-    target = [name for name in fields if words_in(name) & TARGETS and name != main]
-    if len(target) == 1 and len(fields) == 2:
-        keys: Settings = {"x_key": main, "y_key": target[0]}
+    lines = [name for name, look in arrays.items() if look.shape[0] == 1 and words_in(name) & TARGETS]
+    lines = [name for name in lines if arrays[name].shape == (1, arrays[main].shape[0])]
+    if len(lines) == 1 and arrays[main].shape[0] > 1:
+        n, (target,) = arrays[main].shape[0], lines
+        settings: Settings = {"x_key": main, "y_key": target, "segments": {"step_axis": {main: 0, target: 1}}}
+        why = (
+            f"{main!r} has {n:,} along axis 0 and {target!r}, a target by its name, along axis 1: index i is a sample."
+        )
     else:
-        keys = {"x_key": names}
-    why = (
-        f"{listing(fields)} have {n:,} along their last axis and different lengths along axis 0, as MATLAB stores "
-        "samples: an index of the last axis is a sample."
-    )
-    return [Guess(settings={**keys, "segments": {"step_axis": -1}, "sample": "row"}, why=why)]
+        n = arrays[main].shape[-1]
+        fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
+        firsts = [look.shape[0] for look in arrays.values() if len(look.shape) > 1]
+        is_longest = all(n >= max(look.shape) for look in arrays.values())
+        groups = {name.rpartition("/")[0] for name in fields}
+        if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or not is_longest or len(groups) > 1:
+            return []
+        target = next((name for name in fields if words_in(name) & TARGETS and name != main), "")
+        if target and len(fields) == 2:
+            settings = {"x_key": main, "y_key": target}
+        else:
+            settings, target = {"x_key": names_of(fields)}, ""
+        settings["segments"] = {"step_axis": -1}
+        why = (
+            f"{listing(fields)} have {n:,} along their last axis and different lengths along axis 0, as MATLAB stores "
+            "samples: an index of the last axis is a sample."
+        )
+    if target and arrays[target].shape == (1, n):
+        settings["select"] = {target: {0: 0}}
+    split, why_split = split_in_order(n, reader.values(target) if target else None) if len(files) == 1 else ({}, "")
+    return [Guess(settings={**settings, "sample": "row", **split}, why=f"{why} {why_split}".strip())]
 
 
 def _without_tables(file: FileLooks) -> dict[str, Look]:

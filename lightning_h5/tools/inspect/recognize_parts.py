@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from ...hdf5 import COMPLEX_MEMBERS, keys_in, words_in
 from ...types import cached_property
 from .advice import TIMES
 from .contents import Contents
+from .dates import are_dates
 
 __all__ = [
     "ACTIONS",
@@ -32,6 +34,7 @@ __all__ = [
     "Look",
     "Reader",
     "Settings",
+    "is_rate",
     "looks_of",
     "names_of",
 ]
@@ -41,7 +44,7 @@ OBSERVATIONS = {"ob", "observation"}  # as `words_in` has them: without the s of
 BAGS = {"feature", "feat", "coord", "embedding", "token", "point", "hit", "particle", "node"}
 SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wave", "strain", "trace", "sensor"}
 PICTURES = {"image", "img", "picture", "photo", "tile", "pixel", "scan", "slice", "mask", "micrograph", "frame"}
-RATES = {"fs", "rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
+RATES = {"rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
 
 TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
 
@@ -78,7 +81,7 @@ class Look(NamedTuple):
     @property
     def n_values(self) -> int:
         """Number of values."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,11 @@ class FileLooks:
     complexes: Mapping[str, Look] = field(default_factory=dict)
     coordinates: Collection[str] = ()
     software: str | None = None
+
+    @property
+    def has_only_coordinates(self) -> bool:
+        """Whether nothing else may be input or target."""
+        return not (self.of_bytes or self.references or self.complexes) and set(self.arrays) <= set(self.coordinates)
 
     @property
     def name(self) -> str:
@@ -198,14 +206,14 @@ class AlikeParts:
         self.attributes = {
             name: values
             for name, values in attributes.items()
-            if len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING
+            if len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING and not _are_names(values)
         }
-        self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
+        self.has_rate = any(is_rate(name.rpartition("@")[2]) for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
         self.step_axis, self.axis_is_sure = self._step_axis()
 
     def _n_values(self, name: str) -> int:
-        return sum(int(np.prod(shape)) for shape in self.shapes[name])
+        return sum(math.prod(shape) for shape in self.shapes[name])
 
     def _lengths(self, name: str, axis: int) -> list[int]:
         return [shape[axis] for shape in self.shapes[name]]
@@ -326,7 +334,7 @@ class AlikeParts:
         """Return guesses of samples, the likeliest first."""
         if not self.shapes:
             return []
-        return [replace(guess, why=f"{guess.why}{self._unused(guess)}") for guess in self._guesses()]
+        return [replace(guess, why=f"{guess.why}{self._unused(guess)}{_why_split(guess)}") for guess in self._guesses()]
 
     def _unused(self, guess: Guess) -> str:
         settings = guess.settings or {}
@@ -485,6 +493,18 @@ class AlikeParts:
         return {"split": 0.1}
 
 
+def _why_split(guess: Guess) -> str:
+    split = (guess.settings or {}).get("split")
+    if not isinstance(split, dict):
+        return ""
+    return " split.group_pattern keeps together what belongs to one person, by the names."
+
+
+def is_rate(name: str) -> bool:
+    """Return whether an attribute or array is, by its name, a rate or the distance of two steps."""
+    return bool(words_in(name) & RATES) or name.rpartition("/")[2].casefold() == "fs"
+
+
 def names_of(keys: Iterable[str]) -> dict[str, str]:
     """Return the array of each name in a sample: the last part of its key, or of its group, or all of it."""
     parts_of_keys = {key: re.split(r"[/@]", key)[::-1] for key in keys}
@@ -495,6 +515,12 @@ def names_of(keys: Iterable[str]) -> dict[str, str]:
         is_short = last_counts[last] == 1
         names[last if is_short else groups[0] if groups and counts[groups[0]] == 1 else key] = key
     return names
+
+
+def _are_names(values: Sequence[Any]) -> bool:
+    """Return whether attributes of parts are text that says nothing of others: dates, or another text in each."""
+    is_text = all(isinstance(value, str) for value in values)
+    return is_text and (len(set(values)) == len(values) or are_dates(values))
 
 
 def _is_observation(name: str) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 
 from ...errors import listing
 from ...hdf5 import GROUP_WORDS, OLD_CATEGORIES, matrices_among, words_in
-from .recognize_parts import TARGETS, AlikeParts, FileLooks, Guess, Look, Reader, Settings, names_of
+from .recognize_parts import MAX_STEPS, TARGETS, AlikeParts, FileLooks, Guess, Look, Reader, Settings, names_of
 
-__all__ = ["recognize_software"]
+__all__ = ["recognize_software", "sparse_rows", "split_in_order"]
 
 PIXELS = "pixels/count"  # of cooler
 
 MIN_ROWS = 10  # of which some are left to validate on
+MIN_SERIES = 50  # steps, of which some are held out in time
 
 
 def recognize_software(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
@@ -113,8 +114,30 @@ def _loom(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if targets:
         why += f" {targets[0]!r} has one number for each."
     if len(files) == 1:
-        why += " No split: it would divide segments, and a file is one. Pass val_path, or write cells along axis 0."
+        split, why_split = split_in_order(look.shape[1], reader.values(targets[0]) if targets else None)
+        settings |= split
+        why += f" {why_split}"
     return [Guess(settings=settings, why=why)]
+
+
+def split_in_order(n: int, labels: Any) -> tuple[Settings, str]:
+    """Return a split for the samples of one file that are not along axis 0, and why: such rows are not drawn.
+
+    Args:
+        n: the number of samples.
+        labels: their target; None without one.
+    """
+    n_train = n - round(0.1 * n)
+    is_class = labels is not None and len(set(labels.tolist())) <= n // MIN_ROWS
+    if n < MIN_ROWS:
+        return {}, "There are too few to hold some out for validation."
+    if is_class and {*labels[n_train:].tolist()} != {*labels.tolist()}:
+        return {}, (
+            "No split: they are sorted, and the last tenth of them lacks classes. Pass val_path, or write samples "
+            "along axis 0, where rows can be drawn."
+        )
+    why = "The last tenth of them is held out for validation: a split draws rows along axis 0 alone."
+    return {"split": {"val_fraction": 0.1, "by": "time"}}, why
 
 
 def _cooler(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
@@ -172,6 +195,52 @@ def _h5md(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return [Guess(settings=settings, why=why)]
 
 
+def _nwb(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """A time series with a rate, or a ragged column of a table, whichever is larger."""
+    return _ragged_column(files[0], reader) or _series_with_rate(files[0])
+
+
+def _series_with_rate(file: FileLooks) -> list[Guess]:
+    """Rows of a time series of NWB are steps in time; with a rate it has ``starting_time`` in place of time stamps."""
+    data = {name: look for name, look in file.arrays.items() if look.shape and not name.startswith("general/")}
+    main = max(data, key=lambda name: data[name].n_values, default="")
+    if f"{main.rpartition('/')[0]}/starting_time" not in file.arrays or data[main].shape[0] < MIN_SERIES:
+        return []
+    n_rows, *axes = data[main].shape
+    window: Any = min(MAX_STEPS, n_rows // (2 * MIN_ROWS)) if len(axes) < 2 else [0, 2]
+    why = f"{main!r} is a time series of NWB: rows are steps in time, and a sample is a window of them. The last tenth "
+    why += "is held out for validation."
+    settings = {"x_key": main, "window": window, "split": {"val_fraction": 0.1, "by": "time"}}
+    return [Guess(settings=settings, why=why)]
+
+
+def _ragged_column(file: FileLooks, reader: Reader) -> list[Guess]:
+    """A ragged column of a table, such as the spike times of units: ``*_index`` has the end of each row."""
+    arrays, coordinates = file.arrays, file.coordinates
+    ragged = {name: f"{name}_index" for name in arrays if f"{name}_index" in coordinates and name not in coordinates}
+    main = max(ragged, key=lambda name: arrays[name].n_values, default=None)
+    if main is None or arrays[main].dtype[:4] == "text":
+        return []
+    table = main.rpartition("/")[0]
+    outside = [look for name, look in arrays.items() if name.rpartition("/")[0] != table and name not in coordinates]
+    ends = reader.values(ragged[main])
+    if ends is None or any(look.n_values > arrays[main].n_values for look in outside):
+        return []  # rows of larger arrays are samples
+    if len(ends) < 2 or (ends[1:] < ends[:-1]).any() or ends[-1] != arrays[main].shape[0]:
+        return []
+    settings: Settings = {"x_key": main, "sample": "segment", "segments": {"ends": ragged[main]}, "collate_fn": "pad"}
+    numbers = [name for name, look in arrays.items() if look.shape == (len(ends),) and look.dtype[:4] != "text"]
+    columns = [name for name in numbers if name.rpartition("/")[0] == table and name not in coordinates]
+    targets = [name for name in columns if words_in(name) & TARGETS]
+    why = f"{ragged[main]!r} has the ends of {len(ends):,} ragged rows of {main!r}: a row of {table!r} is a sample."
+    if len(targets) == 1:
+        settings["y_key"] = targets[0]
+        why += f" {targets[0]!r}, a target by its name, has one value for each."
+    if others := [name for name in columns if name not in targets]:
+        why += f" Other columns: {listing(others, 4)}."
+    return [Guess(settings=settings | ({"split": 0.1} if len(ends) >= MIN_ROWS else {}), why=why)]
+
+
 def _pandas(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """``DataFrame.to_hdf(format="fixed")``: blocks of columns of one dtype, with the columns' names beside each."""
     arrays = files[0].arrays
@@ -211,6 +280,7 @@ RULES: dict[str, Callable[[Sequence[FileLooks], Reader], list[Guess]]] = {
     "AnnData": _anndata,
     "BIOM": _biom,
     "H5MD": _h5md,
+    "NWB": _nwb,
     "cooler": _cooler,
     "loom": _loom,
     "PyTables": _pandas,

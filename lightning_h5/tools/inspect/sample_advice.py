@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from ...catalog import ArrayRequest, Catalog
 from ...errors import H5Error, H5ValueError, listing
-from ...hdf5 import FAULTS, ArrayLayout, find_array, is_matlab_text, keys_in, open_h5, referenced_arrays
-from ...options import FileOptions
+from ...hdf5 import (
+    FAULTS,
+    ArrayLayout,
+    OpenOptions,
+    field_names,
+    find_array,
+    holds_matlab_text,
+    is_matlab_text,
+    keys_in,
+    open_h5,
+    referenced_arrays,
+    with_constants,
+)
+from ...options import FileOptions, SplitOptions
+from ...readers import BlockMap, Boxes, RowGrid, codecs_of
+from ...samples import RowTable, SampleOptions, SegmentChoice, open_table, sample_kind, segments_by_time
 from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
 from .recognize import recognize
 from .recognize_parts import FileLooks, Guess, Look, Reader
@@ -36,6 +52,8 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
         path: the files as the user named them.
         looks: the arrays of each file.
     """
+    if rows.datamodule is None and all(look.has_only_coordinates for look in looks):
+        return rows
     files = [look.path for look in looks]
     reader = Reader(
         lambda key: read_column(files[:1], key),
@@ -86,7 +104,8 @@ def _holds_arrays(path: str, key: str) -> bool:
         array = find_array(file, key).array
         references = array[tuple(slice(N_REFERENCES) for _ in array.shape)].reshape(-1)[:N_REFERENCES]
         cells = [file[reference] for reference in references if reference]
-        return any((getattr(cell, "size", 0) or 0) > 1 and not is_matlab_text(file, cell.name) for cell in cells)
+        # The name of an object that was found by a reference is searched for in the whole file.
+        return any((getattr(cell, "size", 0) or 0) > 1 and not holds_matlab_text(cell.id) for cell in cells)
     return False
 
 
@@ -121,25 +140,25 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     Raises:
         H5Error: the guess does not fit the files.
     """
-    # Imports torch, which takes longer than inspecting most files.
-    from ...datasets.lazy import LazyFileDataset
-
     settings = dict(guess.settings or {})
-    arguments = {name: value for name, value in settings.items() if name != "split"}
-    dataset = LazyFileDataset(files, **arguments)
-    table = dataset.table
+    table, names, n_inputs, columns = _opened(files, settings)
     x_keys, y_keys = keys_in(settings["x_key"]), keys_in(settings.get("y_key"))
     if not table.n_samples:
         raise H5ValueError(f"there is no sample of {listing(x_keys)}")
-    n_inputs, columns = dataset.fields.n_inputs, {at + 1 for at in dataset.fields.matrices}
     arrays = [layout for at, layout in enumerate(table.layouts[0]) if at not in columns]
-    x, y = arrays[: n_inputs - len(columns)], arrays[n_inputs - len(columns) :]
-    labels = read_column(files, y_keys[0]) if len(y_keys) == 1 and not settings.get("segments") else None
+    x, y = arrays[:n_inputs], arrays[n_inputs:]
+    labels = read_column(files, y_keys[0]) if len(y_keys) == 1 else None
     dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [layout for layout in x if layout.packing], y, labels)
     if len(x) > 1:
-        names = [name for at, name in enumerate(dataset.fields.names[:n_inputs]) if at + 1 not in columns]
         dtypes, why = _with_dtypes_of(dict(zip(names, x, strict=False)), dtypes)
         reasons += why
+    split = settings.get("split")
+    if isinstance(split, Mapping) and split.get("by") == "time":
+        try:
+            segments_by_time(table, SplitOptions(**split))
+        except H5ValueError:
+            del settings["split"]
+            reasons.append("split is left out: there are too few steps to hold some out.")
     if any(table.is_ragged):  # also a field without steps
         settings.setdefault("collate_fn", "pad")
     cost = _cost_of(table)
@@ -149,11 +168,60 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
         settings={"train_path": path, **_in_order(settings | dtypes), "batch_size": batch_size},
         x_keys=tuple(x_keys),
         y_keys=tuple(y_keys),
-        cached_bytes=sum(array.n_bytes for arrays in table.layouts for array in arrays),
+        cached_bytes=_n_bytes(table),
         reasons=(guess.why, *reasons),
-        integrity=min(array.integrity for arrays in table.layouts for array in arrays if array.storage != "attribute"),
+        integrity=min(
+            array.integrity for arrays in table.layouts.examples for array in arrays if array.storage != "attribute"
+        ),
         cost=cost,
     )
+
+
+def _opened(files: Sequence[str], settings: Mapping[str, Any]) -> tuple[RowTable, list[str], int, set[int]]:
+    """Return the samples that a data module has with some settings, as it opens them, and its fields.
+
+    Returns:
+        The table; the names of the fields; how many of them are the input; the arrays of the table that are columns of
+        sparse matrices, which are no fields.
+
+    Raises:
+        H5Error: the files do not have such samples.
+    """
+    samples = SampleOptions.parse(
+        settings.get("sample"),
+        settings.get("segments"),
+        settings.get("window"),
+        settings.get("select"),
+        patch=settings.get("patch"),
+    )
+    x_key, y_key = settings["x_key"], settings.get("y_key")
+    parts = [field_names(with_constants(x_key, y_key, samples.segments.constants), "x_key")]
+    parts += [] if y_key is None else [field_names(y_key, "y_key")]
+    names, keys = ([*chain(*texts)] for texts in zip(*((part.names, part.keys) for part in parts), strict=True))
+    stacks = [stack for part in parts for stack in part.stacks or (None,) * len(part.keys)]
+    codecs = codecs_of(settings.get("decode"), names, keys, stacks)
+    is_text = [part.kind != "single" or part is not parts[0] for part in parts for _ in part.keys]
+    requests = [
+        ArrayRequest.of(key, codec, stack, text_ok=text_ok, takes_packed=True)
+        for key, codec, stack, text_ok in zip(keys, codecs, stacks, is_text, strict=True)
+    ]
+    catalog, options = Catalog(), OpenOptions()
+    catalog.joins.use(settings.get("table"))
+    kind = sample_kind(catalog, files, keys, options, samples)
+    table, _, matrices = open_table(catalog, files, requests, names, options, kind, SegmentChoice())
+    return table, names, len(parts[0].keys), {at + 1 for at in matrices}
+
+
+def _n_bytes(table: RowTable) -> int:
+    """Return the bytes of all rows of all fields."""
+    layouts, n_bytes = table.layouts, 0
+    for field in range(layouts.n_fields):
+        if any(arrays[field].is_opaque for arrays in layouts.examples):  # their rows have no common size
+            n_bytes += sum(layouts.one(part, field).n_bytes for part in range(len(layouts)))
+        else:
+            row_bytes = np.array([arrays[field].row_bytes for arrays in layouts.examples])[layouts.kinds]
+            n_bytes += int((layouts.n_rows(field) * row_bytes).sum())
+    return n_bytes
 
 
 def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,10 +262,8 @@ def _with_dtypes_of(inputs: Mapping[str, ArrayLayout], dtypes: dict[str, Any]) -
     return {"x_dtype": "float32" if is_one else dict.fromkeys(casts, "float32"), **dtypes}, [why]
 
 
-def _cost_of(table: Any) -> SampleCost:
+def _cost_of(table: RowTable) -> SampleCost:
     """Return the cost of a sample, from the chunks of up to 256 of them."""
-    from ...readers import BlockMap, Boxes, RowGrid
-
     n = table.n_samples
     is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
     samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
@@ -221,6 +287,8 @@ def _cost_of(table: Any) -> SampleCost:
         n_blocks = sum(grid.n_blocks for grid in grids) / len(parts) * table.n_parts
         if is_long:
             blocks_per_sample = n_blocks / table.n_segments
+        elif rows[field].patches is not None:  # the cells of a patch, which differ in number, are a block each
+            blocks_per_sample = len(rows[field].rows) / len(samples)
         else:
             blocks = BlockMap(grids).locate(Boxes(part_of_rows, boxes[field].rows))[0]
             lengths = rows[field].lengths

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ...errors import listing
 from ...hdf5 import words_in
 from ...staging import is_url
+from .dates import are_dates
 from .recognize_parts import TARGETS, Settings
 
 __all__ = ["labels_beside"]
@@ -73,5 +74,7 @@ def _column_of_files(path: str, stems: set[str]) -> _Column | None:
         for at, name in enumerate(header):
             values = [line[at] for line in lines]
             if name and stems <= set(values) and len(set(values)) == len(values):
-                return _Column(name, [other for other in header if other and other != name])
+                is_date = [are_dates(line[other] for line in lines) for other in range(len(header))]
+                others = zip(header, is_date, strict=True)
+                return _Column(name, [other for other, is_no in others if other and other != name and not is_no])
     return None

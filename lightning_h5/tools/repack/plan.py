@@ -113,7 +113,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
     for link in links_in(file):
         if link.is_first and isinstance(link.item, h5py.h5d.DatasetID):
             # Not h5py's shape, for which the HDF5 library opens the sources of a virtual array.
-            shape, stored = shape_of(h5py.Dataset(link.item)) or (), link.item.get_type()
+            shape, stored = shape_of(link.item) or (), link.item.get_type()
             is_column = len(shape) == 1 and stored.get_class() not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
             row_bytes = math.prod(shape[1:]) * stored.get_size() if shape else 0
             arrays[link.address] = _Array(link.shown, link.item, shape, row_bytes, is_column)

@@ -285,7 +285,7 @@ def _report_arrays(file_copy: FileCopy, copy: Any) -> Iterator[RepackedArray]:
 
 
 def _stored_as(array: Any) -> StoredAs:
-    chunks, shape, itemsize = chunks_of(array), shape_of(h5py.Dataset(array)) or (), array.get_type().get_size()
+    chunks, shape, itemsize = chunks_of(array), shape_of(array) or (), array.get_type().get_size()
     filters = filters_of(h5py.Dataset(array))
     row_cost = math.prod(shape[1:]) * itemsize if shape else 0
     if chunks is not None and (filters or chunks[1:] != shape[1:]):

@@ -1,0 +1,198 @@
+"""Ragged columns, lines of MATLAB, dates, coordinates and recordings: ``inspect`` knows them, or says what they are."""
+
+import csv
+
+import h5py
+import numpy as np
+import pytest
+
+from lightning_h5 import LazyH5DataModule, compute_stats, inspect_file, inspect_folder
+from lightning_h5.cli import main
+from lightning_h5.tools.inspect.dates import are_dates
+
+RNG = np.random.default_rng(0)
+
+
+def batches_of(advice):
+    """The first batch of the suggested call, in the order of the file, and the rows of its validation."""
+    module = LazyH5DataModule(**{**advice.settings, "shuffle": False})
+    module.setup("fit")
+    n_val = len(module.val_dataset) if "split" in advice.settings else 0
+    return next(iter(module.train_dataloader())), n_val
+
+
+def write_units(path, lengths, n_series=0):
+    """Write the units of an NWB file, and a series with a rate."""
+    with h5py.File(path, "w") as file:
+        file.attrs["nwb_version"] = "2.6.0"
+        times = file.create_dataset("units/spike_times", data=np.sort(RNG.uniform(0, 9, sum(lengths))))
+        ends = file.create_dataset("units/spike_times_index", data=np.cumsum(lengths).astype("u4"))
+        ends.attrs["neurodata_type"], ends.attrs["target"] = "VectorIndex", times.ref
+        ids = file.create_dataset("units/id", data=np.arange(len(lengths)))
+        ids.attrs["neurodata_type"] = "ElementIdentifiers"
+        file["units/depth"] = RNG.normal(size=len(lengths))
+        if n_series:
+            file["acquisition/lfp/data"], file["acquisition/lfp/starting_time"] = RNG.normal(size=(n_series, 4)), 0.0
+        return times[()]
+
+
+@pytest.mark.filterwarnings("ignore:1 segment has no steps:UserWarning")
+def test_a_ragged_column_of_nwb_has_a_row_for_each_sample(tmp_path):
+    lengths = [5, 0, 7, 4, *RNG.integers(1, 20, 20)]
+    times = write_units(tmp_path / "a.nwb", lengths)
+    advice = inspect_file(tmp_path / "a.nwb").advice
+    assert advice.settings["segments"] == {"ends": "units/spike_times_index"}
+    module = LazyH5DataModule(**advice.settings | {"split": None, "shuffle": False, "batch_size": 3, "x_dtype": None})
+    module.setup("fit")
+    x, n = next(iter(module.train_dataloader()))
+    assert n.tolist() == [5, 7, 4]
+    np.testing.assert_array_equal(x[1, :7], times[5:12])
+    assert batches_of(advice)[1] > 0
+
+
+def test_a_series_of_nwb_with_a_rate_has_windows(tmp_path):
+    write_units(tmp_path / "a.nwb", [3, 4], n_series=600)
+    advice = inspect_file(tmp_path / "a.nwb").advice
+    assert (advice.x_keys, advice.settings["window"]) == (("acquisition/lfp/data",), 30)
+    x, n_val = batches_of(advice)
+    assert x.shape[1:] == (30, 4)
+    assert n_val
+
+
+def test_a_line_of_matlab_is_the_target_of_rows(tmp_path):
+    images, labels = RNG.integers(0, 255, (60, 4, 5, 3)).astype("u1"), np.tile([1.0, 2.0, 3.0], 20)
+    with h5py.File(tmp_path / "a.mat", "w") as file:
+        file["images"], file["labels"], file["fs"] = images, labels[None], [[250.0]]
+        file["images"].attrs["MATLAB_class"] = np.bytes_("uint8")
+    advice = inspect_file(tmp_path / "a.mat").advice
+    (x, y), n_val = batches_of(advice)
+    np.testing.assert_array_equal(x, images[: len(x)])
+    np.testing.assert_array_equal(y, labels[: len(y)])
+    assert (advice.settings["split"], n_val) == ({"val_fraction": 0.1, "by": "time"}, 6)
+    (array,) = compute_stats(tmp_path / "a.mat").arrays
+    assert (array.key, array.n_rows) == ("images", 60)
+
+
+def test_sorted_columns_have_no_split_that_lacks_a_class(tmp_path):
+    with h5py.File(tmp_path / "a.loom", "w") as file:
+        file["matrix"], file["col_attrs/ClusterID"] = RNG.integers(0, 9, (12, 50)), np.arange(50) // 10
+        file["row_attrs/Gene"], file["attrs/LOOM_SPEC_VERSION"] = [f"g{at}" for at in range(12)], "3.0.0"
+    advice = inspect_file(tmp_path / "a.loom").advice
+    assert "split" not in advice.settings
+    assert "No split: they are sorted" in advice.reasons[0]
+    with h5py.File(tmp_path / "a.loom", "a") as file:
+        file["col_attrs/ClusterID"][...] = np.arange(50) % 5
+    advice = inspect_file(tmp_path / "a.loom").advice
+    assert batches_of(advice)[1] == 5
+    assert compute_stats(tmp_path / "a.loom").arrays[0].n_values == 600
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["2020-01-31", "2020-02-01T10:00:00.5+01:00"], True),
+        ([b"31.01.2020"], True),
+        (["01/31/2020 10:11"], True),
+        (["Mon, 31 Jan 2020 10:11:12 GMT"], True),
+        ([20200131, 19991201], True),
+        (["10:11:12"], True),
+        ([20201331], False),
+        (["2020-01/31"], False),
+        (["a", "2020-01-31"], False),
+        ([1, 2], False),
+        ([""], False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_dates_are_known_by_their_form(values, expected):
+    assert are_dates(values) is expected
+
+
+def test_dates_and_names_are_neither_input_nor_label(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for at in range(12):
+            group = file.create_group(f"run_{at}")
+            group["data"] = RNG.normal(size=(20 + at, 3))
+            group.attrs.update(recorded=f"2020-01-{at // 2 + 1:02d}T10:00:00", name=f"s{at}", kind="ab"[at % 2], age=at)
+    assert {*inspect_file(tmp_path / "a.h5").advice.x_keys} == {"data", "@kind", "@age"}
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"], file["day"] = RNG.normal(size=(60, 3)), 20200101 + np.arange(60) % 28
+        file["label_date"] = [f"2020-01-{at % 28 + 1:02d}" for at in range(60)]
+    advice = inspect_file(tmp_path / "b.h5").advice
+    assert (advice.x_keys, advice.y_keys, advice.comments) == (("x",), (), ())
+
+
+def test_a_date_beside_files_is_no_target(tmp_path):
+    for at in range(4):
+        with h5py.File(tmp_path / f"r{at}.h5", "w") as file:
+            file["eeg"] = RNG.normal(size=(4, 900 + at))
+    with open(tmp_path / "files.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["file", "day"], *([f"r{at}", f"2020-01-0{at + 1}"] for at in range(4))])
+    assert inspect_folder(tmp_path).example.advice.y_keys == ()
+
+
+def test_a_file_with_coordinates_alone_says_so(tmp_path):
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        for name, n in (("lat", 20), ("lon", 40), ("height", 30)):
+            file[name] = np.arange(n) + 0.5
+            file[name].make_scale(name)
+    advice = inspect_file(tmp_path / "a.nc").advice
+    assert advice.datamodule is None
+    assert advice.reasons[0].startswith("Only coordinates: 'height', 'lat', 'lon'.")
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["time"], file["date"] = np.arange(40.0), ["2020-01-01"] * 40
+    assert inspect_file(tmp_path / "b.h5").advice.reasons == ("Only coordinates: 'time' has times, by the name.",)
+
+
+def test_a_rate_beside_a_recording_makes_windows_and_is_not_sure(tmp_path):
+    with h5py.File(tmp_path / "a.mat", "w") as file:
+        file["data"], file["fs"], file["stim"] = RNG.normal(size=(900, 8)), [[250.0]], np.zeros((900, 1))
+    advice = inspect_file(tmp_path / "a.mat").advice
+    assert "'fs' is a rate by its name" in advice.reasons[0]
+    assert advice.other.settings["x_key"] == "data"
+    x, n_val = batches_of(advice)
+    assert x.shape[1:] == (45, 8)
+    assert n_val
+
+
+def test_a_split_that_leaves_nothing_is_left_out(tmp_path):
+    with h5py.File(tmp_path / "a.nwb", "w") as file:
+        file.attrs["nwb_version"] = "2.6.0"
+        file["acquisition/lfp/data"], file["acquisition/lfp/starting_time"] = RNG.normal(size=(50, 3, 8)), 0.0
+    assert batches_of(inspect_file(tmp_path / "a.nwb").advice)[0].shape[1:] == (2, 3, 8)
+
+
+def test_volumes_whose_patches_touch_different_numbers_of_cells(tmp_path):
+    for at in range(4):
+        with h5py.File(tmp_path / f"{at}.h5", "w") as file:
+            options = {"chunks": (16, 16, 16), "compression": "gzip"}
+            file.create_dataset("raw", data=RNG.integers(0, 9, (40, 40 + 3 * at, 40)), **options)
+            file.create_dataset("label", data=RNG.integers(0, 3, (40, 40 + 3 * at, 40)), **options)
+    advice = inspect_folder(tmp_path).example.advice
+    assert advice.settings["patch"] == {"shape": [40, 40, 40]}
+    assert advice.cost.n_chunks >= 2 * 27
+
+
+def test_stats_of_a_sparse_matrix_count_its_zeros(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dense = np.where(RNG.random((40, 12)) < 0.2, RNG.normal(size=(40, 12)), 0)
+    rows, columns = np.nonzero(dense)
+    with h5py.File("a.h5ad", "w") as file:
+        file.attrs["encoding-type"] = "anndata"
+        file["X/data"], file["X/indices"] = dense[rows, columns], columns
+        file["X/indptr"] = np.searchsorted(rows, np.arange(41))
+        file["X"].attrs.update({"encoding-type": "csr_matrix", "shape": dense.shape})
+    for rows, values in ((None, dense), ([3, 1, 30], dense[[1, 3, 30]])):
+        (array,) = compute_stats("a.h5ad", rows=rows).arrays
+        assert (array.key, array.n_values, array.n_rows) == ("X", values.size, len(values))
+        numbers = [array.mean, array.std, array.min, array.max]
+        np.testing.assert_allclose(numbers, [values.mean(), values.std(), values.min(), values.max()], rtol=1e-12)
+    with pytest.raises(SystemExit) as ended:
+        main(["stats", "a.h5ad"])
+    assert ended.value.code == 0
+    assert "Next: lightning-h5 bench a.h5ad" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["stats", "a.h5ad", "--output", "stats.json"])
+    assert ended.value.code == 1
+    assert "Scale its values in a transform" in capsys.readouterr().err
