@@ -19,6 +19,7 @@ from .salvage import salvaged
 
 __all__ = ["InMemoryReader", "LayoutReader", "ValueReader", "address", "check_bounds", "row_slices", "take_rows"]
 
+MAX_DAMAGED = 64  # blocks of a small array that are found at once
 SLICE_BYTES = 512 << 10  # fits into a core's own cache
 TEXT_ROWS = 1024  # rows of text read at a time to measure its length
 ROWS_AT_A_TIME = 1 << 20  # of an array that is read whole: their numbers take more memory than small rows
@@ -157,7 +158,10 @@ class InMemoryReader:
         return values
 
     def _read_in_pieces(self) -> npt.NDArray[Any] | None:
-        """Return the rows of a damaged array, and note those that cannot be read; None for text, of any length."""
+        """Return the rows of a damaged array; None for text, of any length.
+
+        Rows that cannot be read, or were not tried since many cannot, are noted, and read when they are requested.
+        """
         if self.dtype.kind == "O":
             return None
         if self._open_blocks is not None:
@@ -169,7 +173,7 @@ class InMemoryReader:
 
         rows = np.arange(len(values))
         self._is_damaged = np.zeros(len(values), dtype=np.bool_)
-        for damaged, _ in salvaged(read, rows, blocks=rows // self._rows_per_block):
+        for damaged, _ in salvaged(read, rows, blocks=rows // self._rows_per_block, most=MAX_DAMAGED):
             self._is_damaged[damaged] = True
         return values
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from bad_rows import BAD_FILES, GZIP, ROWS, chunk_of_rows, damage_chunk, images, numbered, windows
+from bad_rows import BAD_FILES, GZIP, ROWS, WIDTH, chunk_of_rows, damage_chunk, images, numbered, windows
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_models import Recorder, quiet_trainer, together
 from processes import run_ranks, values
@@ -111,7 +111,8 @@ def test_bad_samples_in_any_order(tmp_path, module, options, nothing_held):
     check_ranks(module, chunk_of_rows(str(tmp_path / "a.h5")), 2, **options)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_started_afresh_report_them(tmp_path, method):
     case = chunk_of_rows(str(tmp_path / "a.h5"))
     check_ranks(LazyH5DataModule, case, 1, num_workers=1, workers={"start_method": method})
@@ -127,7 +128,7 @@ def test_the_error_is_raised_by_default(tmp_path, module):
         epochs_of(module, case, on_bad_row="raise")
 
 
-@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=pytest.mark.wide)])
 def test_a_batch_is_never_empty(tmp_path, n_workers):
     case = chunk_of_rows(str(tmp_path / "a.h5"))
     with pytest.raises(H5CorruptError, match=r"chunk 5 \(rows 20 to 23\) of 'x' in .*a\.h5"):
@@ -237,7 +238,7 @@ def test_a_file_that_changes_is_never_left_out(tmp_path, module, n_workers):
 # The limit ---------------------------------------------------------------------------------------------------------
 
 
-@ALL
+@pytest.mark.parametrize("module", [LazyH5DataModule, pytest.param(RankCachedH5DataModule, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_more_than_the_limit_stop_the_run(tmp_path, module, n_workers):
     case = chunk_of_rows(str(tmp_path / "a.h5"))
@@ -451,6 +452,7 @@ def test_padded_batches_lengths_and_places_are_those_of_the_samples_that_are_lef
         assert np.array_equal(x[: 5 + index].numpy(), numbered(5 + index))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("persists", [True, False])
 def test_mixtures_and_weights_leave_out_samples_of_their_sources(tmp_path, persists):
     a, b = (chunk_of_rows(str(tmp_path / name)) for name in ("a.h5", "b.h5"))
@@ -534,6 +536,24 @@ def test_rows_of_a_small_damaged_array_are_those_that_h5py_reads(tmp_path):
         dataset[20]
 
 
+def test_a_small_array_with_many_damaged_chunks_is_read_on_demand(tmp_path):
+    """Not each of its chunks is tried at once; rows that can be read are right, in any order."""
+    path = str(tmp_path / "a.h5")
+    values = numbered(400)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, chunks=(1, WIDTH), compression="gzip")
+    bad = [row for row in range(400) if row % 4]
+    for row in bad:
+        damage_chunk(path, "x", (row, 0))
+    dataset = H5LazyDataset(path, "x")
+    good = [row for row in range(400) if row not in bad]
+    assert np.array_equal(dataset.read_batch(good[::-1]).numpy(), values[good[::-1]])
+    for row in bad[::20]:
+        with pytest.raises(H5CorruptError, match=rf"rows {row} to {row}\)"):
+            dataset[row]
+    assert np.array_equal(dataset.read_batch(good).numpy(), values[good])
+
+
 def test_bad_samples_are_not_tried_again(tmp_path, nothing_held, monkeypatch):
     """A second epoch reads each batch with one twice: as a whole, and without it."""
     case = chunk_of_rows(str(tmp_path / "a.h5"))
@@ -589,13 +609,10 @@ def fit_on_rank(rank, world_size, path, options, module=LazyH5DataModule, ckpt_p
     return model.train_rows, model.ledger
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.wide)])
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"num_workers": 2}, marks=pytest.mark.wide)], ids=["threads", "workers"]
-)
-@pytest.mark.parametrize(
-    "module", [LazyH5DataModule, *(pytest.param(m, marks=pytest.mark.wide) for m in [*MODULES.values()][1:])]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["threads", "workers"])
+@ALL
 def test_all_ranks_know_what_any_of_them_left_out(tmp_path, world_size, options, module):
     case = chunk_of_rows(str(tmp_path / "a.h5"))
     ranks = values(run_ranks(fit_on_rank, world_size, tmp_path, world_size, case.path, options, module))
