@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         WaitMs,
     )
     from .options import (
+        BadRowOptions,
         DistributedOptions,
         FileOptions,
         MemoryOptions,
@@ -124,6 +125,7 @@ _HOMES = {
         "WaitMs",
     ),
     "options": (
+        "BadRowOptions",
         "DistributedOptions",
         "FileOptions",
         "MemoryOptions",
@@ -150,6 +152,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BadRowOptions",
     "CacheHitRate",
     "CacheMib",
     "CombinedHDF5DataModule",

@@ -41,6 +41,7 @@ COUNTED = (
     "missed_bytes",
     "direct_rows",
     "direct_batches",
+    "left_out",
     "kept_bytes",
 )
 """Rows and batches delivered by loaders of this package; bytes read from files, their decoded bytes, and decoded
@@ -53,6 +54,8 @@ Of files that are staged: requests to their origin, the bytes that these fetched
 for them, which are a part of ``read_seconds``; bytes that readers got from a mirror, and those that it did not have.
 
 ``direct_rows`` and ``direct_batches`` were read by indexing a dataset, as torch's own ``DataLoader`` does.
+
+``left_out`` counts samples that were left out of batches, since they could not be read or transformed.
 
 ``kept_bytes`` is not summed over time: bytes of rows that workers keep in memory now."""
 

@@ -64,7 +64,8 @@ class H5StatsMonitor(Callback):
 
     The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
     the time that a batch was waited for, the median and 99th percentile of the time that requests to the origin took,
-    and a sentence that names the bottleneck and the remedy. Figures that are 0 in all stages are left out, and so
+    and a sentence that names the bottleneck and the remedy. Samples that ``on_bad_row`` left out are counted, and the
+    first of them named with their causes. Figures that are 0 in all stages are left out, and so
     is the hit rate of rows that are in memory as a whole.
 
     Args:
@@ -272,7 +273,7 @@ class H5StatsMonitor(Callback):
     def _end(self, trainer: Trainer, *stages: str) -> None:
         """Print the table of the stages, and drop their meters."""
         ranks: dict[str, list[dict[str, float]]] = {}
-        limit, alone = None, list[str]()
+        limit, alone, left_out = None, list[str](), dict[str, None]()
         for stage in stages:
             if (meter := self._meters.pop(stage, None)) is None:
                 continue
@@ -289,8 +290,11 @@ class H5StatsMonitor(Callback):
             own = trainer.world_size == 1 or stage in alone
             sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own)
             limit = limit or _limit_of(stage, sums, loaders)
+            left_out |= dict.fromkeys(
+                dataset.bad_rows.remark() for loader in loaders for dataset in datasets_of(loader)
+            )
         if ranks and self.print_summary and trainer.is_global_zero:
-            remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
+            remarks = [*_remarks(ranks, self.slow_batch_seconds), *filter(None, [*left_out, limit])]
             scope = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
             if alone and len(alone) < len(ranks):
                 remarks.append(f"{listing(alone)}: on rank 0 alone, since another rank has no batches.")

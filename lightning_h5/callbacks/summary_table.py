@@ -60,6 +60,7 @@ def _stage_column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
         "rows": f"{amounts['rows']:,.0f}",
         "seconds": _three_digits(amounts["seconds"] / len(ranks)),
         "rows/s": f"{figures['samples_per_second']:,.0f}",
+        "samples left out": f"{amounts['left_out']:,.0f}",
         READ: _three_digits(figures["read_mib_per_second"]),
         DECODED: _three_digits(figures["decoded_mib_per_second"]),
         "waiting for data": f"{figures['wait_fraction']:.1%}" if "wait_fraction" in figures else "-",

@@ -18,7 +18,7 @@ from .._lightning import (
 )
 from ..catalog import Catalog, Categories, are_packed_alike, different_packing
 from ..datasets import RowDataset, TableDataset, check_shapes, read_stats
-from ..distributed import exchange
+from ..distributed import Bulletin, exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout, ChangeGuard
 from ..loading import H5DataLoader
@@ -215,6 +215,8 @@ class BaseH5DataModule(KeepsPosition):
     def state_dict(self) -> dict[str, Any]:
         """The position of training, and what codes of categorical fields stand for, as plain values."""
         state, digests = super().state_dict(), self._categories.digests()
+        bad_samples = self._ledger.state()
+        state |= {"bad_samples": bad_samples} if state and bad_samples else {}
         return state | {"categories": digests} if state and digests else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -306,6 +308,8 @@ class BaseH5DataModule(KeepsPosition):
                 # The files may change until the next setup.
                 self._catalog = Catalog(staging=self._options.files.staged)
             memories = all_ranks.agree(facts, failure, page_cache_memory())
+        if self._bad_rows is not None and not self._is_alone():
+            self._ledger.share(Bulletin("bad rows"))
         self._free_memory = min((memory for memory in memories if memory is not None), default=None)
         for text in overlaps:
             self._log_once(text, log=rank_zero_only(logger.warning))
@@ -361,6 +365,8 @@ class BaseH5DataModule(KeepsPosition):
 
     def on_exception(self, exception: BaseException) -> None:
         """Closes files; Lightning does not call ``teardown`` after an error."""
+        if self._bad_rows is not None and (text := self._ledger.excess()) and text not in str(exception):
+            exception.add_note(f"lightning_h5: {text}")  # another rank has stopped
         self.teardown()
 
     def train_dataloader(self) -> Any:
@@ -398,6 +404,8 @@ class BaseH5DataModule(KeepsPosition):
                 raise H5ValueError(f"there is no data for {split!r}. {self.missing_data_hint(split)}")
             return
         self._datasets[split] = dataset
+        if self._bad_rows is not None and split in self._bad_rows.stages:
+            dataset.skip_bad_rows(self._bad_rows, self._ledger, split)
         options = self._options
         batch_size = (options.eval_batch_size if split != "train" else None) or options.batch_size
         for source in dataset.sources or [dataset] if options.collate_function is None else ():
@@ -421,7 +429,7 @@ class BaseH5DataModule(KeepsPosition):
     def _facts(self, splits: tuple[Split, ...]) -> dict[str, Any]:
         options = self._options
         facts: dict[str, Any] = {"seed": self.seed, "world_size": self.world_size, "shuffle": options.shuffle.mode}
-        facts |= {"drop_last": options.drop_last, "batch_size": self.batch_size}
+        facts |= {"drop_last": options.drop_last, "batch_size": self.batch_size, "on_bad_row": self._bad_rows}
         if options.shuffle.scope == "node":
             facts["nodes"] = self._nodes
         for split in splits:

@@ -10,6 +10,7 @@ from ..datasets import CombinedHDF5Dataset, FileSamples
 from ..errors import H5ValueError
 from ..hdf5 import keys_in
 from ..options import (
+    BadRowOptions,
     DistributedOptions,
     FileOptions,
     MixtureOptions,
@@ -102,6 +103,7 @@ class CombinedHDF5DataModule(FilesH5DataModule):
         valid_mask: str | None = None,
         mixture: MixtureOptions | dict[str, Any] | None = None,
         on_bad_file: Literal["raise", "skip"] = "raise",
+        on_bad_row: BadRowOptions | Literal["raise", "skip"] | dict[str, Any] = "raise",
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         staging: StagingOptions | PathLike | dict[str, Any] | None = None,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ..datasets import FileSamples, H5LazyDataset
 from ..options import (
+    BadRowOptions,
     DistributedOptions,
     FileOptions,
     MixtureOptions,
@@ -135,6 +136,10 @@ class LazyH5DataModule(FilesH5DataModule):
             ``"source"``.
         on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
             do not leave out the same stop.
+        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples whose
+            ``transform`` or ``target_transform`` raises, in training: their batch has fewer samples, and the number of
+            steps stays. Each is logged, with its cause. ``BadRowOptions`` (``limit``, ``stages``) sets how many
+            different samples may be left out before the run stops (100), and whether evaluation leaves out any.
         workers: how worker processes are run: ``WorkerOptions`` (``persistent``, ``start_method``, ``timeout``,
             ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
@@ -193,6 +198,7 @@ class LazyH5DataModule(FilesH5DataModule):
         valid_mask: str | None = None,
         mixture: MixtureOptions | dict[str, Any] | None = None,
         on_bad_file: Literal["raise", "skip"] = "raise",
+        on_bad_row: BadRowOptions | Literal["raise", "skip"] | dict[str, Any] = "raise",
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         staging: StagingOptions | PathLike | dict[str, Any] | None = None,

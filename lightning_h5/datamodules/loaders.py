@@ -16,11 +16,11 @@ import torch
 
 from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
-from ..datasets import RowDataset, TableDataset
+from ..datasets import BadSampleLedger, RowDataset, TableDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
-from ..options import SegmentOptions, ShuffleOptions, WeightOptions
+from ..options import BadRowOptions, SegmentOptions, ShuffleOptions, WeightOptions
 from ..order import (
     N_LABELS,
     EvaluationBatches,
@@ -79,6 +79,8 @@ class MakesLoaders(RecordsSettings):
         self._options = options = picked(LoaderArguments, arguments)
         self._rank, self._world_size = options.distributed.rank, options.distributed.world_size
         self._infer(seed=options.seed)
+        self._bad_rows = BadRowOptions.of(arguments.get("on_bad_row", "raise"))
+        self._ledger = BadSampleLedger(0 if self._bad_rows is None else self._bad_rows.limit)
         self._kind = SampleOptions.parse(
             arguments["sample"],
             arguments["segments"],
@@ -410,7 +412,7 @@ class MakesLoaders(RecordsSettings):
         )
 
     def _log_once(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:
-        if text not in self._logged:
+        if text and text not in self._logged:
             self._logged.add(text)
             log(text)
 

@@ -16,6 +16,7 @@ from ..errors import H5ValueError
 from ..hdf5 import name_objects
 from ..loading.choose_order import Order
 from ..options import (
+    BadRowOptions,
     DistributedOptions,
     FileOptions,
     MemoryOptions,
@@ -125,6 +126,7 @@ class RankCachedH5DataModule(FilesH5DataModule):
         valid_mask: str | None = None,
         mixture: MixtureOptions | dict[str, Any] | None = None,
         on_bad_file: Literal["raise", "skip"] = "raise",
+        on_bad_row: BadRowOptions | Literal["raise", "skip"] | dict[str, Any] = "raise",
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         staging: StagingOptions | PathLike | dict[str, Any] | None = None,

@@ -10,7 +10,7 @@ from typing import Any, cast
 from .._lightning import Checkpoint, rank_zero_info, rank_zero_warn, takes_loaders_from
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..distributed import exchange
-from ..errors import H5ResumeError, H5ValueError, short_repr
+from ..errors import H5Error, H5ResumeError, H5ValueError, short_repr
 from ..loading import H5DataLoader
 from ..order import Mode, OtherShardsError, PlanSampler, Position, Segment, is_position, saved_mode
 from ..types import Identity
@@ -332,12 +332,14 @@ class KeepsPosition(MakesLoaders):
         """Take a saved position for a fit; it is applied when training starts."""
         if _is_fitting(self.trainer):
             self._run().load(state_dict)
+            self._load_ledger(state_dict)
             self._insert_callbacks()  # also if a subclass skipped our setup
 
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
         """Take the position that a data module of another name saved, which Lightning does not find."""
         self._saved_settings = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY) or {}
         if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
+            self._load_ledger(checkpoint[name])
             self._log_once(
                 f"a data module {name!r} saved this checkpoint; {type(self).__name__} continues from its position"
             )
@@ -391,6 +393,10 @@ class KeepsPosition(MakesLoaders):
         run = self._position
         if run.trainer is not None and run.hands_iterator:
             run.end_epoch()
+        if self._bad_rows is not None:
+            if text := self._ledger.excess():
+                raise H5Error(text)
+            self._log_once(self._ledger.summary())
 
     def _identity(self) -> Identity:
         """Return the identity of the training data when it was set up."""
@@ -406,7 +412,13 @@ class KeepsPosition(MakesLoaders):
                     "Trainer."
                 )
             self._position = RunPosition(trainer)
+            self._ledger.clear()
         return self._position
+
+    def _load_ledger(self, state: Mapping[str, Any]) -> None:
+        """Go on with the bad samples of the saved run, unless it goes on itself, as after a tuner."""
+        if not self._position.is_applied:
+            self._ledger.load(state.get("bad_samples", ()))
 
     def _training_sampler(self) -> PlanSampler | None:
         """Return the sampler of the training loader; other loaders may have been created since."""

@@ -1,5 +1,7 @@
 """Torch datasets over HDF5 files. Importing them does not import Lightning."""
 
+from .bad_rows import RaiseBadRows, SkipBadRows
+from .bad_sample_ledger import BadSample, BadSampleLedger
 from .base import RawBatch, RowDataset
 from .combined import CombinedHDF5Dataset
 from .concat import ConcatDataset
@@ -18,6 +20,8 @@ from .worker_start import h5_worker_init_fn, start_worker
 __all__ = [
     "SOURCE",
     "AskedFor",
+    "BadSample",
+    "BadSampleLedger",
     "CombinedHDF5Dataset",
     "ConcatDataset",
     "FieldStats",
@@ -26,10 +30,12 @@ __all__ = [
     "H5LazyDataset",
     "LazyFileDataset",
     "MixtureDataset",
+    "RaiseBadRows",
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
     "Samples",
+    "SkipBadRows",
     "TableDataset",
     "Transform",
     "WorkerFailure",

@@ -18,11 +18,14 @@ from torch.utils.data import Dataset, get_worker_info
 from ..counters import FORKED_WORKERS, Counters
 from ..errors import without_frames
 from ..hdf5 import ArrayLayout, ChangeGuard
+from ..options import BadRowOptions
 from ..order import BlockTable
 from ..readers import TaskQueue
 from ..readers.buffers import Column
 from ..samples import ReadCost
 from ..types import BatchToken, Draws, Identity, IntArray
+from .bad_rows import RaiseBadRows, SkipBadRows
+from .bad_sample_ledger import BadSample, BadSampleLedger
 from .fields import row_numbers
 from .sample_layout import SampleLayout, Transform
 from .transforms import HasTransforms
@@ -40,10 +43,12 @@ class RawBatch(NamedTuple):
     Attributes:
         rows: the rows' numbers, as ``with_index`` gives them, shape ``(batch,)``.
         columns: for each field its rows.
+        bad: the samples of the batch that could not be read, and are not among these.
     """
 
     rows: IntArray
     columns: tuple[Column, ...]
+    bad: tuple[BadSample, ...] = ()
 
     def split(self, sizes: Sequence[int]) -> list[RawBatch]:
         """Return batches of these sizes, which are views of this one."""
@@ -80,11 +85,13 @@ class RowDataset(HasTransforms, Dataset[Any]):
     Attributes:
         counters: what was read.
         work: where reading is shared among threads.
+        bad_rows: what happens to samples that cannot be read or transformed.
         public_name: the class that users know, for the ``repr`` of a class that they do not; None is this one.
         asked_cache_bytes: memory for decoded rows that the user asked for; None if the user did not.
     """
 
     asked_cache_bytes: int | None = None
+    bad_rows: RaiseBadRows = RaiseBadRows()
     public_name: str | None = None
     _of_process: tuple[str, ...] = ("work",)
     """Attributes that belong to one process: ``join`` sets them, and they are not pickled."""
@@ -280,7 +287,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
             return self._read_token(indices)
         samples: list[Any] = self.finish(self.gather(row_numbers(indices, len(self))), samples=True)
         self.counters.add(direct_rows=len(samples), direct_batches=1)
-        return samples
+        return [*samples]
 
     @without_frames
     def read_batch(self, indices: Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
@@ -300,6 +307,8 @@ class RowDataset(HasTransforms, Dataset[Any]):
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
         """Read rows; the first half of a batch. Any thread may call; rows in memory are copied with torch's threads.
 
+        Samples that cannot be read are missing if they are to be left out (see ``bad_rows``).
+
         Args:
             rows: indices into the dataset.
             epoch: the epoch in which each row is asked for at most once; None if nothing is planned.
@@ -308,7 +317,14 @@ class RowDataset(HasTransforms, Dataset[Any]):
             H5DataChangedError: a file is no longer as it was when the dataset was made.
             H5Error: the rows cannot be read.
         """
-        return self.begin(rows, epoch, at_once=True)()
+        try:
+            return self.begin(rows, epoch, at_once=True)()
+        except Exception as error:
+            return self.read_others(rows, epoch, error)
+
+    def read_others(self, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
+        """Return the samples of a batch that can be read, after an error; raise it if none is to be left out."""
+        return self.bad_rows.read_others(self, rows, epoch, error)
 
     def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
         """Transform and collate; the second half of a batch.
@@ -318,10 +334,15 @@ class RowDataset(HasTransforms, Dataset[Any]):
             samples: return a list of samples instead of a batch; ``batch_transform`` is not run then.
             draws: decides what transforms that ask for a generator draw; None draws differently each time.
         """
-        draws = self._draws(draws)
-        if samples:
-            return self.sample_layout.samples(raw.columns, raw.rows, draws, self.describe)
-        return self._transformed(self.sample_layout.batch(raw.columns, raw.rows, draws, self.describe), raw.rows, draws)
+        all_draws, errors, numbers = self._draws(draws), self.bad_rows.errors(), raw.rows
+        finish = self.sample_layout.samples if samples else self.sample_layout.batch
+        batch = finish(raw.columns, numbers, all_draws, self.describe, errors)
+        if errors or raw.bad:
+            self.bad_rows.left_out(self, raw, errors, draws)
+            numbers = np.delete(numbers, [*(errors or ())])
+        return (
+            Samples(batch, partial(self.describe, numbers)) if samples else self._transformed(batch, numbers, all_draws)
+        )
 
     def _draws(self, draws: Draws | None) -> Draws:
         if draws is not None:
@@ -331,8 +352,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
 
     def finish_token(self, raw: RawBatch, token: BatchToken) -> Any:
         """Return the batch, or the samples, of a loader's token; the second half of it."""
-        batch = self.finish(raw, samples=token.samples, draws=token.draws)
-        return Samples(batch, partial(self.describe, raw.rows)) if token.samples else batch
+        return self.finish(raw, samples=token.samples, draws=token.draws)
 
     def _transformed(self, batch: Any, numbers: IntArray, draws: Draws) -> Any:
         """Return a batch after ``batch_transform``; an error of it names the rows."""
@@ -355,6 +375,33 @@ class RowDataset(HasTransforms, Dataset[Any]):
         if len(numbers) != 1:
             return rows_text(places, len(numbers))
         return f"{rows_text(places, 1)} (index {self.sample_layout.shown(int(numbers[0]))})"
+
+    def place_of(self, number: int) -> tuple[str, str]:
+        """Return the file of a sample, and where in it the sample is, as text.
+
+        Args:
+            number: as ``RawBatch`` has it, or as ``with_index`` gives it.
+        """
+        ((path, row),) = self.places_of(np.array([number], np.int64))
+        return path, f"row {row}"
+
+    @property
+    def has_same_rows_each_epoch(self) -> bool:
+        """Whether a sample consists of the same rows in each epoch."""
+        return all(source.has_same_rows_each_epoch for source in self.sources)
+
+    def skip_bad_rows(
+        self, options: BadRowOptions | None, ledger: BadSampleLedger | None = None, stage: str = ""
+    ) -> None:
+        """Leave out samples that cannot be read or transformed.
+
+        Args:
+            options: how many; None raises their errors instead.
+            ledger: notes them; None makes a new one.
+            stage: the stage that this dataset is for.
+        """
+        if options is not None:
+            self.bad_rows = SkipBadRows(options, BadSampleLedger(options.limit) if ledger is None else ledger, stage)
 
     def numbers_of(self, rows: IntArray) -> IntArray:
         """Return the numbers that ``with_index`` gives for indices into the dataset."""

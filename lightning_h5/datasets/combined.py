@@ -12,7 +12,15 @@ import torch
 from ..catalog import SKIP_THEM, Catalog, FieldMap, bad_files, files_to_read
 from ..distributed import exchange
 from ..hdf5 import OpenOptions
-from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
+from ..options import (
+    BadRowOptions,
+    FileOptions,
+    PatchOptions,
+    RowCacheOptions,
+    SegmentOptions,
+    TableOptions,
+    WindowOptions,
+)
 from ..options.keywords import checks_keywords
 from ..samples import (
     Filters,
@@ -75,6 +83,9 @@ class CombinedHDF5Dataset(CachingDataset):
             ``{"target": {"key": "y", "layout": "NCT"}}``.
         valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
         on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged.
+        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples whose
+            transform raises: batches have fewer samples, and one without any raises. ``BadRowOptions`` has the
+            ``limit`` of different samples, in each process; more of them raise. Each is logged.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
@@ -136,6 +147,7 @@ class CombinedHDF5Dataset(CachingDataset):
         field_map: FieldMap | None = None,
         valid_mask: str | None = None,
         on_bad_file: Literal["raise", "skip"] = "raise",
+        on_bad_row: BadRowOptions | Literal["raise", "skip"] | Mapping[str, Any] = "raise",
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
@@ -173,6 +185,7 @@ class CombinedHDF5Dataset(CachingDataset):
             paths=named.of_other_files,
         )
         opened, bad = FileOptions.parse(files, "files"), bad_files(on_bad_file)
+        bad_rows = BadRowOptions.of(on_bad_row)
         catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
         readable, plain = files_to_read(catalog, paths, bad), OpenOptions(files=opened)
@@ -200,6 +213,7 @@ class CombinedHDF5Dataset(CachingDataset):
                 n_read = len(opened_samples.table.paths)
                 ranks.agree({"files that can be read": n_read, "files left out": left_out}, None)
         self._use(opened_samples, row_cache, pin_memory=pin_memory, dtype=named.dtype)
+        self.skip_bad_rows(bad_rows)
 
     @classmethod
     def of(cls, samples: FileSamples, row_cache: RowCacheOptions) -> Self:

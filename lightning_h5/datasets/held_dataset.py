@@ -316,7 +316,16 @@ class HeldDataset(TableDataset):
 
     def load_tasks(self, held: HeldRows) -> tuple[list[BulkTask], list[BulkTask]]:
         """Return what is to be loaded (see ``HeldRows.tasks``)."""
-        return held.tasks(self._in_memory.table, self.options, self.counters)
+        return held.tasks(self._in_memory.table, self.options, self.counters, notes_damage=self.bad_rows.skips)
+
+    def note_damage(self, answers: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Note rows that could not be read into memory.
+
+        Args:
+            answers: what ``HeldDamage.known`` has on the processes that filled it.
+        """
+        if self._held is not None:
+            self._held.damage.note(damaged for answer in answers for damaged in answer)
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield what all ranks compare once their rows are loaded: a sample of the targets, and digests of rows."""

@@ -22,6 +22,7 @@ from ..readers.buffers import BufferPool, Column, tensor_of
 from ..samples import BatchRows, FieldRows, HeldSamples, RowTable, row_tasks, text_tasks
 from ..types import IntArray
 from .fields import torch_dtype_of
+from .held_damage import HeldDamage, LoadedRows
 from .sample_layout import FieldPlan, as_tensor, numpy_dtype_like
 from .shard_memory import ShardMemory
 
@@ -195,6 +196,10 @@ class ObjectColumn:
         self._places, self._plan = places, plan
         self.values = np.empty((len(places), *plan.row_shape), dtype=object)
 
+    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
+        """Take rows for consecutive places among this rank's."""
+        self.values[start : start + len(rows)] = rows
+
     def read(self, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
         """See ``HostColumn.read``."""
         values: list[Any] = self.values[find_places(self._places, rows.rows)].tolist()
@@ -259,6 +264,7 @@ class HeldRows:
 
     Attributes:
         rows: see above.
+        damage: rows that could not be read.
 
     Raises:
         H5Error: the system or the GPU has not so much memory, or the owner's cannot be had.
@@ -275,7 +281,7 @@ class HeldRows:
         shared: bool,
         owner: tuple[int, int] | None = None,
     ) -> None:
-        self.rows, self._fields = rows, fields
+        self.rows, self._fields, self.damage = rows, fields, HeldDamage()
         self.regroup(of_rank)
         self._object_columns = {
             number: ObjectColumn(self._places[number], field.plan)
@@ -335,26 +341,37 @@ class HeldRows:
         """Whether a process is being started, and these rows can be sent to it."""
         return self._memory is not None and self._memory.can_be_sent
 
-    def tasks(self, table: RowTable, options: OpenOptions, counters: Counters) -> tuple[list[BulkTask], list[BulkTask]]:
+    def tasks(
+        self, table: RowTable, options: OpenOptions, counters: Counters, *, notes_damage: bool = False
+    ) -> tuple[list[BulkTask], list[BulkTask]]:
         """Return what is to be loaded: for all processes that have this memory together, and objects for this one.
 
         Args:
             table: the files, with the fields in memory.
             options: how the HDF5 library opens them, if it reads.
             counters: counts what is read.
+            notes_damage: note rows that cannot be read, in ``damage``, instead of raising.
         """
+
+        def noting(tasks: list[BulkTask], *loaded: Any) -> list[BulkTask]:
+            return self.damage.noting(tasks, LoadedRows(*loaded), options, counters) if notes_damage else tasks
+
         shared: list[BulkTask] = []
         own: list[BulkTask] = []
         for field, rows in enumerate(self.rows):
             if (column := self._number_columns.get(field)) is not None:
                 for file, first, local in _by_file(rows, table.starts):
                     n_rows = int(table.starts[file + 1] - table.starts[file])
-                    shared += row_tasks(table.layouts.one(file, field), local, column, first, options, counters, n_rows)
+                    layout, places = table.layouts.one(file, field), range(first, first + len(local))
+                    tasks = row_tasks(layout, local, column, first, options, counters, n_rows)
+                    shared += noting(tasks, layout, local, column, places, field)
                 continue
-            for file, first, local in _by_file(rows_at(rows, as_array(self._places[field])), table.starts):
-                places = np.arange(first, first + len(local))
-                layout, values = table.layouts.one(file, field), self._object_columns[field].values
-                own += text_tasks(layout, as_array(local), values, places, options, counters)
+            own_places = as_array(self._places[field])
+            for file, first, local in _by_file(rows_at(rows, own_places), table.starts):
+                of_file = np.arange(first, first + len(local))
+                layout, objects = table.layouts.one(file, field), self._object_columns[field]
+                tasks = text_tasks(layout, as_array(local), objects.values, of_file, options, counters)
+                own += noting(tasks, layout, local, objects, of_file, field, own_places[of_file])
         return shared, own
 
     def numbers(self, indices: IntArray) -> IntArray:
@@ -367,6 +384,8 @@ class HeldRows:
 
     def read(self, field: int, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
         """Return a copy of a field's rows, or of the patches that are parts of them (see ``HostColumn.read``)."""
+        if self.damage:
+            self.damage.check(field, rows.rows)
         column = self._number_columns.get(field) or self._object_columns[field]
         return column.read(rows, buffers, all_cores=all_cores)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy.typing as npt
 
 from ..catalog import Catalog
 from ..hdf5 import OpenOptions, with_constants
-from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
+from ..options import BadRowOptions, FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
 from ..options.keywords import checks_keywords
 from ..samples import MakesIndexer, SampleKind, SampleOptions, SegmentChoice, Select, chunk_cache
 from ..sizes import parse_bytes
@@ -85,6 +85,9 @@ class H5LazyDataset(FileDataset):
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
         seed: of random windows and patches.
         choice: which of the segments are kept, as data modules split and filter them; None for all.
+        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples whose
+            transform raises: batches have fewer samples, and one without any raises. ``BadRowOptions`` has the
+            ``limit`` of different samples, in each process; more of them raise. Each is logged.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         catalog: contents of the files, if already known; None opens them.
@@ -135,6 +138,7 @@ class H5LazyDataset(FileDataset):
         collate_fn: Collate | None = None,
         seed: int = 0,
         choice: SegmentChoice | None = None,
+        on_bad_row: BadRowOptions | Literal["raise", "skip"] | Mapping[str, Any] = "raise",
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
@@ -150,7 +154,7 @@ class H5LazyDataset(FileDataset):
             as_one=samples.has_mask,
             decode=decode,
         )
-        opened = FileOptions.parse(files, "files")
+        opened, bad_rows = FileOptions.parse(files, "files"), BadRowOptions.of(on_bad_row)
         opened = replace(opened, swmr=True) if swmr else opened
         catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
@@ -168,6 +172,7 @@ class H5LazyDataset(FileDataset):
             batch_transform=batch_transform,
         )
         self._use(opened_samples, rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0)
+        self.skip_bad_rows(bad_rows)
 
     @classmethod
     def of(cls, samples: FileSamples) -> Self:

@@ -216,6 +216,11 @@ class MixtureDataset(RowDataset):
             put_rows(places, share.places, self.sources[share.source].places_of(share.rows))
         return places
 
+    def place_of(self, number: int) -> tuple[str, str]:
+        """See ``RowDataset.place_of``."""
+        (share,) = self._shares(np.array([number], np.int64), None)
+        return self.sources[share.source].place_of(int(share.rows[0]))
+
     def identity(self) -> Identity:
         """See ``RowDataset.identity``."""
         names = self.names or [""] * len(self.sources)

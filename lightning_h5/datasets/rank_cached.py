@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy.typing as npt
 import torch
@@ -13,7 +13,15 @@ import torch.distributed
 from ..catalog import Catalog
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, with_constants
-from ..options import FileOptions, MemoryOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
+from ..options import (
+    BadRowOptions,
+    FileOptions,
+    MemoryOptions,
+    PatchOptions,
+    SegmentOptions,
+    TableOptions,
+    WindowOptions,
+)
 from ..options.keywords import checks_keywords
 from ..order import Replica, ShardMode, resolve_replica
 from ..samples import MakesIndexer, SampleKind, SampleOptions, SegmentChoice, Select
@@ -89,6 +97,8 @@ class RankMemCachedH5Dataset(HeldDataset):
         select: the part of a field to read.
         collate_fn: how samples of several shapes become a batch.
         choice: which of the segments are kept, as data modules split them; None for all.
+        on_bad_row: "raise", or "skip" to leave out samples with rows that could not be decoded when the shard was
+            loaded, and samples whose transform raises (see ``H5LazyDataset``).
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
@@ -162,6 +172,7 @@ class RankMemCachedH5Dataset(HeldDataset):
         select: Select | None = None,
         collate_fn: Collate | None = None,
         choice: SegmentChoice | None = None,
+        on_bad_row: BadRowOptions | Literal["raise", "skip"] | Mapping[str, Any] = "raise",
         files: FileOptions | Mapping[str, Any] | None = None,
         cache_device: str | torch.device = "cpu",
         preload: bool = True,
@@ -184,7 +195,7 @@ class RankMemCachedH5Dataset(HeldDataset):
             as_one=samples.has_mask,
             decode=decode,
         )
-        opened = FileOptions.parse(files, "files")
+        opened, bad_rows = FileOptions.parse(files, "files"), BadRowOptions.of(on_bad_row)
         opened = replace(opened, swmr=True) if swmr else opened
         catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
@@ -218,6 +229,7 @@ class RankMemCachedH5Dataset(HeldDataset):
             shares_memory=share_memory,
             log_fn=log_fn,
         )
+        self.skip_bad_rows(bad_rows)
         if preload:
             self.load()
 

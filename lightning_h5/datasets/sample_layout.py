@@ -16,6 +16,7 @@ from ..hdf5 import FieldNames
 from ..readers.buffers import BufferPool, Column, tensor_of
 from ..samples import CsrRows
 from ..types import Draws, IntArray, cached_property
+from .bad_rows import SampleErrors, is_of_sample
 from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .multiply_add import Affine
 from .user_functions import AskedFor, add_note, asked_for, generators, note_rows
@@ -177,14 +178,35 @@ class SamplePart:
             note_rows(error, self.argument, self.transform, lambda: self._describe([row], describe))
             raise
 
+    def samples(
+        self,
+        columns: Sequence[Column],
+        rows: Sequence[int],
+        draws: Draws,
+        describe: Describe,
+        errors: SampleErrors | None = None,
+    ) -> list[Any]:
+        """Return the part of all rows, transformed one by one.
+
+        Args:
+            columns: the fields of the part.
+            rows: numbers of the samples.
+            draws: see ``RowDataset.finish``.
+            describe: returns which rows they are, as text.
+            errors: gets the errors of samples, by place; these have None instead of a part. None raises them.
+        """
+        if errors is None:
+            return [self.sample(columns, place, row, draws, describe) for place, row in enumerate(rows)]
+        return _despite_errors(lambda place: self.sample(columns, place, rows[place], draws, describe), rows, errors)
+
     def _describe(self, rows: Sequence[int], describe: Describe) -> str:
         return f"{listing(self.fields.keys, 3)}, {describe(np.array(rows, np.int64))}"
 
     def batch(
         self,
         columns: Sequence[Column],
+        samples: Sequence[Any] | None,
         rows: IntArray,
-        draws: Draws,
         describe: Describe,
         how: Collate | None = None,
         length_of: tuple[int, int] | None = None,
@@ -194,29 +216,23 @@ class SamplePart:
 
         Args:
             columns: the fields of the part.
+            samples: what the transform returned (see ``samples``); None without one.
             rows: numbers of the samples.
-            draws: see ``RowDataset.finish``.
             describe: returns which rows they are, as text.
             how: how samples of several shapes become a batch.
             length_of: the field whose steps are counted, and their axis; None counts none.
             buffers: where memory for padded batches comes from; None allocates it.
         """
         field, axis = length_of or (0, 0)
-        if self.transform is None:
+        if samples is None or self.transform is None:
             lengths = [] if length_of is None else [axis_length(value, axis) for value in columns[field]]
             return self.build([collated(of_one(column, how), how, buffers) for column in columns]), lengths
-        if not len(rows):
-            raise H5ValueError(
-                "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
-            )
-        numbers = rows.tolist()
-        samples = [self.sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
         lengths = [] if length_of is None else [axis_length(self._field_of(sample, field), axis) for sample in samples]
         try:
             batch = collated_samples(samples, how, buffers)
         except Exception as error:  # tensors of different shapes, or types that torch cannot collate
             when = f"while stacking what {named(self.argument, self.transform)} returned"
-            add_note(error, when, lambda: self._describe(numbers, describe))
+            add_note(error, when, lambda: self._describe(rows.tolist(), describe))
             if "equal size" in str(error):
                 error.add_note("Return samples of one shape, or pass collate_fn='pad' or 'list'.")
             elif "NoneType" in str(error):
@@ -271,32 +287,63 @@ class SampleLayout:
         """Whether a transform asks for a generator, or owns one."""
         return bool(self.x.asks_for or (self.y is not None and self.y.asks_for))
 
-    def samples(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> list[Any]:
-        """Return a list of samples."""
-        return [
-            self._join(
-                [part.sample(columns[own], place, row, draws, describe) for part, own in self._parts],
-                {"index": self.shown(row)} if self.with_index else {},
-                {
-                    name: column[place].item()
-                    if isinstance(column, torch.Tensor) and column.ndim == 1
-                    else column[place]
-                    for name, column in self._extras_of(columns)
-                },
-            )
-            for place, row in enumerate(rows.tolist())
-        ]
+    def samples(
+        self,
+        columns: Sequence[Column],
+        rows: IntArray,
+        draws: Draws,
+        describe: Describe,
+        errors: SampleErrors | None = None,
+    ) -> list[Any]:
+        """Return a list of samples.
 
-    def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
-        """Return a collated batch."""
+        Args:
+            columns: all fields.
+            rows: numbers of the samples.
+            draws: see ``RowDataset.finish``.
+            describe: returns which rows they are, as text.
+            errors: gets the errors of transforms, by place; these samples are left out. None raises them.
+        """
+        numbers = rows.tolist()
+        if errors is None:
+            return [self._sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
+        samples = _despite_errors(
+            lambda place: self._sample(columns, place, numbers[place], draws, describe), numbers, errors
+        )
+        return [samples[place] for place in _places_left(len(numbers), errors)]
+
+    def _sample(self, columns: Sequence[Column], place: int, row: int, draws: Draws, describe: Describe) -> Any:
+        return self._join(
+            [part.sample(columns[own], place, row, draws, describe) for part, own in self._parts],
+            {"index": self.shown(row)} if self.with_index else {},
+            {
+                name: column[place].item() if isinstance(column, torch.Tensor) and column.ndim == 1 else column[place]
+                for name, column in self._extras_of(columns)
+            },
+        )
+
+    def batch(
+        self,
+        columns: Sequence[Column],
+        rows: IntArray,
+        draws: Draws,
+        describe: Describe,
+        errors: SampleErrors | None = None,
+    ) -> Any:
+        """Return a collated batch (see ``samples``)."""
         if not self.has_transforms:  # otherwise its samples are dense
             columns = [column.csr() if isinstance(column, CsrRows) else column for column in columns]
         if self.is_built_of_columns:
             return self.built([collated(column, None) for column in columns])
+        transformed = self._transformed(columns, rows, draws, describe, errors)
+        if errors:
+            left = _places_left(len(rows), errors)
+            columns, rows = [_taken(column, left) for column in columns], rows[left]
+            transformed = [samples and [samples[place] for place in left] for samples in transformed]
         parts, length = [], {}
-        for part, own in self._parts:
+        for (part, own), samples in zip(self._parts, transformed, strict=True):
             counted = self.length_of if part is self.x and self.collate == "pad" else None
-            batch, lengths = part.batch(columns[own], rows, draws, describe, self.collate, counted, self._buffers)
+            batch, lengths = part.batch(columns[own], samples, rows, describe, self.collate, counted, self._buffers)
             parts.append(batch)
             if counted is not None:
                 length["length"] = torch.tensor(lengths, dtype=torch.int64)
@@ -307,6 +354,24 @@ class SampleLayout:
         """Return a batch of its columns, if it consists of them."""
         built = [part.build(columns[own]) for part, own in self._parts]
         return built[0] if len(built) == 1 else tuple(built)
+
+    def _transformed(
+        self,
+        columns: Sequence[Column],
+        rows: IntArray,
+        draws: Draws,
+        describe: Describe,
+        errors: SampleErrors | None,
+    ) -> list[list[Any] | None]:
+        """Return what each part's transform returned for each sample; None for a part without one."""
+        if self.has_transforms and not len(rows):
+            raise H5ValueError(
+                "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
+            )
+        return [
+            None if part.transform is None else part.samples(columns[own], rows.tolist(), draws, describe, errors)
+            for part, own in self._parts
+        ]
 
     def shown(self, number: Any) -> Any:
         """Return what ``with_index`` adds for a row, or rows."""
@@ -339,6 +404,34 @@ class SampleLayout:
             return parts[0] | added
         parts = [*parts, *added.values()]
         return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _despite_errors(make: Callable[[int], Any], rows: Sequence[int], errors: SampleErrors) -> list[Any]:
+    """Return the sample at each place; None where making it raises an error of this sample, which is noted."""
+    samples: list[Any] = [None] * len(rows)
+    for place in range(len(rows)):
+        try:
+            samples[place] = make(place)
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            errors.setdefault(place, error)
+    return samples
+
+
+def _places_left(n_samples: int, errors: SampleErrors | None) -> list[int]:
+    """Return the places of samples without an error; raise the first error if there are none."""
+    if not errors:
+        return [*range(n_samples)]
+    places = [place for place in range(n_samples) if place not in errors]
+    if not places:
+        raise errors[min(errors)]
+    return places
+
+
+def _taken(column: Column, places: list[int]) -> Column:
+    """Return some entries of a column."""
+    return column[places] if isinstance(column, torch.Tensor) else [column[place] for place in places]
 
 
 def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:

@@ -83,6 +83,10 @@ class HoldsShard(Protocol):
         """Return the tasks that fill memory: for all processes that share it, and for this one alone."""
         ...
 
+    def note_damage(self, answers: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Note rows that could not be read, as the processes that filled the memory returned them."""
+        ...
+
     def check_unchanged(self) -> None:
         """Raise ``H5DataChangedError`` if a file has changed."""
         ...
@@ -151,6 +155,7 @@ def load_shards(
             loading.check_memory(spare)
         for name, holder in holders.items():
             loading.do("loading shards", partial(loading.load, name, shows_bar))
+            holder.note_damage(loading.answers_of_group(name))
             # Separate steps: before them, rows loaded by other processes may be missing.
             for comparison in holder.comparisons():
                 loading.do(comparison.name, comparison.answer)
@@ -292,8 +297,16 @@ class _Loading:
         self._filling[name] = self._holders[name].memory(group.ranks, shared=group.size > 1, owner=owner)
         return self._filling[name]
 
-    def load(self, name: str, shows_bar: bool) -> None:
-        """Load this process's part of a dataset, and report progress to the ranks that wait."""
+    def answers_of_group(self, name: str) -> Sequence[Any]:
+        """Return the answers of the processes that filled the memory of a dataset together, in the last step."""
+        return self.near if self._groups[name].size > 1 else [self.near[self.place]]
+
+    def load(self, name: str, shows_bar: bool) -> list[Any]:
+        """Load this process's part of a dataset, and report progress to the ranks that wait.
+
+        Returns:
+            Rows that could not be read, if that is no error.
+        """
         holder, group, ranks = self._holders[name], self._groups[name], self._exchange
         held = self._filling.get(name) or self._hold(name)
         began = last = time.monotonic()
@@ -317,6 +330,7 @@ class _Loading:
         if holder.pins_memory and len(group.ranks) == 1 and torch.cuda.is_available() and (why := held.pin()):
             warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU still work.", stacklevel=2)
         holder.log_loaded(name, time.monotonic() - began)
+        return list(held.damage.known)
 
 
 def my_part(tasks: Sequence[BulkTask], group: NodeGroup) -> Iterator[BulkTask]:

@@ -155,6 +155,22 @@ class TableDataset(RowDataset):
         parts, inside = table.parts_and_numbers(segments)
         return table.files_of(parts), inside if table.indexer.is_whole else samples
 
+    def place_of(self, number: int) -> tuple[str, str]:
+        """See ``RowDataset.place_of``: segment and step, if samples have them."""
+        table, numbers = self.table, np.array([number], np.int64)
+        path, place = super().place_of(number)
+        if not table.indexer.has_places:
+            return path, place
+        (segment,), steps = places_columns(table, table.indexer.places(self.located(numbers)))
+        if table.indexer.is_whole:
+            return path, f"segment {segment!r}"
+        return path, f"step {steps[0].tolist()} of segment {segment!r}"
+
+    @property
+    def has_same_rows_each_epoch(self) -> bool:
+        """See ``RowDataset.has_same_rows_each_epoch``: windows and patches may be random."""
+        return self.table.indexer.numbers_are_rows
+
     def summary(self) -> list[str]:
         """See ``RowDataset.summary``."""
         paths = self.table.paths

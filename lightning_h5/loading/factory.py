@@ -17,7 +17,7 @@ from ..cores import cores_of_a_rank
 from ..datasets import CombinedHDF5Dataset, RankMemCachedH5Dataset, RowDataset, h5_worker_init_fn
 from ..errors import H5ValueError, listing
 from ..memory import page_cache_memory
-from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
+from ..options import BadRowOptions, FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
 from ..options.base import check_whole
 from ..order import (
     OrderParameters,
@@ -74,6 +74,7 @@ def create_optimized_dataloader(
     where: Where | None = None,
     field_map: FieldMap | None = None,
     on_bad_file: Literal["raise", "skip"] = "raise",
+    on_bad_row: BadRowOptions | Literal["raise", "skip"] | Mapping[str, Any] = "raise",
     files: FileOptions | Mapping[str, Any] | None = None,
     drop_last: bool = False,
     shuffle: bool | str | ShuffleOptions | Mapping[str, Any] = True,
@@ -98,7 +99,7 @@ def create_optimized_dataloader(
         rank: this rank, from the same source. Pass both or neither; a ``world_size`` of 1, or 0 (no GPU), needs none.
         seed: of the order.
         hdf5_files: the files by name instead of as ``dataset``.
-        load_fields: see ``CombinedHDF5Dataset``, like the arguments up to ``on_bad_file``.
+        load_fields: see ``CombinedHDF5Dataset``, like the arguments up to ``on_bad_row``.
         allowed_guids: keep rows with one of these values of ``guid``.
         cs_label: keep rows with the flag ``cs_label`` set (True), or not set (False).
         bg_label: keep rows with the flag ``bg_label`` set (True), or not set (False).
@@ -113,6 +114,7 @@ def create_optimized_dataloader(
         where: conditions on one-dimensional arrays, by name.
         field_map: names for arrays that are called otherwise: ``{"guid": "meta/patient"}``.
         on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged.
+        on_bad_row: "raise", or "skip" to leave out samples that cannot be decoded or transformed.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields. A
             ``cache_bytes`` of "auto" is what decoding each chunk once an epoch needs.
         drop_last: drop the ragged end of a training epoch. All ranks take the same number of steps either way.
@@ -145,6 +147,7 @@ def create_optimized_dataloader(
         "where": where,
         "field_map": field_map,
         "on_bad_file": on_bad_file,
+        "on_bad_row": on_bad_row,
         "files": files,
     }
     shuffle, workers = ShuffleOptions.parse(shuffle, "shuffle"), WorkerOptions.parse(workers, "workers")

@@ -433,12 +433,14 @@ class H5DataLoader(DataLoader[Any]):
             with own_streams(token.draws):
                 batch = self.collate_fn(self.dataset.finish_token(raw, token))
         else:  # no user code runs, so nothing is drawn
-            batch = self.collate_fn(self.dataset.finish(raw))
+            batch = self.collate_fn(self.dataset.finish(raw, draws=token.draws))
         self.counters.add(finish_seconds=perf_counter() - start_time)
         return pin(batch) if self._pins else batch
 
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
         """Finish batches that were read together, each when it is requested."""
+        if raw.bad:  # of one batch
+            return iter([self._finish(raw, tokens[0])])
         sizes = [len(token.rows) for token in tokens]
         # Lists and rows in CSR form are collated to tensors, or raise that they cannot be stacked.
         are_tensors = all(isinstance(column, torch.Tensor) for column in raw.columns)

@@ -47,7 +47,11 @@ class BatchSource(Protocol):
         ...
 
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
-        """Read rows in the caller's thread, on all cores."""
+        """Read rows in the caller's thread, on all cores; without bad ones if these are to be left out."""
+        ...
+
+    def read_others(self, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
+        """Read a batch again without its bad rows; raise the error if none is to be left out."""
         ...
 
 
@@ -95,11 +99,13 @@ class _Reading:
         try:
             try:
                 self._read_all(source, turn)
-            except Exception:
+            except Exception as error:
                 if len(self._tokens) == 1:
-                    raise
+                    token = self._tokens[0]
+                    self._parts.append((source.read_others(token.rows, token.epoch, error), self._tokens))
+                    return
                 for token in self._tokens:  # the batches before a failing one are fine
-                    self._parts.append((source.begin(token.rows, token.epoch)(), [token]))
+                    self._parts.append((_read_alone(source, token), [token]))
         except BaseException as error:  # raised when this batch is consumed
             self._error = error
             if not isinstance(error, Exception):
@@ -134,6 +140,14 @@ class _Reading:
             yield from finish_all(raw, tokens)
         if self._error is not None:
             raise self._error
+
+
+def _read_alone(source: BatchSource, token: BatchToken) -> RawBatch:
+    """Return a batch, as it was read; without its bad rows, if these are to be left out."""
+    try:
+        return source.begin(token.rows, token.epoch)()
+    except Exception as error:
+        return source.read_others(token.rows, token.epoch, error)
 
 
 class ReadAhead:
@@ -398,11 +412,20 @@ class InMemoryIterator:
                 return
         self._is_over = True  # also after an error
         if tokens := list(islice(self._tokens, self._together)):
-            raw = self._source.gather(np.concatenate([token.rows for token in tokens]), tokens[0].epoch)
-            self._batches = self._finish_all(raw, tokens)
+            self._batches = self._batches_of(tokens)
             self._is_over = False
         self._left = perf_counter()
         self._reading += self._left - arrival
+
+    def _batches_of(self, tokens: Sequence[BatchToken]) -> Iterator[Any]:
+        """Read batches together; one by one if rows of some of them cannot be read."""
+        rows, epoch = np.concatenate([token.rows for token in tokens]), tokens[0].epoch
+        raw = self._source.gather(rows, epoch)
+        if not raw.bad:
+            return self._finish_all(raw, tokens)
+        return (
+            batch for token in tokens for batch in self._finish_all(self._source.gather(token.rows, epoch), [token])
+        )
 
     def close(self) -> None:
         """End the iteration, and the threads if any."""

@@ -22,12 +22,12 @@ from multiprocessing import resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from ..datasets import RowDataset, WorkerFailure, start_worker
+from ..datasets import BadSample, RowDataset, WorkerFailure, start_worker
 from ..errors import H5Error, stop_iteration
 from ..staging import Address, use_network
 from ..threads import naming_task_limits
@@ -36,6 +36,7 @@ from .worker_buffers import WorkerMemory, naming_shared_memory, open_worker_buff
 
 __all__ = [
     "HEADER",
+    "LessBatch",
     "WorkerJob",
     "WorkerQueue",
     "holding",
@@ -179,6 +180,18 @@ class WorkerJob:
     network: Address | None
 
 
+class LessBatch(NamedTuple):
+    """A batch that some samples were left out of.
+
+    Attributes:
+        batch: the batch.
+        bad: the samples.
+    """
+
+    batch: Any
+    bad: tuple[BadSample, ...]
+
+
 def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
     """Run a worker: make the requested batches until the main process closes the socket."""
     # Ctrl-C reaches all processes; workers end without a traceback.
@@ -218,6 +231,7 @@ def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes
     start_worker(job.rank)
     use_network(job.network)
     buffers = None if job.memory is None else open_worker_buffers(job.memory, worker)
+    job.dataset.bad_rows.report()
     failure: WorkerFailure | None = None
     try:
         if job.init is not None:
@@ -231,6 +245,8 @@ def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes
     def answer(token: BatchToken | None) -> bytes:
         try:
             batch = failure if failure is not None or token is None else job.collate(job.dataset[token])
+            if bad := job.dataset.bad_rows.reported():
+                batch = LessBatch(batch, bad)
             if buffers is not None:
                 return buffers.packed(batch)
             with naming_shared_memory():

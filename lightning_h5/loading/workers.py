@@ -44,7 +44,7 @@ from .worker_failures import (
     why_it_ended,
     why_it_was_killed,
 )
-from .worker_process import WorkerJob, WorkerQueue, holding, serve, signals_for_trainer
+from .worker_process import LessBatch, WorkerJob, WorkerQueue, holding, serve, signals_for_trainer
 
 __all__ = ["PinnedBatches", "WorkerBatches", "WorkerPool", "pin"]
 
@@ -376,6 +376,9 @@ class WorkerBatches:
             self._ask()
             if isinstance(answer, WorkerFailure):
                 answer.raise_again()
+            if isinstance(answer, LessBatch):
+                self._pool.dataset.bad_rows.record(self._pool.dataset, answer.bad)
+                answer = answer.batch
         except BaseException as error:
             # End persistent workers, too: some may have failed in workers.init_fn.
             self._is_closed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -17,6 +17,7 @@ from .keywords import checks_keywords
 
 __all__ = [
     "MAX_INTEGRITY",
+    "BadRowOptions",
     "DistributedOptions",
     "FileOptions",
     "MemoryOptions",
@@ -134,6 +135,49 @@ class WorkerOptions(Options):
                 f"pass num_workers={int(value)}."
             )
         return None
+
+
+STAGES = ("train", "val", "test", "predict")
+
+
+@checks_keywords
+@dataclass(frozen=True, kw_only=True)
+class BadRowOptions(Options):
+    """What happens to samples with rows that cannot be decoded, or whose transform raises: they are left out.
+
+    Shorthand: ``"skip"`` (the defaults). The argument ``on_bad_row`` also takes ``"raise"``, which leaves none out.
+
+    Args:
+        limit: different samples that may be left out, over all ranks and since the run began. One more stops the run.
+        stages: the stages in which samples are left out: "train", "val", "test", "predict", one or several. The default
+            is training alone: a metric over fewer samples than the data has is no longer comparable.
+    """
+
+    shorthand = "'raise', 'skip'"
+
+    limit: int = 100
+    stages: Sequence[Literal["train", "val", "test", "predict"]] = ("train",)
+
+    def __post_init__(self) -> None:
+        check_whole(self.limit, "on_bad_row.limit", 1, allow_none=False)
+        stages: Any = self.stages  # a configuration file may hold anything
+        stages = (stages,) if isinstance(stages, str) or not isinstance(stages, Sequence) else tuple(stages)
+        for stage in stages:
+            check_choice(stage, "on_bad_row.stages", STAGES)
+        object.__setattr__(self, "stages", stages)
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        return {} if value == "skip" else None
+
+    @classmethod
+    def of(cls, value: Any, argument: str = "on_bad_row") -> BadRowOptions | None:
+        """Return the options that ``on_bad_row`` stands for; None if errors of rows are raised.
+
+        Raises:
+            H5ValueError: see ``parse``.
+        """
+        return None if isinstance(value, str) and value == "raise" else cls.parse(value, argument)
 
 
 @checks_keywords

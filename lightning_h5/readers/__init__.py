@@ -28,6 +28,7 @@ from .filters import compiled, decoders  # noqa: F401  # they register what they
 from .h5py_reader import H5pyReader, check_readable_text
 from .many_reads import MIN_COMPILED, compile_reads
 from .row_codecs import Image, Ragged, RowCodec, bytes_of
+from .salvage import salvaged
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .storage_rates import storage_rates
 from .thread_pool import TaskQueue, usable_cores
@@ -89,6 +90,7 @@ __all__ = [
     "open_source",
     "row_slices",
     "run_with_progress",
+    "salvaged",
     "storage_rates",
     "take_rows",
     "unpacked",

@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
+from ..errors import H5CorruptError
 from ..hdf5 import ArrayLayout
 from ..types import IntArray, RowReader
+from .salvage import salvaged
 
 __all__ = ["InMemoryReader", "LayoutReader", "ValueReader", "address", "check_bounds", "row_slices", "take_rows"]
 
+MAX_DAMAGED = 64  # blocks of a small array that are found at once
 SLICE_BYTES = 512 << 10  # fits into a core's own cache
 TEXT_ROWS = 1024  # rows of text read at a time to measure its length
 ROWS_AT_A_TIME = 1 << 20  # of an array that is read whole: their numbers take more memory than small rows
@@ -86,12 +89,22 @@ class InMemoryReader:
         max_text_bytes: text is kept up to this length. The length is unknown before it is read; the rows of longer text
             are read when they are requested.
         read_all: reads all rows, if that can be done faster than by the reader.
+        open_blocks: opens a reader in place of ``reader`` if ``read_all`` fails since the array is damaged; only rows
+            that it cannot read raise then.
+        rows_per_block: rows that fail together.
     """
 
     def __init__(
-        self, reader: RowReader, max_text_bytes: int, read_all: Callable[[], npt.NDArray[Any]] | None = None
+        self,
+        reader: RowReader,
+        max_text_bytes: int,
+        read_all: Callable[[], npt.NDArray[Any]] | None = None,
+        open_blocks: Callable[[], RowReader] | None = None,
+        rows_per_block: int = 1,
     ) -> None:
         self._reader, self._max_text_bytes, self._read_all = reader, max_text_bytes, read_all
+        self._open_blocks, self._rows_per_block = open_blocks, rows_per_block
+        self._is_damaged: npt.NDArray[np.bool_] | None = None  # by row; None without damage
         self.dtype = reader.dtype
         self.row_shape = reader.row_shape
         self._lock = threading.Lock()
@@ -114,13 +127,19 @@ class InMemoryReader:
         if len(rows):
             if rows.view(np.uint64).max() >= len(values):  # negative rows are huge as unsigned numbers
                 self._reader.read(rows)  # raises, with the array's name
+            if self._is_damaged is not None and (is_damaged := self._is_damaged[rows]).any():
+                values[rows[is_damaged]] = self._reader.read(rows[is_damaged])  # raises, unless it was repaired
+                self._is_damaged[rows[is_damaged]] = False
             np.take(values, rows, axis=0, out=out, mode="clip")
         return out
 
     def _load(self) -> npt.NDArray[Any] | None:
         with self._lock:
             if self._values is None and not self._is_too_long:
-                self._values = self._read_whole()
+                try:
+                    self._values = self._read_whole()
+                except H5CorruptError:
+                    self._values = self._read_in_pieces()
                 self._is_too_long = self._values is None
             return self._values
 
@@ -138,6 +157,26 @@ class InMemoryReader:
                 return None
         return values
 
+    def _read_in_pieces(self) -> npt.NDArray[Any] | None:
+        """Return the rows of a damaged array; None for text, of any length.
+
+        Rows that cannot be read, or were not tried since many cannot, are noted, and read when they are requested.
+        """
+        if self.dtype.kind == "O":
+            return None
+        if self._open_blocks is not None:
+            self._reader = self._open_blocks()
+        values = np.zeros((len(self._reader), *self.row_shape), dtype=self.dtype)
+
+        def read(rows: IntArray) -> None:
+            values[rows] = self._reader.read(rows)
+
+        rows = np.arange(len(values))
+        self._is_damaged = np.zeros(len(values), dtype=np.bool_)
+        for damaged, _ in salvaged(read, rows, blocks=rows // self._rows_per_block, most=MAX_DAMAGED):
+            self._is_damaged[damaged] = True
+        return values
+
     @property
     def kept_bytes(self) -> int:
         """Bytes of rows in memory now; each text counts as a pointer."""
@@ -146,7 +185,7 @@ class InMemoryReader:
     def close(self) -> None:
         """Release the memory; the next read loads again."""
         with self._lock:
-            self._values, self._is_too_long = None, False
+            self._values, self._is_too_long, self._is_damaged = None, False, None
         self._reader.close()
 
 

@@ -64,11 +64,13 @@ class BulkTask(NamedTuple):
         n_bytes: decoded bytes of the rows that it reads.
         n_decoded: decoded bytes of the blocks that it reads.
         run: does the work.
+        positions: positions of the rows that it reads, among those that were requested.
     """
 
     n_bytes: int
     n_decoded: int
     run: Callable[[], None]
+    positions: range | IntArray = range(0)
 
 
 def bulk_tasks(
@@ -94,7 +96,8 @@ def bulk_tasks(
     for at in range(0, len(blocks), step):
         task_blocks, cuts = blocks[at : at + step], starts[at : at + step + 1]
         read = _BulkRead(source, rows, target, first, task_blocks, cuts, scratch)
-        tasks.append(BulkTask(int(cuts[-1] - cuts[0]) * row_bytes, len(task_blocks) * size * row_bytes, read))
+        low, high = int(cuts[0]), int(cuts[-1])
+        tasks.append(BulkTask((high - low) * row_bytes, len(task_blocks) * size * row_bytes, read, range(low, high)))
     return tasks
 
 

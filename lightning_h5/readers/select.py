@@ -68,7 +68,8 @@ def open_reader(
     is_one_array = layout.view is None and (layout.decoding is not None or not layout.stacked)
     is_decoded = is_one_array and _is_decoded_here(layout, options)
     read_all = partial(_read_all, layout, options, counters) if is_decoded else None
-    return InMemoryReader(reader, held_bytes, read_all)
+    open_blocks = partial(_layout_reader, layout, options, in_blocks=True, counters=counters) if is_decoded else None
+    return InMemoryReader(reader, held_bytes, read_all, open_blocks, layout.rows_per_chunk if is_decoded else 1)
 
 
 def _layout_reader(

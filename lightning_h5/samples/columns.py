@@ -232,7 +232,7 @@ def _view_tasks(
         view_rows = lines[members] * grid.size + steps[members]
         read = partial(_read_view, reader, view_rows, target, first + positions[members])
         n_bytes = len(members) * layout.row_bytes
-        tasks.append(BulkTask(n_bytes, n_bytes, read))
+        tasks.append(BulkTask(n_bytes, n_bytes, read, positions[members]))
     return tasks
 
 
@@ -256,7 +256,8 @@ def text_tasks(
     for start in range(0, len(rows), TEXT_ROWS):
         piece = slice(start, start + TEXT_ROWS)
         n_bytes = len(rows[piece]) * layout.row_bytes
-        tasks.append(BulkTask(n_bytes, n_bytes, partial(_read_text, reader, rows[piece], out, places[piece])))
+        read = partial(_read_text, reader, rows[piece], out, places[piece])
+        tasks.append(BulkTask(n_bytes, n_bytes, read, range(start, min(len(rows), piece.stop))))
     return tasks
 
 

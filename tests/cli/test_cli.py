@@ -13,7 +13,15 @@ import pytest
 import yaml
 from processes import run_program
 
-from lightning_h5 import FileOptions, H5ValueError, LazyH5DataModule, ShuffleOptions, SplitOptions, WeightOptions
+from lightning_h5 import (
+    BadRowOptions,
+    FileOptions,
+    H5ValueError,
+    LazyH5DataModule,
+    ShuffleOptions,
+    SplitOptions,
+    WeightOptions,
+)
 from lightning_h5.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +119,9 @@ def test_the_help_of_the_data_module_names_the_fields_of_option_objects(capsys):
         ("shuffle=chunks", "shuffle", ShuffleOptions(mode="chunks")),
         ("weights=w", "weights", WeightOptions(weight_key="w")),
         ("files.mmap=true", "files", FileOptions(mmap=True)),
+        ("on_bad_row=skip", "on_bad_row", BadRowOptions()),
+        ("on_bad_row={limit: 7, stages: [train, val]}", "on_bad_row", BadRowOptions(limit=7, stages=("train", "val"))),
+        ("on_bad_row.limit=7", "on_bad_row", BadRowOptions(limit=7)),
     ],
 )
 def test_option_objects_are_given_on_the_command_line(option, name, expected, arguments, capsys):

@@ -1,0 +1,214 @@
+"""What happens to samples that cannot be read or transformed: their error is raised, or they are left out."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from ..errors import H5CorruptError, H5FileError
+from ..options import BadRowOptions
+from ..readers import salvaged
+from ..types import Draws, IntArray
+from .bad_sample_ledger import BadSample, BadSampleLedger
+
+if TYPE_CHECKING:
+    from .base import RawBatch, RowDataset
+
+__all__ = ["RaiseBadRows", "SampleErrors", "SkipBadRows", "is_of_sample"]
+
+MAX_KNOWN = 1 << 16  # samples that are not tried again
+MAX_CAUSE = 200  # letters of an error's text
+
+SampleErrors: TypeAlias = dict[int, Exception]
+"""The errors of a batch's samples, by their places in it."""
+
+NEVER = (MemoryError, StopIteration, ConnectionError, TimeoutError, torch.OutOfMemoryError)
+"""Errors of the machine, of the network, and of a program, whatever sample they came with."""
+
+NETWORK = frozenset(
+    ("aiohttp", "botocore", "http", "httpcore", "httpx", "obstore", "requests", "socket", "ssl", "urllib", "urllib3")
+)
+"""Libraries whose errors are of the network, and have no builtin type."""
+
+OF_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ESTALE}
+OF_MACHINE |= {errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT}
+"""Numbers of an ``OSError`` that a retry would mend, or that are of this machine."""
+
+
+def is_of_sample(error: BaseException) -> bool:
+    """Return whether an error of reading or transforming samples belongs to one of them.
+
+    Errors of files that changed or cannot be reached, of the network, and of a lack of memory belong to none.
+    """
+    if isinstance(error, H5FileError):
+        is_damage = isinstance(error, H5CorruptError)
+        return is_damage and (error.__cause__ is None or is_of_sample(error.__cause__))
+    if isinstance(error, NEVER) or isinstance(error.__cause__, StopIteration) or not isinstance(error, Exception):
+        return False
+    if isinstance(error, OSError) and error.errno in OF_MACHINE:
+        return False
+    return not any(kind.__module__.partition(".")[0] in NETWORK for kind in type(error).__mro__)
+
+
+def _is_of_rows(error: Exception) -> bool:
+    """Return whether an error of reading a batch belongs to some of its rows."""
+    return isinstance(error, H5CorruptError) and is_of_sample(error)
+
+
+def _cause(error: Exception) -> str:
+    """Return type and text of an error, on one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= MAX_CAUSE else f"{text[: MAX_CAUSE - 4]} ..."
+
+
+def _others(n_samples: int, bad: Collection[int]) -> IntArray:
+    """Return the places of a batch's other samples."""
+    return np.array([place for place in range(n_samples) if place not in bad], np.int64)
+
+
+class RaiseBadRows:
+    """Raises the errors of rows and of transforms: the default."""
+
+    skips = False
+
+    def read_others(self, dataset: RowDataset, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
+        """Return the samples of a batch that can be read; raise the error if none is to be left out.
+
+        Args:
+            dataset: the samples.
+            rows: the batch, whose reading has failed.
+            epoch: see ``RowDataset.gather``.
+            error: the error.
+        """
+        raise error
+
+    def errors(self) -> SampleErrors | None:
+        """Return where transforms put the errors of samples; None if these are raised."""
+        return None
+
+    def left_out(self, dataset: RowDataset, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
+        """Note the samples that are missing in a batch, as it is delivered, or sent to the main process.
+
+        Args:
+            dataset: the samples.
+            raw: the batch as it was read.
+            errors: those of its transforms.
+            draws: epoch and position of the batch; None without a plan.
+        """
+
+    def record(self, dataset: RowDataset, samples: Iterable[BadSample]) -> None:
+        """Count samples that were left out of a batch that is being delivered."""
+
+    def report(self) -> None:
+        """Keep what is left out for the main process: this is a worker of its loader."""
+
+    def reported(self) -> tuple[BadSample, ...]:
+        """Return, once, what was left out since the last call."""
+        return ()
+
+    def remark(self) -> str:
+        """Return how many samples were left out, as text; "" if none was."""
+        return ""
+
+
+class SkipBadRows(RaiseBadRows):
+    """Leaves out samples that cannot be read or transformed, and notes them. A batch without any other raises.
+
+    Nothing is done for a batch that can be read. If its reading fails, halves of it are read, and halves of these,
+    until the samples that fail are known. They are remembered, unless they may have other rows in another epoch.
+
+    Args:
+        options: how many may be left out.
+        ledger: has those that were.
+        stage: the stage of the dataset.
+    """
+
+    skips = True
+
+    def __init__(self, options: BadRowOptions, ledger: BadSampleLedger, stage: str = "") -> None:
+        self._options, self._ledger, self._stage = options, ledger, stage
+        self._known: dict[int, str] = {}  # causes by the numbers of samples
+        self._outbox: deque[BadSample] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": {}, "_outbox": None}
+
+    def read_others(self, dataset: RowDataset, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
+        """See ``RaiseBadRows.read_others``.
+
+        Raises:
+            H5Error: no sample of the batch can be read, or the error is of none of them.
+        """
+        if not _is_of_rows(error):
+            raise error
+        numbers = dataset.numbers_of(rows).tolist()
+        bad = {at: self._known[number] for at, number in enumerate(numbers) if number in self._known}
+        raw: RawBatch | None = None
+
+        def read(places: IntArray) -> None:
+            nonlocal raw
+            raw = dataset.begin(rows[places], epoch)()
+
+        failures = salvaged(read, _others(len(rows), bad), is_of_places=_is_of_rows)
+        bad |= {int(places[0]): _cause(failure) for places, failure in failures}
+        others = _others(len(rows), bad)
+        if not len(others):
+            raise error
+        if raw is None or len(raw.rows) < len(others):  # parts of them were read
+            raw = dataset.begin(rows[others], epoch)()
+        if dataset.has_same_rows_each_epoch and len(self._known) < MAX_KNOWN:
+            self._known |= {numbers[at]: cause for at, cause in bad.items()}
+        samples = [self._sample(dataset, numbers[at], cause) for at, cause in sorted(bad.items())]
+        return raw._replace(bad=tuple(samples))
+
+    def _sample(self, dataset: RowDataset, number: int, cause: str) -> BadSample:
+        return BadSample(self._stage, number, *dataset.place_of(number), cause)
+
+    def errors(self) -> SampleErrors | None:
+        """See ``RaiseBadRows.errors``."""
+        return {}
+
+    def left_out(self, dataset: RowDataset, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
+        """See ``RaiseBadRows.left_out``."""
+        numbers = dataset.sample_layout.shown(raw.rows)
+        samples = [
+            self._sample(dataset, int(numbers[at]), _cause(error)) for at, error in sorted((errors or {}).items())
+        ]
+        samples = [*raw.bad, *samples]
+        if draws is not None:
+            samples = [sample._replace(epoch=draws.epoch, position=draws.position) for sample in samples]
+        if self._outbox is not None and get_worker_info() is not None:
+            self._outbox.extend(samples)
+        else:
+            self.record(dataset, samples)
+
+    def record(self, dataset: RowDataset, samples: Iterable[BadSample]) -> None:
+        """See ``RaiseBadRows.record``.
+
+        Raises:
+            H5Error: too many were left out.
+        """
+        counted = self._ledger.add(samples)
+        n_planned = sum(sample.epoch >= 0 for sample in counted)
+        dataset.counters.add(left_out=len(counted), rows=-n_planned)
+
+    def report(self) -> None:
+        """See ``RaiseBadRows.report``."""
+        self._outbox = deque()
+
+    def reported(self) -> tuple[BadSample, ...]:
+        """See ``RaiseBadRows.reported``."""
+        if not self._outbox:
+            return ()
+        samples, self._outbox = tuple(self._outbox), deque()
+        return samples
+
+    def remark(self) -> str:
+        """See ``RaiseBadRows.remark``."""
+        return self._ledger.summary()

@@ -1,0 +1,220 @@
+"""Which samples were left out since a run began: where they are, why, and how often; over all ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ..distributed import Bulletin
+from ..errors import H5Error, shown
+
+__all__ = ["BadSample", "BadSampleLedger"]
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMED = 100  # samples that a log, a checkpoint and other ranks get by name; further ones by number
+MAX_SHOWN = 3  # samples that a message names
+
+
+class BadSample(NamedTuple):
+    """A sample that was left out of a batch.
+
+    Attributes:
+        stage: the stage, by the name of its split; "" for a dataset without a data module.
+        number: of the sample in its split, as ``with_index`` gives it.
+        file: the file that it is in.
+        place: its row, or its segment and step.
+        cause: type and text of the error.
+        epoch: epoch of its batch; -1 without a plan.
+        position: position of its batch in the epoch; -1 without a plan.
+    """
+
+    stage: str
+    number: int
+    file: str
+    place: str
+    cause: str
+    epoch: int = -1
+    position: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.place} of {shown(self.file)!r} ({self.cause})" if self.file else f"index {self.number}"
+
+
+class LedgerEntry(NamedTuple):
+    """A bad sample, as it was left out last, and how often."""
+
+    sample: BadSample
+    n_times: int
+
+    def __str__(self) -> str:
+        return f"{self.sample}{f', {self.n_times} times' if self.n_times > 1 else ''}"
+
+
+Entries: TypeAlias = dict[tuple[str, int], LedgerEntry]
+
+
+class BadSampleLedger:
+    """The samples that were left out since a run began. Threads may share it.
+
+    A sample counts when its batch is delivered, and once for each batch of the run's order: batches that are delivered
+    again, after a resume or to a callback, do not count. Ranks read what the others have posted (see ``Bulletin``), so
+    no rank waits for another.
+
+    Args:
+        limit: different samples that may be left out, over all ranks.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._bulletin: Bulletin | None = None
+        self._restored: Entries = {}  # of a checkpoint, the same on all ranks
+        self._own: Entries = {}  # of this rank since then
+        self._n_posted = self._n_logged = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadSampleLedger, (self._limit,)  # a process that is started counts for itself
+
+    def share(self, bulletin: Bulletin) -> None:
+        """Exchange with other ranks by a bulletin that all of them have made."""
+        with self._lock:
+            self._bulletin, self._n_posted = bulletin, 0
+            if self._own:
+                bulletin.add(len(self._own))
+                self._post()
+
+    def clear(self) -> None:
+        """Forget all samples, as another run begins."""
+        with self._lock:
+            had_own = bool(self._own)
+            self._restored, self._own, self._n_logged, self._n_posted = {}, {}, 0, 0
+            if had_own:
+                self._post()
+
+    # Samples -------------------------------------------------------------------------------------------------
+
+    def add(self, samples: Iterable[BadSample]) -> list[BadSample]:
+        """Count samples of a batch, and log those that are new.
+
+        Returns:
+            Those that were not counted for this batch before.
+
+        Raises:
+            H5Error: more different ones were left out than the limit allows, over all ranks.
+        """
+        with self._lock:
+            counted = [sample for sample in samples if not self._was_counted(sample)]
+            keys = {(sample.stage, sample.number) for sample in counted}
+            n_new = len(keys - self._restored.keys() - self._own.keys())
+            for sample in counted:
+                self._count(sample)
+            if not counted:
+                return counted
+            # A long ledger is posted less often, since it is posted as a whole.
+            if len(self._own) <= MAX_NAMED or len(self._own) * 16 >= self._n_posted * 17:
+                self._post()
+            n_ranks = len(self._own) if self._bulletin is None or not n_new else self._bulletin.add(n_new)
+            may_exceed = len(self._restored) + n_ranks > self._limit  # several ranks may have left out the same one
+            if may_exceed and (text := self._excess()):
+                raise H5Error(text)
+            return counted
+
+    def _was_counted(self, sample: BadSample) -> bool:
+        entry = self._own.get((sample.stage, sample.number)) or self._restored.get((sample.stage, sample.number))
+        return entry is not None and sample.epoch >= 0 and _place_in_run(sample) <= _place_in_run(entry.sample)
+
+    def _count(self, sample: BadSample) -> None:
+        key = sample.stage, sample.number
+        entry = self._own.get(key)
+        if entry is None and key not in self._restored:
+            self._n_logged += 1
+            if self._n_logged <= MAX_NAMED:
+                more = " Further ones are counted, and not logged." if self._n_logged == MAX_NAMED else ""
+                rank = 0 if self._bulletin is None else self._bulletin.rank
+                logger.warning("rank %d leaves out a sample: %s.%s", rank, sample, more)
+        self._own[key] = LedgerEntry(sample, 1 if entry is None else entry.n_times + 1)
+
+    def _post(self) -> None:
+        self._n_posted = len(self._own)
+        if self._bulletin is not None:
+            self._bulletin.post(json.dumps(_as_lists(self._own)))
+
+    def excess(self) -> str:
+        """Return the message about more samples than ranks together may leave out, with the first few; "" otherwise."""
+        with self._lock:
+            return self._excess()
+
+    def _excess(self) -> str:
+        if len(entries := self._entries()) <= self._limit:
+            return ""
+        first = sorted(entries.values(), key=lambda entry: _place_in_run(entry.sample))
+        files = list(dict.fromkeys(entry.sample.file for entry in first if entry.sample.file))
+        return (
+            f"{len(entries):,} different samples could not be read or transformed, and on_bad_row leaves out "
+            f"{self._limit:,} at most (limit). The first of them: {_listed(first)}. Run `lightning-h5 check "
+            f"{shown(files[0]) if files else 'FILE'}` to see what is damaged, and repair the files or the "
+            f"transform. Or raise the limit: on_bad_row={{'limit': {10 * self._limit}}}."
+        )
+
+    def _entries(self) -> Entries:
+        """Return the samples of all ranks."""
+        others = [] if self._bulletin is None else [_entries_of(json.loads(text)) for text in self._bulletin.others()]
+        entries = dict(self._restored)
+        for of_rank in (self._own, *others):
+            for key, entry in of_rank.items():
+                earlier = entries.get(key, LedgerEntry(entry.sample, 0))
+                last = max(earlier.sample, entry.sample, key=_place_in_run)
+                entries[key] = LedgerEntry(last, earlier.n_times + entry.n_times)
+        return entries
+
+    # Texts and state -----------------------------------------------------------------------------------------
+
+    def entries(self) -> list[LedgerEntry]:
+        """Return the samples of all ranks, in the order in which they were left out last, and how often."""
+        with self._lock:
+            return sorted(self._entries().values(), key=lambda entry: _place_in_run(entry.sample))
+
+    def summary(self) -> str:
+        """Return how many samples were left out, and the first of them, as text; "" if none was."""
+        if not (entries := self.entries()):
+            return ""
+        n_times, n = sum(entry.n_times for entry in entries), len(entries)
+        samples = f"{n:,} sample{'s' if n > 1 else ''}"
+        times = f", {n_times:,} times in all" if n_times > n else ""
+        return f"{samples} left out (on_bad_row, limit {self._limit:,}){times}: {_listed(entries)}"
+
+    def state(self) -> list[list[Any]]:
+        """Return the samples of all ranks as plain values; the first 100 by name, and further ones by number."""
+        with self._lock:
+            return _as_lists(self._entries())
+
+    def load(self, state: Sequence[Sequence[Any]]) -> None:
+        """Continue with the samples that a checkpoint has."""
+        with self._lock:
+            self._restored, self._own = _entries_of(state), {}
+            self._post()
+
+
+def _place_in_run(sample: BadSample) -> tuple[int, int]:
+    return sample.epoch, sample.position
+
+
+def _listed(entries: Sequence[LedgerEntry]) -> str:
+    more = f"; and {len(entries) - MAX_SHOWN:,} more" if len(entries) > MAX_SHOWN else ""
+    return "; ".join(map(str, entries[:MAX_SHOWN])) + more
+
+
+def _as_lists(entries: Entries) -> list[list[Any]]:
+    return [
+        [*(sample if at < MAX_NAMED else sample._replace(file="", place="", cause="")), n_times]
+        for at, (sample, n_times) in enumerate(entries.values())
+    ]
+
+
+def _entries_of(lists: Sequence[Sequence[Any]]) -> Entries:
+    entries = [LedgerEntry(BadSample(*values), n_times) for *values, n_times in lists]
+    return {(entry.sample.stage, entry.sample.number): entry for entry in entries}
