@@ -42,6 +42,7 @@ from .shards import (
     union,
 )
 from .splits import group_split, k_fold
+from .token_batches import TokenRecipe
 from .window import BlockTable, WindowOrder
 
 _balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' names stay importable
@@ -80,6 +81,7 @@ __all__ = [
     "SourceOrder",
     "Strategy",
     "TablePermutation",
+    "TokenRecipe",
     "TrainBatches",
     "WeightedRecipe",
     "WindowOrder",
