@@ -85,8 +85,8 @@ class SegmentOptions(Options):
         bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
         max_tokens: steps that a batch has at most, instead of a fixed number of samples. Each sample counts as many
             steps as the longest of its batch, since shorter ones are padded; with ``collate_fn="pack"`` it counts its
-            own. Segments of similar length share a batch, in random order, and all ranks have equally many batches.
-            A sample of more steps is an error; ``max_length`` crops it.
+            own. Segments of similar length share a training batch, also without ``bucket``, in random order, and all
+            ranks have equally many batches. A sample of more steps is an error; ``max_length`` crops it.
         keep_together: give all windows of a segment to one rank in evaluation. Ranks may then have numbers of batches
             that differ.
     """

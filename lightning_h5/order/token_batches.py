@@ -29,7 +29,7 @@ from .window import BlockTable
 
 __all__ = ["TokenRecipe"]
 
-NOISE, REFERENCE = 22, 23  # purposes of the random streams
+NOISE, REFERENCES = 22, 23  # purposes of the random streams
 
 REFERENCE_ROWS = 1 << 18
 """Sequences of all reference orders together, up to ``MAX_REFERENCES`` orders; there is at least one."""
@@ -42,8 +42,8 @@ BATCH_BITS = 40
 PACKED_JITTER = 0.1
 """As ``JITTER``, of sequences that are packed: their batches need no similar lengths."""
 
-MARGIN = 10
-"""One batch in ``2**MARGIN`` more than the references need: other orders of many pools differ by less."""
+SPARE_SHARE = 1024
+"""An epoch has one batch more than the references for so many batches: orders of many pools differ by less."""
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,11 @@ class TokenRecipe(EpochRecipe):
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> BatchSequence:
         """See ``EpochRecipe``."""
-        sequence = self._recent.pop((order, epoch), None) or self._sequence(order, epoch)
-        self._recent[order, epoch] = sequence
-        while len(self._recent) > 2:
-            self._recent.pop(next(iter(self._recent)))
+        sequence = self._recent.get((order, epoch))
+        if sequence is None:
+            sequence = self._sequence(order, epoch)
+            self._recent.clear()
+            self._recent[order, epoch] = sequence
         return sequence
 
     def n_batches(self, order: OrderParameters, world_size: int) -> tuple[int, int]:
@@ -312,8 +313,8 @@ def _n_references(n_rows: int) -> int:
 
 def _reference(lengths: IntArray, limit: TokenLimit, number: int) -> list[Cut]:
     """Return the batches of sequences in an order that depends on their number alone."""
-    rows = permutation(len(lengths), 0, number, REFERENCE)(0, len(lengths))
-    return cut_pools(rows, lengths, limit, _word(0, number, REFERENCE))
+    rows = permutation(len(lengths), 0, number, REFERENCES)(0, len(lengths))
+    return cut_pools(rows, lengths, limit, _word(0, number, REFERENCES))
 
 
 def _n_batches(lengths: IntArray, limit: TokenLimit, order: OrderParameters) -> int:
@@ -322,9 +323,9 @@ def _n_batches(lengths: IntArray, limit: TokenLimit, order: OrderParameters) -> 
         return len(limit.cut(lengths))
     orders = [_reference(lengths, limit, number) for number in range(_n_references(len(lengths)))]
     if order.mode == "chunks":  # neighbors can be of other lengths than a random choice
-        orders.append(cut_pools(np.arange(len(lengths)), lengths, limit, _word(0, 0, REFERENCE)))
+        orders.append(cut_pools(np.arange(len(lengths)), lengths, limit, _word(0, 0, REFERENCES)))
     n_batches = max(sum(len(pool.sizes) for pool in pools) for pools in orders)
-    return min(len(lengths), n_batches + (n_batches >> MARGIN))
+    return min(len(lengths), n_batches + n_batches // SPARE_SHARE)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
