@@ -49,7 +49,7 @@ class LoaderArguments:
     eval_batch_size: int | None
     drop_last: bool
     seed: int | None
-    collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None
+    collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list", "pack"] | None
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool | Literal["auto"]
@@ -69,7 +69,7 @@ class LoaderArguments:
         if not isinstance(self.collate_fn, str):
             check_callable(self.collate_fn, "collate_fn")
         else:
-            check_choice(self.collate_fn, "collate_fn", ("stack", "pad", "list"))
+            check_choice(self.collate_fn, "collate_fn", ("stack", "pad", "list", "pack"))
 
     @property
     def collate_function(self) -> Callable[[Any], Any] | None:
@@ -77,7 +77,7 @@ class LoaderArguments:
         return None if isinstance(self.collate_fn, str) else self.collate_fn
 
     @property
-    def collate(self) -> Literal["stack", "pad", "list"] | None:
+    def collate(self) -> Literal["stack", "pad", "list", "pack"] | None:
         """How samples of several shapes become a batch."""
         return self.collate_fn if isinstance(self.collate_fn, str) else None
 

@@ -17,7 +17,7 @@ from .._lightning import (
     set_batch_size_of_strategy,
 )
 from ..catalog import Catalog, Categories, are_packed_alike, different_packing
-from ..datasets import RowDataset, TableDataset, check_shapes, read_stats
+from ..datasets import RowDataset, TableDataset, check_shapes, checked_step_counts, read_stats
 from ..distributed import Bulletin, exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout, ChangeGuard
@@ -408,9 +408,12 @@ class BaseH5DataModule(KeepsPosition):
             dataset.skip_bad_rows(self._bad_rows, self._ledger, split)
         options = self._options
         batch_size = (options.eval_batch_size if split != "train" else None) or options.batch_size
-        for source in dataset.sources or [dataset] if options.collate_function is None else ():
-            if isinstance(source, TableDataset):
+        tables = [source for source in dataset.sources or [dataset] if isinstance(source, TableDataset)]
+        for source in tables:
+            if options.collate_function is None:
                 check_shapes(source, options.collate, batch_size)
+            if (max_tokens := self._kind.segments.max_tokens) is not None:
+                checked_step_counts(source, max_tokens)
         for text in segments_left_out(dataset):
             self._log_once(text)
         for text in segments_without_steps(dataset):

@@ -36,7 +36,7 @@ from .base import BaseH5DataModule, arrays_of_fields
 from .cut_sources import check_kinds, columns_of_sources, cut_sources, refuse_images_of_sources
 from .dtypes_of_fields import check_x_dtype, is_settled_late
 from .source_files import Reading, SourceFiles, has_keys
-from .training_rows import Source, SourceMixture, row_weights, segment_order, weights_of
+from .training_rows import Source, SourceMixture, row_weights, segment_order, token_order, weights_of
 
 __all__ = ["FilesH5DataModule"]
 
@@ -113,6 +113,11 @@ class FilesH5DataModule(BaseH5DataModule):
             )
         if self._mixture is not None:
             self._check_mixture(self._mixture)
+        if self._kind.segments.max_tokens is not None and self._weights.is_given:
+            raise H5ValueError(
+                "segments.max_tokens was given with weights, which draw other samples each epoch, so that the number "
+                "of batches would change. Leave one of them out."
+            )
 
     @property
     def has_no_keys(self) -> bool:
@@ -133,6 +138,11 @@ class FilesH5DataModule(BaseH5DataModule):
     def _check_mixture(self, mixture: SourceMixture) -> None:
         if self._kind.segments.bucket:
             raise H5ValueError("segments.bucket was given with a mixture of sources. Leave one of them out.")
+        if self._kind.segments.max_tokens is not None:
+            raise H5ValueError(
+                "segments.max_tokens was given with a mixture of sources, which has batches of batch_size samples. "
+                "Leave one of them out, or join the files as one: train_path takes a list."
+            )
         if self._paths["train"] is not None:
             raise H5ValueError("train_path and mixture were given; both name the training files. Pass one.")
         options = mixture.options
@@ -500,7 +510,8 @@ class FilesH5DataModule(BaseH5DataModule):
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """See ``BaseH5DataModule.order_of``; of a mixture that of each source, of segments by length if asked for."""
         if (mixture := self._mixture_of(dataset)) is None:
-            return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
+            order = segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
+            return token_order(order, dataset, self._kind.segments, packs=self._options.collate == "pack")
         return choose_mixed_order(
             mixture,
             [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,

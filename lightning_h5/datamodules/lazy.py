@@ -71,13 +71,15 @@ class LazyH5DataModule(FilesH5DataModule):
         eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
         collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
-            ``"length"``), "list" (a list for each field) or "stack". None stacks, without making samples first.
+            ``"length"``), "pack" (samples joined along their steps, with ``"cu_seqlens"`` and ``"max_seqlen"``), "list"
+            (a list for each field) or "stack". None stacks, without making samples first.
         normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file that
             ``lightning-h5 stats`` has written, or a mapping from fields to numbers or lists,
             ``{"x": {"mean": [0.5, 0.4], "std": [0.2, 0.3], "channel_axis": 0}}``. These fields become
             ``(x - mean) / std``, before any transform. Raises if the statistics are of other fields, shapes or numbers
             of channels.
-        batch_size: rows of a training batch on one rank.
+        batch_size: rows of a training batch on one rank. ``segments.max_tokens`` decides it instead; a ``batch_size``
+            other than the default is then the most samples of a batch.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
         shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
             True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
@@ -104,8 +106,8 @@ class LazyH5DataModule(FilesH5DataModule):
             image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``spans``, ``join``, ``axis``,
-            ``step_axis``, ``steps_per``, ``constants``, ``missing``, ``max_length``, ``bucket``, ``keep_together``).
-            None makes each file one.
+            ``step_axis``, ``steps_per``, ``constants``, ``missing``, ``max_length``, ``bucket``, ``max_tokens``,
+            ``keep_together``). None makes each file one.
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
@@ -173,7 +175,7 @@ class LazyH5DataModule(FilesH5DataModule):
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
-        collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
+        collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list", "pack"] | None = None,
         normalize: dict[str, Any] | PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,

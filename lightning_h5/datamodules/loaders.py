@@ -23,7 +23,7 @@ from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
 from ..options import BadRowOptions, SegmentOptions, ShuffleOptions, WeightOptions
 from ..order import (
     N_LABELS,
-    EvaluationBatches,
+    EpochRecipe,
     Mode,
     OrderParameters,
     PlanSampler,
@@ -45,6 +45,9 @@ from .settings import RecordsSettings
 from .training_rows import segment_ends, weights_of
 
 __all__ = ["MakesLoaders", "NoRows"]
+
+DEFAULT_BATCH_SIZE = 32
+"""``batch_size`` of data modules; with ``segments.max_tokens`` it is no limit."""
 
 _GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 
@@ -133,7 +136,9 @@ class MakesLoaders(RecordsSettings):
 
     def __repr__(self) -> str:
         status = f"rank {self.rank} of {self.world_size}" if self._datasets else "no data yet: setup() looks at files"
-        lines = [self._shown_settings(), f"  batch_size {self.batch_size}, {status}"]
+        max_tokens = self._kind.segments.max_tokens
+        size = f"batch_size {self.batch_size}" if max_tokens is None else f"at most {max_tokens:,} steps a batch"
+        lines = [self._shown_settings(), f"  {size}, {status}"]
         lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
         return "\n".join(lines)
 
@@ -163,6 +168,9 @@ class MakesLoaders(RecordsSettings):
         if split != "train":
             self._check_equal_batches(split, n_rows, world_size)
             return
+        if self._kind.segments.max_tokens is not None:
+            self._check_token_batches(self._datasets[split])
+            return
         cut = self.train_batches(n_rows)
         if cut.n_steps == 0:
             raise H5ValueError(
@@ -176,6 +184,22 @@ class MakesLoaders(RecordsSettings):
                 "are left out so that all ranks take the same number of steps"
             )
 
+    def _check_token_batches(self, dataset: RowDataset) -> None:
+        """Refuse an epoch of training without a step, and log batches that are left out."""
+        world_size = self.world_size or 1
+        sampler = self.sampler_of(dataset, self._order(dataset, training=True), training=True)
+        n_batches, n_left_out = sampler.recipe.n_batches(sampler.present_order(), world_size)
+        if not len(sampler):
+            raise H5ValueError(
+                f"drop_last leaves nothing of the {n_batches} batches of 'train', which has {dataset.n_rows} samples: "
+                f"a step takes {world_size} of them. Make segments.max_tokens smaller, or leave drop_last out."
+            )
+        if n_left_out and not self._options.drop_last:
+            self._log_once(
+                f"{n_left_out} of {n_batches} batches, different ones each epoch, are left out so that all "
+                f"{world_size} ranks take the same number of steps: most batches have a single sample"
+            )
+
     def _check_equal_batches(self, split: Split, n_rows: int, world_size: int) -> None:
         """Refuses evaluation where some ranks have a batch more, and the others would be waited for in ``forward``."""
         strategy, batch_size = getattr(self.trainer, "strategy", None), self._rows_of_a_batch(training=False)
@@ -183,7 +207,8 @@ class MakesLoaders(RecordsSettings):
             return
         ends = self.shard_ends(self._datasets[split])
         ranks = range(world_size) if ends is not None else (0, world_size - 1)  # the first have the larger shards
-        steps = [EvaluationBatches(n_rows, batch_size, world_size, rank, ends).n_steps for rank in ranks]
+        recipe = self._order(self._datasets[split], training=False).recipe or EpochRecipe()
+        steps = [recipe.evaluation(n_rows, batch_size, world_size, rank, ends).n_steps for rank in ranks]
         if min(steps) < max(steps):
             raise H5ValueError(
                 f"the {n_rows} rows of {split!r} make {max(steps)} batches of {batch_size} on some of {world_size} "
@@ -220,7 +245,7 @@ class MakesLoaders(RecordsSettings):
             rank=rank,
             world_size=world_size,
             chooses=self._options.shuffle.mode == "auto",
-            recipe=order.recipe if training else None,
+            recipe=order.recipe,
             repeats=self.is_overfitting,
             ends=None if training else self.shard_ends(dataset),
         )
@@ -264,13 +289,17 @@ class MakesLoaders(RecordsSettings):
         return self.order_of(dataset, shuffles=training and not self.is_overfitting)
 
     def _rows_of_a_batch(self, *, training: bool) -> int:
-        return self.batch_size if training else self._options.eval_batch_size or self.batch_size
+        """Return the most rows of a batch on one rank."""
+        if not training and self._options.eval_batch_size is not None:
+            return self._options.eval_batch_size
+        max_tokens = self._kind.segments.max_tokens
+        return self.batch_size if max_tokens is None or self.batch_size != DEFAULT_BATCH_SIZE else max_tokens
 
     def _parameters(self, order: Order) -> OrderParameters:
         return OrderParameters(
             mode=order.mode,
             seed=self.seed or 0,
-            batch_size=self.batch_size,
+            batch_size=self._rows_of_a_batch(training=True),
             streams=order.streams,
             window=order.window,
             recipe="" if order.recipe is None else order.recipe.text,
@@ -430,8 +459,9 @@ def _check_scope(shuffle: ShuffleOptions, arguments: Mapping[str, Any], segments
         shuffle.check_scope("weights", "which draw rows of all nodes")
     if arguments.get("mixture") is not None:
         shuffle.check_scope("mixture", "which mixes rows of all nodes")
-    if segments.bucket:
-        shuffle.check_scope("segments.bucket", "which sorts segments of all nodes by length")
+    for name, is_given in (("bucket", segments.bucket), ("max_tokens", segments.max_tokens is not None)):
+        if is_given:
+            shuffle.check_scope(f"segments.{name}", "which sorts segments of all nodes by length")
 
 
 def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:

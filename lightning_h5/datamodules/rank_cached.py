@@ -40,6 +40,7 @@ from .from_files import FilesH5DataModule
 from .lazy import LazyH5DataModule
 from .resume import is_running
 from .shared_docs import with_arguments_of
+from .training_rows import token_order
 
 __all__ = ["RankCachedH5DataModule"]
 
@@ -101,7 +102,7 @@ class RankCachedH5DataModule(FilesH5DataModule):
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
-        collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
+        collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list", "pack"] | None = None,
         normalize: dict[str, Any] | PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
@@ -148,6 +149,11 @@ class RankCachedH5DataModule(FilesH5DataModule):
         if self._options.files.staging is not None and reads_once:
             self._options = replace(self._options, files=replace(self._options.files, staging=None))
             self._log_once("staging has no effect: each row is read once, into memory")
+        if self._kind.segments.max_tokens is not None and self._memory.reshard_every_n_epochs:
+            raise H5ValueError(
+                "segments.max_tokens was given with memory.reshard_every_n_epochs, which gives ranks other samples, so "
+                "that the number of batches would change. Leave one of them out."
+            )
         if self._memory.device != "cpu" and self._options.num_workers:
             raise H5ValueError(
                 f"memory.device={self._memory.device!r} and num_workers={self._options.num_workers} were given, but "
@@ -251,9 +257,11 @@ class RankCachedH5DataModule(FilesH5DataModule):
         """The order in which rows are read: in memory all orders cost the same."""
         held = cast("RankMemCachedH5Dataset", dataset)
         recipe = None if held.weights is None else ShardRows(held.shard, held.weights)
+        order = Order("none", 1, 0, "as shuffle=False asks", 0, recipe=recipe)
         if shuffles and self._options.shuffle.mode != "none":
-            return Order("global", 1, 0, "each rank's rows are in its memory", 0, recipe=recipe)
-        return Order("none", 1, 0, "as shuffle=False asks", 0, recipe=recipe)
+            order = Order("global", 1, 0, "each rank's rows are in its memory", 0, recipe=recipe)
+        packs = self._options.collate == "pack"
+        return token_order(order, dataset, self._kind.segments, packs=packs, shard=held.shard)
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
         """The sampler of a loader: of this rank's rows alone."""
@@ -261,6 +269,7 @@ class RankCachedH5DataModule(FilesH5DataModule):
         return ShardSampler(
             held.shard,
             self._parameters(order),
+            recipe=order.recipe,
             weights=held.weights if training else None,
             **self._sampler_arguments(training=training),
             repeats=self.is_overfitting,

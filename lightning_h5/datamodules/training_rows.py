@@ -8,15 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import MixtureDataset, RowDataset, TableDataset
+from ..datasets import MixtureDataset, RowDataset, TableDataset, checked_step_counts
 from ..errors import H5ValueError, listing, near
 from ..loading.choose_order import Order
 from ..options import MixtureOptions, SegmentOptions, WeightOptions
-from ..order import LengthRecipe, Mixture, RowWeights
+from ..order import LengthRecipe, Mixture, RankShard, RowWeights, TokenRecipe
 from ..samples import RowTable
 from ..types import IntArray
 
@@ -29,6 +30,7 @@ __all__ = [
     "segment_order",
     "segments_left_out",
     "segments_without_steps",
+    "token_order",
     "weights_of",
 ]
 
@@ -246,6 +248,32 @@ def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -
     if not segments.bucket or order.mode == "none" or lengths is None:
         return order
     return order._replace(recipe=LengthRecipe(lengths, dataset.blocks(), f"{len(lengths):,} segments, by length"))
+
+
+_TOKEN_RECIPES: WeakKeyDictionary[RowDataset, TokenRecipe] = WeakKeyDictionary()
+"""The last recipe of each dataset, which counts batches once."""
+
+
+def token_order(
+    order: Order, dataset: RowDataset, segments: SegmentOptions, *, packs: bool, shard: RankShard | None = None
+) -> Order:
+    """Return the order of epochs of a dataset, in batches of at most ``segments.max_tokens`` steps if it is given.
+
+    Args:
+        order: the order of single samples.
+        dataset: the samples.
+        segments: the user's options.
+        packs: samples are joined, and not padded.
+        shard: the samples that the rank holds; None if ranks share all.
+    """
+    if segments.max_tokens is None or not isinstance(dataset, TableDataset):
+        return order
+    recipe = _TOKEN_RECIPES.get(dataset)
+    if recipe is None or (recipe.max_tokens, recipe.packs, recipe.shard) != (segments.max_tokens, packs, shard):
+        counts = checked_step_counts(dataset, segments.max_tokens)
+        recipe = TokenRecipe(counts, dataset.blocks(), segments.max_tokens, packs, shard)
+        _TOKEN_RECIPES[dataset] = recipe
+    return order._replace(recipe=recipe)
 
 
 def _tables(dataset: RowDataset) -> list[RowTable]:

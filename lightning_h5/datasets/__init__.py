@@ -13,7 +13,7 @@ from .normalize import FieldStats, read_stats, write_stats
 from .rank_cached import RankMemCachedH5Dataset
 from .sample_layout import Transform
 from .shard_loading import load_shards
-from .table_dataset import TableDataset, check_shapes
+from .table_dataset import TableDataset, check_shapes, checked_step_counts
 from .user_functions import AskedFor, Samples, WorkerFailure, asked_for, fresh_draws, generators, note_rows, own_streams
 from .worker_start import h5_worker_init_fn, start_worker
 
@@ -41,6 +41,7 @@ __all__ = [
     "WorkerFailure",
     "asked_for",
     "check_shapes",
+    "checked_step_counts",
     "fresh_draws",
     "generators",
     "h5_worker_init_fn",

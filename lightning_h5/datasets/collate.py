@@ -1,4 +1,4 @@
-"""Collate samples to a batch: stack or pad them, or return a list."""
+"""Collate samples to a batch: stack or pad them, or return a list; ``joined_steps`` joins them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..readers.buffers import BufferPool, stacked
 
 __all__ = ["Collate", "axis_length", "collated", "collated_samples", "of_one"]
 
-Collate: TypeAlias = Literal["stack", "pad", "list"]
-"""How to batch the tensors of samples: stack equal shapes, pad with zeros to the longest, or return a list."""
+Collate: TypeAlias = Literal["stack", "pad", "list", "pack"]
+"""How to batch samples: stack equal shapes, pad with zeros to the longest, return a list, or join their steps."""
 
 
 def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None) -> Any:
@@ -45,8 +45,8 @@ def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None
     if how != "pad" or len({len(shape) for shape in shapes}) > 1:
         raise H5ValueError(
             f"the samples of a batch have the shapes {', '.join(map(str, shapes[:3]))}{', ...' if shapes[3:] else ''}, "
-            "which cannot be stacked. Pass collate_fn='pad' (zeros up to the longest, and 'length') or 'list', or crop "
-            "samples to one shape in a transform."
+            "which cannot be stacked. Pass collate_fn='pad' (zeros up to the longest, and 'length'), 'pack' or 'list', "
+            "or crop samples to one shape in a transform."
         )
     shape = (len(values), *(max(sizes) for sizes in zip(*shapes, strict=True)))
     if buffers is None or values[0].device.type != "cpu" or 0 in shape:

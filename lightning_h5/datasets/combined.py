@@ -104,7 +104,8 @@ class CombinedHDF5Dataset(CachingDataset):
             ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
         decode: what decodes fields (see ``H5LazyDataset``).
         select: the part of a field to read.
-        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
+        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "pack",
+            "list", or "stack" (None).
         seed: of random windows and patches.
         choice: which of the segments are kept, as data modules split them; None for all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
@@ -166,7 +167,7 @@ class CombinedHDF5Dataset(CachingDataset):
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch, makes_batches=False)
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
         named = NamedFields(load_fields, field_map, samples, dtype=dtype, decode=decode)
         filters = Filters(

@@ -19,6 +19,7 @@ from ..readers import ClassNumbers, Decode, DecodeRequest, codecs_of
 from ..samples import SparseField
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
+from .joined_steps import Joint
 from .multiply_add import Affine
 from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
 
@@ -128,8 +129,35 @@ class Fields:
             x = replace(x, fields=replace(x.fields, keys=x.fields.keys + names, names=x.fields.names + names))
         if layout.with_index and table.indexer.has_places:
             extras += PLACES
-        layout = replace(layout, x=x, extras=extras, collate=collate)
+        joints = self._joints(table) if collate == "pack" else ()
+        layout = replace(layout, x=x, extras=extras, collate=collate, joints=joints)
         return replace(self, masked=masked, sample_layout=replace(layout, length_of=self.length_of(table, layout)))
+
+    def _joints(self, table: RowTable) -> tuple[Joint | None, ...]:
+        """Return how the samples of each field are joined along their steps.
+
+        Raises:
+            H5ValueError: no field has numbers of steps that differ, or one has a name that batches need.
+        """
+        joints = list[Joint | None]()
+        for number in range(len(self.names)):
+            group = table.indexer.group_of_steps(number) if table.has_steps[number] else None
+            is_list = table.is_ragged[number] or has_lists(table.layouts[0][number])
+            if group is not None:
+                joints.append(Joint(group, table.step_places[number]))
+            else:  # each row is a sample
+                joints.append(Joint(-1, 0) if table.indexer.numbers_are_rows and is_list else None)
+        if not any(joints):
+            raise H5ValueError(
+                f"collate_fn='pack' joins samples along their steps, and the samples here are {table.indexer.noun}, "
+                "which all have the same number of steps. Remove collate_fn, or pass sample='segment'."
+            )
+        if added := [name for name in self.names if name.endswith(("cu_seqlens", "max_seqlen"))]:
+            raise H5ValueError(
+                f"collate_fn='pack' adds cu_seqlens and max_seqlen to batches, and there are fields named "
+                f"{listing(added)}. Call these something else."
+            )
+        return tuple(joints)
 
     def length_of(self, table: RowTable, layout: SampleLayout) -> tuple[int, int] | None:
         """Return the input field whose steps are the length of a sample, and their axis; None if all have one length.

@@ -82,7 +82,8 @@ class H5LazyDataset(FileDataset):
             pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8`` each), "dense"
             or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
-        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
+        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "pack",
+            "list", or "stack" (None).
         seed: of random windows and patches.
         choice: which of the segments are kept, as data modules split and filter them; None for all.
         on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples whose
@@ -142,7 +143,7 @@ class H5LazyDataset(FileDataset):
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch, makes_batches=False)
         fields = Fields.of(
             with_constants(x_key, y_key, samples.segments.constants),
             y_key,

@@ -288,7 +288,7 @@ def mixture_dataset(
     """
     _check_sources_alike(sources, mixes=mixes)
     layout = next(iter(sources.values())).sample_layout
-    fields, flags, y = layout.x.fields, layout.x.flags, layout.y
+    fields, flags, y, n_inputs = layout.x.fields, layout.x.flags, layout.y, len(layout.x.fields.names)
     is_named = is_named and fields.kind == "dict"
     if is_named and SOURCE in fields.names:
         raise H5ValueError(
@@ -304,6 +304,7 @@ def mixture_dataset(
         y=None if y is None else replace(y, transform=target_transform),
         with_index=with_index,
         n_rows=sum(map(len, sources.values())),
+        joints=(*layout.joints[:n_inputs], *[None] * is_named, *layout.joints[n_inputs:]) if layout.joints else (),
     )
     names = list(sources) if is_named else None
     return MixtureDataset(list(sources.values()), names, sample_layout, batch_transform=batch_transform)

@@ -183,7 +183,7 @@ class RankMemCachedH5Dataset(HeldDataset):
         if mode not in get_args(ShardMode):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
         device = checked_device(cache_device, share_memory=share_memory)
-        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch, makes_batches=False)
         fields = Fields.of(
             with_constants(x_key, y_key, samples.segments.constants),
             y_key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from ..samples import CsrRows
 from ..types import Draws, IntArray, cached_property
 from .bad_rows import SampleErrors, is_of_sample
 from .collate import Collate, axis_length, collated, collated_samples, of_one
+from .joined_steps import JoinedField, Joint, columns_of, joined_fields, sample_ends
 from .multiply_add import Affine
 from .user_functions import AskedFor, add_note, asked_for, generators, note_rows
 
@@ -241,6 +242,38 @@ class SamplePart:
         # torch collates tuples to a list; without a transform the batch is a tuple.
         return (tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch), lengths
 
+    def packed(
+        self,
+        columns: Sequence[Column],
+        samples: Sequence[Any] | None,
+        rows: IntArray,
+        describe: Describe,
+        joints: Sequence[Joint | None],
+        buffers: BufferPool,
+    ) -> tuple[Any, dict[str, JoinedField]]:
+        """Return all rows' part with samples joined along their steps, and its fields by name.
+
+        Args:
+            columns: the fields of the part.
+            samples: what the transform returned (see ``samples``); None without one.
+            rows: numbers of the samples.
+            describe: returns which rows they are, as text.
+            joints: for each field how its samples are joined; None stacks them.
+            buffers: where memory comes from.
+        """
+        names, build = self.fields.names, cast("Callable[[Sequence[Any]], Any]", self.build)
+        by_name, named_joints = dict(zip(names, columns, strict=True)), dict(zip(names, joints, strict=True))
+        if samples is not None:
+            by_name, build = columns_of(samples, names)
+            if not named_joints.keys() & by_name.keys():  # one field became several
+                named_joints = {next(iter(by_name)): joints[0]}
+        try:
+            fields = joined_fields(by_name, named_joints, buffers)
+        except Exception as error:
+            add_note(error, "while joining samples", lambda: self._describe(rows.tolist(), describe))
+            raise
+        return build([field.value for field in fields.values()]), fields
+
     def _field_of(self, sample: Any, field: int) -> Any:
         """Return a field of a transformed sample, if it still has it."""
         if isinstance(sample, dict):
@@ -259,6 +292,7 @@ class SampleLayout:
         n_rows: of the dataset, if numbers of rows go beyond it and are shown modulo that; otherwise 0.
         extras: names of the columns that follow the parts and the index in a sample; the last columns that are read.
         collate: how samples of several shapes become a batch; None stacks them.
+        joints: for each field of the parts how its samples are joined, if ``collate`` packs; None stacks them.
         length_of: the field of the input with steps that are counted for ``"length"``, and their axis in a sample; None
             if samples have equally many.
     """
@@ -269,6 +303,7 @@ class SampleLayout:
     n_rows: int = 0
     extras: tuple[str, ...] = ()
     collate: Collate | None = None
+    joints: tuple[Joint | None, ...] = ()
     length_of: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -340,6 +375,15 @@ class SampleLayout:
             left = _places_left(len(rows), errors)
             columns, rows = [_taken(column, left) for column in columns], rows[left]
             transformed = [samples and [samples[place] for place in left] for samples in transformed]
+        make = self._packed if self.collate == "pack" else self._collated
+        parts, added = make(columns, transformed, rows, describe)
+        index = {"index": torch.from_numpy(self.shown(rows.copy()))} if self.with_index else {}
+        return self._join(parts, added | index, dict(self._extras_of(columns)))
+
+    def _collated(
+        self, columns: Sequence[Column], transformed: Sequence[list[Any] | None], rows: IntArray, describe: Describe
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the parts of a batch, and the lengths of samples if these are padded."""
         parts, length = [], {}
         for (part, own), samples in zip(self._parts, transformed, strict=True):
             counted = self.length_of if part is self.x and self.collate == "pad" else None
@@ -347,8 +391,19 @@ class SampleLayout:
             parts.append(batch)
             if counted is not None:
                 length["length"] = torch.tensor(lengths, dtype=torch.int64)
-        index = {"index": torch.from_numpy(self.shown(rows.copy()))} if self.with_index else {}
-        return self._join(parts, length | index, dict(self._extras_of(columns)))
+        return parts, length
+
+    def _packed(
+        self, columns: Sequence[Column], transformed: Sequence[list[Any] | None], rows: IntArray, describe: Describe
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the parts of a batch with samples joined along their steps, and where each sample begins and ends."""
+        parts, fields = list[Any](), list[tuple[str, JoinedField]]()
+        for (part, own), samples in zip(self._parts, transformed, strict=True):
+            batch, of_part = part.packed(columns[own], samples, rows, describe, self.joints[own], self._buffers)
+            parts.append(batch)
+            fields += of_part.items()
+        counted = None if self.length_of is None else self.joints[self.length_of[0]]
+        return parts, sample_ends(fields, counted)
 
     def built(self, columns: Sequence[Any]) -> Any:
         """Return a batch of its columns, if it consists of them."""

@@ -26,7 +26,7 @@ from .collate import Collate
 from .fields import Fields, checked_rows
 from .sample_layout import SampleLayout, Transform
 
-__all__ = ["TableDataset", "check_shapes", "places_columns"]
+__all__ = ["TableDataset", "check_shapes", "checked_step_counts", "places_columns"]
 
 MAX_FIELDS = 12  # named in a summary
 MAX_NAME = 80  # characters of a path
@@ -213,7 +213,8 @@ def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int
         shapes = [arrays[field].row_shape for arrays in table.layouts.examples]
         counts = [len(shape) for shape in shapes]
         differs = counts if len(set(counts)) > 1 else shapes
-        if differs is shapes and (collate == "pad" or batch_size == 1):
+        joins = collate == "pack" and table.indexer.numbers_are_rows
+        if differs is shapes and (collate == "pad" or batch_size == 1 or joins):
             continue
         at = next(at for at, value in enumerate(differs) if value != differs[0])
         first, second = (table.name_of_part(int(table.layouts.firsts[kind])) for kind in (0, at))
@@ -225,7 +226,7 @@ def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int
             f"in one batch. {cure}, pass collate_fn='list', or give all samples one shape in a transform."
         )
     if (
-        collate != "pad"
+        collate not in ("pad", "pack")
         and batch_size > 1
         and len(dataset) > 1
         and table.indexer.is_whole
@@ -246,6 +247,30 @@ def _check_lengths(dataset: TableDataset) -> None:
                 f"{lengths[differs.argmax()]} in another, which cannot be stacked. Pass collate_fn='pad' (zeros up to "
                 "the longest, and 'length') or 'list', a window, or crop samples to one length in a transform."
             )
+
+
+def checked_step_counts(dataset: TableDataset, max_tokens: int) -> IntArray:
+    """Return the number of steps of each sample.
+
+    Raises:
+        H5ValueError: samples are no whole segments, or one has more steps than a batch may have.
+    """
+    counts, noun = dataset.table.indexer.step_counts, dataset.table.indexer.noun
+    if counts is None:
+        raise H5ValueError(
+            f"segments.max_tokens={max_tokens} was given, and samples are {noun}: {max_tokens} counts the steps of "
+            "whole segments. Pass sample='segment', or remove max_tokens and set batch_size."
+        )
+    counts = counts if dataset.indices is None else counts[dataset.indices]
+    if (n_longer := int(np.count_nonzero(counts > max_tokens))) > 0:
+        longest = np.array([counts.argmax()])
+        name = places_columns(dataset.table, dataset.table.indexer.places(dataset.located(longest)))[0][0]
+        raise H5ValueError(
+            f"segments.max_tokens={max_tokens} was given, and {n_longer:,} of {len(counts):,} samples are longer. The "
+            f"longest has {counts.max():,} steps: {name!r}, {dataset.describe(longest)}. Pass segments={{'max_length': "
+            f"{max_tokens}, ...}}, which takes the first steps only, or a larger max_tokens."
+        )
+    return counts
 
 
 def _short_path(path: str) -> str:

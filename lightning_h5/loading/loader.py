@@ -405,7 +405,7 @@ class H5DataLoader(DataLoader[Any]):
         max_bytes = TOGETHER_BYTES_MORE if is_in_memory else TOGETHER_BYTES
         if cost.rows_per_chunk and not is_in_memory:
             max_bytes = TOGETHER_BYTES_DECODED
-        together = max(1, min(MAX_TOGETHER, max_bytes // max(1, self.sampler.batch_size * cost.row_bytes)))
+        together = max(1, min(MAX_TOGETHER, max_bytes // max(1, self.sampler.mean_rows * cost.row_bytes)))
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
         elif is_in_memory:
@@ -413,7 +413,7 @@ class H5DataLoader(DataLoader[Any]):
         return self._read_ahead(together, tokens)
 
     def _read_ahead(self, together: int, tokens: Iterator[BatchToken]) -> ReadAhead:
-        batch_size, cost = self.sampler.batch_size, self.dataset.cost
+        n_rows, cost = self.sampler.mean_rows, self.dataset.cost
         n_ahead, n_far = 2 * cost.rows_per_chunk, FAR_BYTES // max(PAGE_BYTES, cost.row_bytes)
         return ReadAhead(
             self.dataset,
@@ -421,8 +421,8 @@ class H5DataLoader(DataLoader[Any]):
             tokens,
             self._depth or max(DEPTH, 2 * together),
             together=together,
-            lookahead=min(MAX_LOOKAHEAD, -(-n_ahead // batch_size)),
-            far=min(MAX_LOOKAHEAD, -(-n_far // batch_size)),
+            lookahead=min(MAX_LOOKAHEAD, -(-n_ahead // n_rows)),
+            far=min(MAX_LOOKAHEAD, -(-n_far // n_rows)),
             team=max(1, usable_cores() - 1) if cost.rows_per_chunk else 0,
         )
 

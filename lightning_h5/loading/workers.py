@@ -125,7 +125,7 @@ class WorkerPool:
         self.n_passes = 0
         depth = loader.prefetch_factor or 2
         # This raises if a file can no longer be read; without a lock, `__del__` does nothing.
-        n_bytes = max(MIN_SHARED, sampler.batch_size * dataset.cost.row_bytes * N_SHARED * depth)
+        n_bytes = max(MIN_SHARED, sampler.mean_rows * dataset.cost.row_bytes * N_SHARED * depth)
         self._memory = worker_memory(loader.num_workers, n_bytes)
         self._lock = threading.RLock()  # shared by the pinning thread and the main thread
         self._poll = select.poll()

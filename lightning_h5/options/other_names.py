@@ -49,6 +49,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "sequence_key": ("segments={'key': ...}",),
     "sequence_order": ("segments={'key': ..., 'sort_key': ...}",),
     "bucket_by_length": ("segments={'bucket': True}",),
+    **dict.fromkeys(("max_tokens", "batch_tokens", "token_budget"), ("segments={'max_tokens': 16384}",)),
+    **dict.fromkeys(("pack", "packing"), ("collate_fn='pack'",)),
     **dict.fromkeys(("patch_size", "crop_size"), ("patch={'shape': [...]}",)),
     **dict.fromkeys(("sampling_strategy", "sources"), ("mixture",)),
     "share_memory": ("memory={'share': True}", "share_memory"),

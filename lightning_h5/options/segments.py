@@ -83,6 +83,10 @@ class SegmentOptions(Options):
         missing: "drop" leaves out segments, or files, that lack an array, and logs how many; "error" raises.
         max_length: steps that a sample of ``sample="segment"`` has at most, the first ones.
         bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
+        max_tokens: steps that a batch has at most, instead of a fixed number of samples. Each sample counts as many
+            steps as the longest of its batch, since shorter ones are padded; with ``collate_fn="pack"`` it counts its
+            own. Segments of similar length share a training batch, also without ``bucket``, in random order, and all
+            ranks have equally many batches. A sample of more steps is an error; ``max_length`` crops it.
         keep_together: give all windows of a segment to one rank in evaluation. Ranks may then have numbers of batches
             that differ.
     """
@@ -104,6 +108,7 @@ class SegmentOptions(Options):
     missing: Literal["error", "drop"] = "error"
     max_length: int | None = None
     bucket: bool = False
+    max_tokens: int | None = None
     keep_together: bool = False
 
     def __post_init__(self) -> None:
@@ -141,6 +146,7 @@ class SegmentOptions(Options):
         if isinstance(constants, str):
             raise H5ValueError(f"segments.constants={constants!r} is not a list. Pass [{constants!r}].")
         check_whole(self.max_length, "segments.max_length", 1)
+        check_whole(self.max_tokens, "segments.max_tokens", 1)
         rates: Any = self.steps_per
         if rates is not None and not isinstance(rates, Mapping):
             raise H5ValueError(

@@ -46,6 +46,7 @@ from .shards import (
     union,
 )
 from .splits import group_split, k_fold
+from .token_batches import TokenRecipe
 from .window import BlockTable, WindowOrder
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ __all__ = [
     "SourceOrder",
     "Strategy",
     "TablePermutation",
+    "TokenRecipe",
     "TrainBatches",
     "WeightedRecipe",
     "WindowOrder",

@@ -89,7 +89,7 @@ class DealtBatches:
     @cached_property
     def n_steps(self) -> int:
         """Steps that every rank takes."""
-        return (self._n_whole + len(self._last)) // self.world_size
+        return (self.batches.n_batches - self.first) // self.world_size + self._has_halves
 
     def piece(self, place: int) -> _RowRange:
         """Return a piece, by its place among those that are left."""
@@ -112,11 +112,17 @@ class DealtBatches:
         return self.batches.start(end) - self.batches.start(batch) - (self.offset if batch == self.first else 0)
 
     @cached_property
-    def _n_whole(self) -> int:
-        """Batches before those that are halved, or left out."""
+    def _has_halves(self) -> bool:
+        """Whether some batches are halved, so that the last ones make a whole round."""
         n_left = self.batches.n_batches - self.first
         n_full, n_rest = divmod(n_left, self.world_size)
-        if not n_rest or self.drop_last or self._n_rows(n_left) < (n_full + 1) * self.world_size:
+        return n_rest > 0 and not self.drop_last and self._n_rows(n_left) >= (n_full + 1) * self.world_size
+
+    @cached_property
+    def _n_whole(self) -> int:
+        """Batches before those that are halved, or left out."""
+        n_full, n_rest = divmod(self.batches.n_batches - self.first, self.world_size)
+        if not self._has_halves:
             return n_full * self.world_size
         rounds = min(1, n_full)
         while self._n_rows(n_rest + rounds * self.world_size) < (rounds + 1) * self.world_size:
@@ -129,7 +135,7 @@ class DealtBatches:
         pieces = [self._rest_of(batch) for batch in range(self.first + self._n_whole, self.batches.n_batches)]
         n_wanted = -(-len(pieces) // self.world_size) * self.world_size
         n_rows = [piece.high - piece.low for piece in pieces]
-        if self.drop_last or sum(n_rows) < n_wanted:
+        if not self._has_halves:
             return []
         parts = [1] * len(pieces)
         while sum(parts) < n_wanted:

@@ -314,6 +314,20 @@ class EpochRecipe:
         """Return the share of units (batches, or rows) that each source is to have, by name; empty without sources."""
         return {}
 
+    def n_batches(self, order: OrderParameters, world_size: int) -> tuple[int, int]:
+        """Return the batches of an epoch, and how many of them are left out, if batches have a limited cost."""
+        return 0, 0
+
+    def mean_rows(self, batch_size: int) -> int:
+        """Return the number of rows of a batch on average, about."""
+        return batch_size
+
+    def evaluation(
+        self, n_rows: int, batch_size: int, world_size: int, rank: int, ends: IntArray | None
+    ) -> EvaluationBatches:
+        """Return the batches of a rank in an evaluation; see ``EvaluationBatches`` for the arguments."""
+        return EvaluationBatches(n_rows, batch_size, world_size, rank, ends)
+
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
         """Return the sequence of an epoch.
 

@@ -66,6 +66,11 @@ class RunOrder:
         """This replica, as given or as resolved now."""
         return resolve_replica(*self._replica_arguments)
 
+    @property
+    def mean_rows(self) -> int:
+        """Rows of a batch on one rank on average, about."""
+        return self.recipe.mean_rows(self.batch_size)
+
     def present_order(self) -> OrderParameters:
         """Return the settings of the order of an epoch that begins now."""
         world_size = self.replica.world_size

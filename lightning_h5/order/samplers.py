@@ -222,7 +222,7 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
 
     def _evaluation_batches(self) -> EvaluationBatches:
         rank, world_size = self.replica
-        return EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank, self.ends)
+        return self.recipe.evaluation(self.blocks.n_rows, self.batch_size, world_size, rank, self.ends)
 
     @property
     def has_idle_rank(self) -> bool:
@@ -270,6 +270,7 @@ class ShardSampler(PlanSampler):
     Args:
         shard: the rows that this rank holds.
         parameters: the settings of the order: the seed, and whether rows are shuffled.
+        recipe: how epochs visit the rows of the shard; None takes each once, or draws them by their weights.
         weights: of the rows of all ranks; None takes each row once.
         is_given: the caller named the replica. If False, it is checked when iteration starts: rows that are held
             cannot become another rank's.
@@ -284,14 +285,15 @@ class ShardSampler(PlanSampler):
         shard: RankShard,
         parameters: OrderParameters,
         *,
+        recipe: EpochRecipe | None = None,
         weights: RowWeights | None = None,
         is_given: bool = True,
         **options: Any,
     ) -> None:
         self.shard, self._is_given = shard, is_given
-        blocks = BlockTable.of_sizes([shard.n_held])
+        blocks, recipe = BlockTable.of_sizes([shard.n_held]), recipe or ShardRows(shard, weights)
         # Rank 0 of 1: a position counts the batches of each rank.
-        super().__init__(blocks, parameters, rank=0, world_size=1, recipe=ShardRows(shard, weights), **options)
+        super().__init__(blocks, parameters, rank=0, world_size=1, recipe=recipe, **options)
 
     @property
     def n_rows(self) -> int:
@@ -343,7 +345,7 @@ class ShardSampler(PlanSampler):
 
     def _evaluation_batches(self) -> EvaluationBatches:
         shard = self.shard
-        return EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank, shard.ends)
+        return self.recipe.evaluation(shard.n_rows, self.batch_size, shard.world_size, shard.rank, shard.ends)
 
 
 class EpochShuffleSampler(DistributedSampler[Any]):

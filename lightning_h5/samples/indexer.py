@@ -126,6 +126,13 @@ class Indexer(ABC):
         """Return the one of some fields with steps whose steps are the length of a sample; None if all have one."""
         return None
 
+    def group_of_steps(self, field: int) -> int | None:
+        """Return a number that fields share if each sample has equally many steps of them, to join samples by.
+
+        None for a field of which each sample has one value, or as many steps as all others.
+        """
+        return None if self.counted_field([field]) is None else 0
+
     # In memory -----------------------------------------------------------------------------------------------
 
     def rows_held(self, samples: range | IntArray, n_rows: int) -> Sequence[range | IntArray]:
@@ -251,6 +258,11 @@ class Indexer(ABC):
     def lengths(self) -> IntArray | None:
         """Steps of each sample, by which batches of similar cost are made; None if samples are alike."""
         return None
+
+    @property
+    def step_counts(self) -> IntArray | None:
+        """Rows that each sample has of the field with the most, as ``max_tokens`` counts; None if samples are alike."""
+        return self.lengths
 
     @property
     def ends_of_segments(self) -> IntArray | None:

@@ -65,9 +65,26 @@ class SampleOptions:
 
     @classmethod
     def parse(
-        cls, sample: Any, segments: Any, window: Any, select: Any, seed: int = 0, patch: Any = None
+        cls,
+        sample: Any,
+        segments: Any,
+        window: Any,
+        select: Any,
+        seed: int = 0,
+        patch: Any = None,
+        *,
+        makes_batches: bool = True,
     ) -> SampleOptions:
         """Return the options that arguments stand for.
+
+        Args:
+            sample: see the attributes, as the ones that follow.
+            segments: see the attributes.
+            window: see the attributes.
+            select: see the attributes.
+            seed: see the attributes.
+            patch: see the attributes.
+            makes_batches: the caller decides which samples share a batch; a dataset does not.
 
         Raises:
             H5ValueError: they make no sense, or not together.
@@ -76,6 +93,12 @@ class SampleOptions:
         if not is_known:
             raise H5ValueError(f"sample={sample!r} was given. Pass 'row', 'window', 'segment' or None.")
         segment_options = SegmentOptions.parse(segments, "segments")
+        if segment_options.max_tokens is not None and not makes_batches:
+            raise H5ValueError(
+                f"segments.max_tokens={segment_options.max_tokens} was given to a dataset, and loaders decide which "
+                "samples share a batch. Pass it to a data module; after setup(), its train_dataloader() works in any "
+                "loop."
+            )
         window_options = None if window is None else WindowOptions.parse(window, "window")
         if window_options is not None and (isinstance(sample, MakesIndexer) or sample in ("row", "segment")):
             raise H5ValueError(f"window was given with sample={sample!r}. Pass sample='window', or leave one out.")
@@ -143,6 +166,7 @@ def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions 
         "segments.steps_per": bool(segments.steps_per),
         "segments.max_length": segments.max_length is not None,
         "segments.bucket": segments.bucket,
+        "segments.max_tokens": segments.max_tokens is not None,
     }
     if conflicts := [name for name in is_given if is_given[name]]:
         raise H5ValueError(

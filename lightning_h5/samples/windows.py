@@ -233,6 +233,10 @@ class WholeSegments(Indexer):
         """See ``Indexer.assembler``."""
         return SegmentAssembler(is_ragged, place) if self.has_all_steps(field) else Assembler()
 
+    def group_of_steps(self, field: int) -> int | None:
+        """See ``Indexer.group_of_steps``."""
+        return self.segments.kinds[field] if self.has_all_steps(field) else None
+
     def counted_field(self, fields: Sequence[int]) -> int | None:
         """See ``Indexer.counted_field``."""
         return next((field for field in fields if self.has_all_steps(field)), fields[0])
@@ -286,6 +290,13 @@ class WholeSegments(Indexer):
     def lengths(self) -> IntArray:
         """See ``Indexer.lengths``."""
         return self.segments.lengths
+
+    @property
+    def step_counts(self) -> IntArray:
+        """See ``Indexer.step_counts``."""
+        kinds = {kind for field, kind in enumerate(self.segments.kinds) if self.has_all_steps(field)}
+        of_kinds = [self._cropped(self.segments.steps[kind]) for kind in kinds if kind is not None]
+        return np.asarray(np.maximum.reduce(of_kinds or [np.ones(len(self), dtype=np.int64)]), dtype=np.int64)
 
     def mean_bytes(self, sizes: Sequence[int]) -> int:
         """See ``Indexer.mean_bytes``."""
@@ -402,10 +413,11 @@ def samples_of(
     if options.maker is not None:
         return _checked_indexer(options.maker.indexer(segments, fields), segments)
     kind, max_length = options.kind([field.request.key for field in fields]), options.segments.max_length
-    if kind != "segment" and (options.segments.bucket or max_length is not None):
+    is_whole = options.segments.bucket or max_length is not None or options.segments.max_tokens is not None
+    if kind != "segment" and is_whole:
         raise H5ValueError(
-            f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
-            "or pass sample='segment' without window."
+            "segments.bucket, segments.max_length and segments.max_tokens are of whole segments, and samples are "
+            f"{kind}s. Leave them out, or pass sample='segment' without window."
         )
     if kind == "segment":
         n_left_out = int(np.count_nonzero(segments.lengths == 0))

@@ -114,6 +114,18 @@ def test_studies(run, tmp_path):
     assert written["mixtures"]["shares"] == {"a": 60, "b": 30, "c": 10}
 
 
+@pytest.mark.wide
+def test_batches_of_sequences(run, tmp_path):
+    run(BENCHMARKS / "tokens.py", "--samples", 400, "--rounds", 1, "--json", tmp_path / "out.json")
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [*results] == ["proteins", "recordings"]
+    for way, max_tokens in zip(results.values(), (16_384, 65_536), strict=True):
+        plain, bucket, tokens, packed = way.values()
+        assert plain["padding"] > 0.4 > bucket["padding"] > packed["padding"] == 0
+        assert plain["most"] > max_tokens >= max(tokens["most"], packed["most"])
+        assert packed["batches"] <= tokens["batches"]
+
+
 @pytest.mark.slow
 def test_the_limits_do_without_fast_decoders(run_alone):
     program = f"""
