@@ -129,8 +129,8 @@ class LazyH5DataModule(FilesH5DataModule):
             ``valid_mask`` to look for that one.
         valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
         mixture: instead of ``train_path``, several sets of files to mix: a mapping from each source's name to its
-            files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``epoch_length``, ``mix``,
-            ``pattern``). Batches, or inputs, that are dicts have the name of each row's source, as
+            files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``between``, ``epoch_length``,
+            ``mix``, ``pattern``). Batches, or inputs, that are dicts have the name of each row's source, as
             ``"source"``.
         on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
             do not leave out the same stop.

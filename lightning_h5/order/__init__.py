@@ -42,6 +42,7 @@ from .shards import (
     union,
 )
 from .splits import group_split, k_fold
+from .weight_schedule import WeightSchedule
 from .window import BlockTable, WindowOrder
 
 _balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' names stay importable
@@ -81,6 +82,7 @@ __all__ = [
     "Strategy",
     "TablePermutation",
     "TrainBatches",
+    "WeightSchedule",
     "WeightedRecipe",
     "WindowOrder",
     "as_array",
