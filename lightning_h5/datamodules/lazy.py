@@ -69,6 +69,9 @@ class LazyH5DataModule(FilesH5DataModule):
         target_transform: runs on each sample's target.
         eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
+        device_transform: runs once on each batch after the Trainer has copied it to the device, in all stages; may ask
+            for ``rng`` or ``generator`` (on the device) too. A mapping has a function for "train", for "eval"
+            (validation, test and prediction), or both. A ``torch.nn.Module`` is moved to the device.
         collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
             ``"length"``), "list" (a list for each field) or "stack". None stacks, without making samples first.
         normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file that
@@ -167,6 +170,7 @@ class LazyH5DataModule(FilesH5DataModule):
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
+        device_transform: Callable[..., Any] | dict[str, Callable[..., Any]] | None = None,
         collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
         normalize: dict[str, Any] | PathLike | None = None,
         batch_size: int = 32,

@@ -373,6 +373,7 @@ class H5DataLoader(DataLoader[Any]):
         epoch = self.sampler.starting_epoch()
         plan = self.sampler.plan(epoch)
         progress = self.passes.begin(epoch)
+        progress.plan = plan
         tokens = self.sampler.tokens(epoch)
         return self._from_workers(tokens) if self.num_workers else self._from_threads(tokens), plan, progress
 
