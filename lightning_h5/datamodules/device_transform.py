@@ -206,9 +206,10 @@ def _device_of(batch: Any) -> torch.device:
 
 def _rows_of(loader: H5DataLoader | None, progress: Progress | None) -> str:
     """Return the rows of the batch that a loader yielded last, as text."""
-    if loader is None or progress is None or progress.plan is None:
-        return "a batch of no loader"
-    return loader.dataset.describe(progress.plan.rows(progress.n_given - 1))
+    plan = None if progress is None or progress.plan is None else progress.plan()
+    if loader is None or progress is None or plan is None:
+        return "rows that cannot be named"
+    return loader.dataset.describe(plan.rows(progress.n_given - 1))
 
 
 # Draws ---------------------------------------------------------------------------------------------------------
@@ -216,11 +217,9 @@ def _rows_of(loader: H5DataLoader | None, progress: Progress | None) -> str:
 
 def _draws_on_device(loader: H5DataLoader, progress: Progress) -> Draws:
     """Return what decides the draws for the batch that a loader yielded last; other draws than on the host."""
-    sampler, plan = loader.sampler, progress.plan
-    assert plan is not None  # it has yielded a batch in this process
-    position = sampler.first_position + plan.bounds(progress.n_given - 1)[0]
+    sampler = loader.sampler
     seed = int(stream(sampler.seed, 0, DEVICE).random_raw()) >> 2
-    return Draws(seed, progress.began.epoch, position)
+    return Draws(seed, progress.began.epoch, sampler.first_position + progress.position)
 
 
 def _generators_on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ class Progress:
         first_row: rows of the epoch that were consumed by then.
         n_loaded: positions that were loaded before it began.
         step_rows: rows of a step on all ranks.
-        plan: the plan that it follows; None in another process.
+        plan: the plan that it follows, as long as the iteration exists; None in another process.
+        position: place of the first row of the last batch in the plan.
         n_given: batches that it has yielded.
         is_complete: whether it has yielded its last batch.
         is_over: whether it was asked for another one after that.
@@ -33,7 +35,8 @@ class Progress:
     first_row: int
     n_loaded: int
     step_rows: int
-    plan: EpochPlan | None = None
+    plan: weakref.ref[EpochPlan] | None = None
+    position: int = 0
     n_given: int = 0
     is_complete: bool = False
     is_over: bool = False
