@@ -36,6 +36,7 @@ GROUPS = {
         "sources": "sources",
         "sampling_strategy": "strategy",
         "weights": "weights",
+        "between": "between",
         "epoch_length": "epoch_length",
         "mix": "mix",
         "pattern": "pattern",

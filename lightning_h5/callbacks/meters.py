@@ -13,8 +13,9 @@ import torch.distributed
 from ..counters import Counters, RequestTimes, WaitTimes
 from ..loading import H5DataLoader
 from ..metrics import Loader, LoaderMetrics, gather_ranks
+from ..order import PlanSampler
 
-__all__ = ["REQUESTS", "WAITS", "Meter", "StageTotals", "TransferTimer", "expected_shares", "over_ranks"]
+__all__ = ["REQUESTS", "WAITS", "Meter", "StageTotals", "TransferTimer", "over_ranks"]
 
 WAITS = tuple(f"waits {at}" for at in range(WaitTimes.N_CLASSES))
 """Names of the classes of waiting times among a stage's amounts."""
@@ -61,6 +62,7 @@ class Meter:
             metric.count_since(before)
         self.n_slow = 0
         self._transfer_seconds = 0.0
+        self._logged_units: dict[tuple[bool, PlanSampler], int] = {}  # of the run, by kind of figures and loader
 
     def start(self) -> None:
         """Start the clock; has no effect if it runs."""
@@ -88,6 +90,27 @@ class Meter:
         figures = {name: float(value) for name, value in metric.compute().items()}
         metric.reset()
         return figures
+
+    def expected_shares(self, metric: LoaderMetrics, loaders: Iterable[Loader]) -> dict[str, float]:
+        """Return the share that each source of a mixture is to have since the last call, by the names of the figures.
+
+        Args:
+            metric: ``by_step`` or ``by_epoch``.
+            loaders: the stage's loaders.
+        """
+        shares: dict[str, float] = {}
+        for loader in loaders:
+            if not isinstance(loader, H5DataLoader):
+                continue
+            sampler, progress, units = loader.sampler, loader.passes.last, (0, 1)
+            if sampler.recipe.continues and progress is not None:
+                key = metric is self.by_step, sampler
+                start = self._logged_units.get(key, sampler.unit(progress.began))
+                stop = sampler.unit(progress.began.after(sampler, progress.n_given))
+                self._logged_units[key], units = stop, (start, max(stop, start + 1))
+            expected = sampler.recipe.expected_shares(sampler.batch_size, drop_last=sampler.drop_last, units=units)
+            shares |= {f"expected_share/{name}": share for name, share in expected.items()}
+        return shares
 
     @property
     def _metrics(self) -> tuple[LoaderMetrics, ...]:
@@ -157,14 +180,3 @@ def over_ranks(
     gathered = gather_ranks(values, device) if is_distributed and not own else [values]
     ranks = [dict(zip(amounts, rank.tolist(), strict=True)) for rank in gathered]
     return {name: sum(rank[name] for rank in ranks) for name in amounts}, ranks
-
-
-def expected_shares(loaders: Iterable[Loader]) -> dict[str, float]:
-    """Return the share of rows that each source of a mixture is to have, by the names of the figures."""
-    shares: dict[str, float] = {}
-    for loader in loaders:
-        if isinstance(loader, H5DataLoader):
-            sampler = loader.sampler
-            expected = sampler.recipe.expected_shares(sampler.batch_size, drop_last=sampler.drop_last)
-            shares |= {f"expected_share/{name}": share for name, share in expected.items()}
-    return shares

@@ -18,7 +18,7 @@ from ..metrics import Loader, LoaderMetrics, datasets_of
 from ..options.base import check_whole
 from ..options.keywords import checks_keywords
 from ..readers import usable_cores
-from .meters import Meter, StageTotals, TransferTimer, expected_shares, over_ranks
+from .meters import Meter, StageTotals, TransferTimer, over_ranks
 from .summary_table import stage_table
 
 __all__ = ["H5StatsMonitor"]
@@ -264,7 +264,7 @@ class H5StatsMonitor(Callback):
         if self._transfer is not None:
             meter.add_transfer(self._transfer.seconds())
         figures = meter.log(metric, loaders)
-        expected = expected_shares(loaders)
+        expected = meter.expected_shares(metric, loaders)
         return figures | {name: share for name, share in expected.items() if name.removeprefix("expected_") in figures}
 
     def _named(self, figures: Mapping[str, float]) -> dict[str, float]:

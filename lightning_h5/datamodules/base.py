@@ -31,9 +31,9 @@ from ..sizes import bytes_text
 from ..staging import check_urls, ensure_folder, why_not_staged
 from ..types import IntArray
 from .arguments import SPLITS, Split
+from .device_transform import TransformsOnDevice
 from .loaders import NoRows
 from .missing_arrays import explain_missing_array
-from .resume import KeepsPosition
 from .split_overlap import overlap_of_files, overlap_of_samples
 from .training_rows import segments_left_out, segments_without_steps
 
@@ -58,7 +58,7 @@ TRANSFORMS = {
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
-class BaseH5DataModule(KeepsPosition):
+class BaseH5DataModule(TransformsOnDevice):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
     A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.
@@ -257,6 +257,7 @@ class BaseH5DataModule(KeepsPosition):
         splits = _splits_of(name)
         if self.is_bystander:
             return
+        self.check_device_transform()
         if self._set_since_setup:  # no dataset may be used again
             for dataset in self._datasets.values():
                 dataset.close()

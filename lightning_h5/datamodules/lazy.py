@@ -70,6 +70,9 @@ class LazyH5DataModule(FilesH5DataModule):
         target_transform: runs on each sample's target.
         eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
+        device_transform: runs once on each batch after the Trainer has copied it to the device, in all stages; may ask
+            for ``rng`` or ``generator`` (on the device) too. A mapping has a function for "train", for "eval"
+            (validation, test and prediction), or both. A ``torch.nn.Module`` is moved to the device.
         collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
             ``"length"``), "pack" (samples joined along their steps, with ``"cu_seqlens"`` and ``"max_seqlen"``), "list"
             (a list for each field) or "stack". None stacks, without making samples first.
@@ -133,8 +136,8 @@ class LazyH5DataModule(FilesH5DataModule):
             ``valid_mask`` to look for that one.
         valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
         mixture: instead of ``train_path``, several sets of files to mix: a mapping from each source's name to its
-            files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``epoch_length``, ``mix``,
-            ``pattern``). Batches, or inputs, that are dicts have the name of each row's source, as
+            files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``between``, ``epoch_length``,
+            ``mix``, ``pattern``). Batches, or inputs, that are dicts have the name of each row's source, as
             ``"source"``.
         on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
             do not leave out the same stop.
@@ -175,6 +178,7 @@ class LazyH5DataModule(FilesH5DataModule):
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
+        device_transform: Callable[..., Any] | dict[str, Callable[..., Any]] | None = None,
         collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list", "pack"] | None = None,
         normalize: dict[str, Any] | PathLike | None = None,
         batch_size: int = 32,

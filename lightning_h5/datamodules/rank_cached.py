@@ -102,6 +102,7 @@ class RankCachedH5DataModule(FilesH5DataModule):
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
+        device_transform: Callable[..., Any] | dict[str, Callable[..., Any]] | None = None,
         collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list", "pack"] | None = None,
         normalize: dict[str, Any] | PathLike | None = None,
         batch_size: int = 32,

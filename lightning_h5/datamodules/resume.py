@@ -160,6 +160,7 @@ class RunPosition:
         trainer, progress = self.trainer, self._progress
         if text := restored.change_of_nodes(sampler):
             rank_zero_info(text)
+        sampler.continue_from(restored)
         progress.sync()
         if restored.finished:
             progress.begin_next_epoch(restored.epoch)
@@ -212,6 +213,8 @@ class RunPosition:
         if restored is not None and progress.processed - self._base >= self._left and progress.cycles:
             restored = None  # another loader is longer: ours starts over with all rows
         sampler.restore(restored)
+        if self._restored is not None:  # the loader may be a new one
+            sampler.continue_from(self._restored)
         return epoch
 
     @property
@@ -259,7 +262,7 @@ class RunPosition:
 
     def _begun(self, epoch: int, sampler: PlanSampler) -> Position:
         """Return the position at which this fit began an epoch."""
-        return self._restored_in(epoch) or Position(epoch, (), sampler.present_order())
+        return self._restored_in(epoch) or Position(epoch, (), sampler.order_in_epoch(epoch))
 
     def _restored_in(self, epoch: int) -> Position | None:
         """Return the restored position if it is in the middle of an epoch."""

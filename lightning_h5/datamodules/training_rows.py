@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..datasets import MixtureDataset, RowDataset, TableDataset, checked_step_co
 from ..errors import H5ValueError, listing, near
 from ..loading.choose_order import Order
 from ..options import MixtureOptions, SegmentOptions, WeightOptions
-from ..order import LengthRecipe, Mixture, RankShard, RowWeights, TokenRecipe
+from ..order import LengthRecipe, Mixture, RankShard, RowWeights, TokenRecipe, WeightSchedule
 from ..samples import RowTable
 from ..types import IntArray
 
@@ -91,7 +91,7 @@ class SourceMixture:
             n_rows=tuple(n_rows),
             strategy=options.strategy,
             unit=options.mix,
-            weights=_source_weights(options.weights, names),
+            weights=_weights_over_run(options, names),
             pattern=_pattern(options.pattern, names) if options.strategy == "alternating" else (),
             epoch_length=options.epoch_length,
         )
@@ -133,29 +133,82 @@ def _source(name: Any, value: Any) -> Source:
     return Source(str(name), paths, own, f"mixture[{name!r}]")
 
 
-def _source_weights(weights: Any, names: Sequence[str]) -> tuple[float, ...] | None:
-    if weights is None:
-        return None
+def _weights_over_run(options: MixtureOptions, names: Sequence[str]) -> tuple[float, ...] | WeightSchedule | None:
+    """Return the weights of the sources, or a schedule of them if they change."""
+    weights = options.weights
+    if not options.has_schedule:
+        return None if weights is None else _source_weights(weights, names)
+    steps = dict(cast("Mapping[Any, Any]", weights))
+    schedule = WeightSchedule(
+        _schedule_steps(steps),
+        tuple(_source_weights(step_weights, names, f" at step {step}") for step, step_weights in steps.items()),
+        options.between,
+    )
+    if len(schedule.steps) == 1:
+        return schedule.weights[0]
+    if options.epoch_length in ("max", "min"):
+        raise H5ValueError(
+            f"epoch_length={options.epoch_length!r} was given with weights that change, so that no two epochs would "
+            "have the same length. Pass 'sum' or a number of steps."
+        )
+    return schedule
+
+
+def _schedule_steps(steps: Iterable[Any]) -> tuple[int, ...]:
+    """Return the steps of a schedule of weights.
+
+    Raises:
+        H5ValueError: they are no whole numbers, do not ascend, or do not begin with 0.
+    """
+    numbers: list[int] = []
+    for step in steps:
+        text = str(step)  # keys of a configuration may be text
+        if isinstance(step, bool) or not text.isdecimal():
+            raise H5ValueError(
+                f"weights has the step {step!r}. Pass whole numbers of 0 or more, such as {{0: {{...}}, 10000: "
+                "{...}}."
+            )
+        if numbers and int(text) <= numbers[-1]:
+            raise H5ValueError(
+                f"weights has step {text} after step {numbers[-1]}. Pass each step once, in ascending order."
+            )
+        numbers.append(int(text))
+    if numbers[0]:
+        raise H5ValueError(
+            f"weights has no step 0; its first step is {numbers[0]}. Pass the weights at step 0, from which training "
+            "starts."
+        )
+    return tuple(numbers)
+
+
+def _source_weights(weights: Any, names: Sequence[str], place: str = "") -> tuple[float, ...]:
+    """Return the weights of the sources, in their order.
+
+    Args:
+        weights: by name, or in the order of the sources.
+        names: of the sources.
+        place: the step that has them, for errors.
+    """
     if isinstance(weights, Mapping):
         weights = {str(name): weight for name, weight in weights.items()}
         if set(weights) != set(names):
             unknown = next((name for name in weights if name not in names), "")
             raise H5ValueError(
-                f"weights are given for {listing(weights)}, but the sources are {listing(names)}."
+                f"weights{place} are given for {listing(weights)}, but the sources are {listing(names)}."
                 f"{near(unknown, names)} Name all sources."
             )
         weights = [weights[name] for name in names]
     numbers = list(weights) if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str) else []
     if len(numbers) != len(names):
         raise H5ValueError(
-            f"weights={weights!r} has {len(numbers)} values, but there are {len(names)} sources: {listing(names)}. "
-            f"Pass one for each, or a mapping from their names."
+            f"weights={weights!r}{place} has {len(numbers)} values, but there are {len(names)} sources: "
+            f"{listing(names)}. Pass one for each, or a mapping from their names."
         )
     for name, number in zip(names, numbers, strict=True):
         if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:
-            raise H5ValueError(f"the weight of the source {name!r} is {number!r}. Pass 0 or more.")
+            raise H5ValueError(f"the weight of the source {name!r}{place} is {number!r}. Pass 0 or more.")
     if not any(numbers):
-        raise H5ValueError(f"weights={weights!r} are all 0, which leaves nothing to train on. Make one larger.")
+        raise H5ValueError(f"weights={weights!r}{place} are all 0, which leaves nothing to train on. Make one larger.")
     return tuple(map(float, numbers))
 
 

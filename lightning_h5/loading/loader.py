@@ -145,6 +145,7 @@ class Iteration:
             raise
         progress = self.progress
         start, stop = self._plan.bounds(progress.n_given)
+        progress.position = start
         progress.n_given += 1
         if loader.passes.last is not progress:
             loader.passes.switch(progress)
@@ -373,6 +374,7 @@ class H5DataLoader(DataLoader[Any]):
         epoch = self.sampler.starting_epoch()
         plan = self.sampler.plan(epoch)
         progress = self.passes.begin(epoch)
+        progress.plan = weakref.ref(plan)  # which may have a number for each row
         tokens = self.sampler.tokens(epoch)
         return self._from_workers(tokens) if self.num_workers else self._from_threads(tokens), plan, progress
 

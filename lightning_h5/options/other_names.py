@@ -24,6 +24,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "field_map": ("fields",),
     "dtype": ("x_dtype",),
     **dict.fromkeys(("transforms", "augment", "augmentation", "augmentations", "preprocess"), ("transform",)),
+    **dict.fromkeys(("gpu_transform", "gpu_transforms", "gpu_augment", "transform_on_gpu"), ("device_transform",)),
     **dict.fromkeys(("worker", "n_workers", "nworkers", "workers"), ("num_workers",)),
     **dict.fromkeys(("bs", "n_batch"), ("batch_size",)),
     **dict.fromkeys(("val_split", "validation_split", "val_size", "train_val_split", "val_ratio"), ("split=0.1",)),

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from ..errors import H5ValueError
+from ..errors import H5ValueError, short_repr
 from ..sizes import parse_bytes, whole
 from ..types import PathLike
 from .base import Options, check_choice, check_fraction, check_whole
@@ -247,7 +247,11 @@ class MixtureOptions(Options):
         strategy: "concat" joins all rows. "weighted" draws sources by ``weights``. "round_robin" takes them in turn.
             "alternating" follows ``pattern``. "sequential" takes one whole source after the other. A source that is
             used up starts again, in a new order; the next epoch continues where this one left it.
-        weights: of the sources, in their order or by name, 0 or more. None takes their sizes.
+        weights: of the sources, in their order or by name, 0 or more. None takes their sizes. A mapping from steps to
+            such weights, ``{0: {"a": 1, "b": 1}, 10000: {"a": 3, "b": 1}}``, changes them during the run. Steps count
+            batches of all ranks since the run began.
+        between: "step" keeps the weights of a step until the next one. "linear" changes the shares that they stand for
+            linearly between steps.
         epoch_length: "sum" (as many rows as all sources have), "max" (until each was seen whole), "min" (until the
             first is used up, or a batch less if shares are rounded: no row twice), or a number of steps.
         mix: "batches" makes each batch of one source (not for "concat"). "rows" takes turns by rows.
@@ -258,7 +262,8 @@ class MixtureOptions(Options):
 
     sources: Any = None
     strategy: Literal["concat", "weighted", "round_robin", "alternating", "sequential"] = "concat"
-    weights: list[float] | dict[str, float] | None = None
+    weights: list[float] | dict[str, float] | dict[int, dict[str, float] | list[float]] | None = None
+    between: Literal["step", "linear"] = "step"
     epoch_length: int | Literal["sum", "max", "min"] = "sum"
     mix: Literal["batches", "rows"] = "batches"
     pattern: list[str] | None = None
@@ -268,6 +273,12 @@ class MixtureOptions(Options):
             self.strategy, "mixture.strategy", ("concat", "weighted", "round_robin", "alternating", "sequential")
         )
         check_choice(self.mix, "mixture.mix", ("batches", "rows"))
+        check_choice(self.between, "mixture.between", ("step", "linear"))
+        if self.between != "step" and not self.has_schedule:
+            raise H5ValueError(
+                f"between={self.between!r} was given, and weights={short_repr(self.weights)} does not change. Pass "
+                "weights for several steps, such as {0: {...}, 10000: {...}}, or leave between out."
+            )
         for name, strategy in (("weights", "weighted"), ("pattern", "alternating")):
             if getattr(self, name) is not None and self.strategy != strategy:
                 raise H5ValueError(
@@ -281,6 +292,14 @@ class MixtureOptions(Options):
                 )
         else:
             whole(self.epoch_length, "epoch_length", least=1)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether weights are given for steps of the run."""
+        weights = self.weights
+        return isinstance(weights, Mapping) and any(
+            isinstance(value, Mapping | list | tuple) for value in weights.values()
+        )
 
     @classmethod
     def _is_mapping_of_fields(cls, value: Mapping[Any, Any]) -> bool:

@@ -47,6 +47,7 @@ from .shards import (
 )
 from .splits import group_split, k_fold
 from .token_batches import TokenRecipe
+from .weight_schedule import WeightSchedule
 from .window import BlockTable, WindowOrder
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ __all__ = [
     "TablePermutation",
     "TokenRecipe",
     "TrainBatches",
+    "WeightSchedule",
     "WeightedRecipe",
     "WindowOrder",
     "as_array",

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError
 from ..types import IntArray
+from .weight_schedule import ScheduledCounts, ShareIntegral, WeightSchedule
 
 __all__ = ["EpochLength", "EpochSchedule", "Mixture", "Strategy", "check_mixture"]
 
@@ -31,6 +32,9 @@ MAX_UNITS = 1 << 17
 
 PIECE_UNITS = 1 << 14
 """Units of such a piece: 25 ms."""
+
+SCHEDULED_UNITS = 1 << 12
+"""Units of a piece if weights change over the run: 12 ms for three sources."""
 
 COUNTED_TOGETHER = 1 << 10
 """Units of a pattern whose counts are kept: no unit is reached by counting more than these."""
@@ -50,7 +54,7 @@ class Mixture:
             again and again), ``alternating`` (a pattern, again and again) or ``sequential`` (one source whole, then
             the next).
         unit: the unit that comes from one source: whole batches, or single rows of a batch.
-        weights: of the sources (``weighted``); None: in proportion to their sizes.
+        weights: of the sources (``weighted``), or a schedule of them; None: in proportion to their sizes.
         pattern: numbers of sources (``alternating``).
         epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was used up once), ``min`` (until the
             first one is used up, or a unit before that if shares are rounded), or a number of steps.
@@ -60,7 +64,7 @@ class Mixture:
     n_rows: tuple[int, ...]
     strategy: Strategy = "concat"
     unit: Literal["batches", "rows"] = "batches"
-    weights: tuple[float, ...] | None = None
+    weights: tuple[float, ...] | WeightSchedule | None = None
     pattern: tuple[int, ...] = ()
     epoch_length: EpochLength = "sum"
 
@@ -79,9 +83,10 @@ class Mixture:
     @property
     def text(self) -> str:
         """The mixture in words, which a saved position depends on, without the length of an epoch."""
+        weights = self.weights.text if isinstance(self.weights, WeightSchedule) else list(self.weights or ())
         detail = {
             "concat": "",
-            "weighted": f" (exact, {'by size' if self.weights is None else list(self.weights)})",
+            "weighted": f" (exact, {weights or 'by size'})",
             "alternating": f" {list(self.pattern)}",
         }.get(self.strategy, "")
         unit = "batches" if self.in_batches else "rows"
@@ -95,13 +100,13 @@ class Mixture:
         return [n // batch_size if drop_last else -(-n // batch_size) for n in self.n_rows]
 
     def shares(self, n_cycle: Sequence[int]) -> list[Fraction]:
-        """Return the share of units that each source is to have.
+        """Return the share of units that each source is to have, if it is the same in the whole run.
 
         Args:
             n_cycle: units in all of each source's rows.
         """
         n = len(n_cycle)
-        if self.strategy == "weighted" and self.weights is not None:
+        if self.strategy == "weighted" and isinstance(self.weights, tuple):
             amounts = [Fraction(repr(weight)) for weight in self.weights]  # exact decimals as written
         elif self.strategy == "alternating":
             amounts = [Fraction(self.pattern.count(source)) for source in range(n)]
@@ -132,14 +137,35 @@ class Mixture:
         ]  # units of the mixture until all rows of a source were seen
         return ceil(max(units_to_end)) if self.epoch_length == "max" else floor(min(units_to_end))
 
-    def schedule(self, n_cycle: Sequence[int], n_units: int, epoch: int) -> EpochSchedule:
+    @property
+    def weight_schedule(self) -> WeightSchedule | None:
+        """The weights over the run; None if they do not change."""
+        return self.weights if isinstance(self.weights, WeightSchedule) else None
+
+    def units_per_step(self, batch_size: int) -> int:
+        """Return the units of a batch, which is a step of a schedule of weights.
+
+        Args:
+            batch_size: rows of a batch on one rank.
+        """
+        return 1 if self.in_batches else batch_size
+
+    def schedule(
+        self, n_cycle: Sequence[int], n_units: int, epoch: int, *, batch_size: int = 1, first_unit: int | None = None
+    ) -> EpochSchedule:
         """Return which source each unit of an epoch comes from.
 
         Args:
             n_cycle: units in all of each source's rows.
             n_units: units of the epoch.
             epoch: from 0.
+            batch_size: rows of a batch on one rank.
+            first_unit: units of all earlier epochs, if weights change; None if they had as many units as this one.
         """
+        if self.weight_schedule is not None:
+            pieces = ScheduledPieces.of(self.weight_schedule, self.units_per_step(batch_size))
+            first = epoch * n_units if first_unit is None else first_unit
+            return EpochSchedule(pieces, n_units, first, np.zeros(len(n_cycle), dtype=np.int64))
         shares = self.shares(n_cycle)
         schedule: Schedule
         if self.strategy == "concat":
@@ -273,7 +299,44 @@ class Runs:
         return counts
 
 
-Schedule: TypeAlias = "Pattern | Runs | EvenPieces"
+class ScheduledPieces:
+    """Units of sources whose weights change, dealt in pieces of ``SCHEDULED_UNITS`` units.
+
+    No source is ever a whole unit off the integral of its share.
+
+    Args:
+        weights: of the sources.
+        units_per_step: units of a step of the schedule.
+    """
+
+    def __init__(self, weights: WeightSchedule, units_per_step: int) -> None:
+        integral = ShareIntegral(weights, units_per_step)
+        self._counts = ScheduledCounts(integral, SCHEDULED_UNITS)
+        self._pattern = lru_cache(maxsize=16)(lambda piece: Pattern(self._counts.deal(piece), integral.n_sources))
+
+    @classmethod
+    @lru_cache(maxsize=4)
+    def of(cls, weights: WeightSchedule, units_per_step: int) -> ScheduledPieces:
+        """Return the pieces of a schedule, with those that were dealt for earlier epochs."""
+        return cls(weights, units_per_step)
+
+    def sources(self, start: int, stop: int) -> IntArray:
+        """See ``Pattern``."""
+        parts = [np.empty(0, dtype=np.int64)]
+        for piece in range(start // SCHEDULED_UNITS, -(-stop // SCHEDULED_UNITS)):
+            first = piece * SCHEDULED_UNITS
+            parts.append(self._pattern(piece).sources(max(start - first, 0), min(stop - first, SCHEDULED_UNITS)))
+        sources: IntArray = np.concatenate(parts)
+        return sources
+
+    def counts(self, unit: int) -> IntArray:
+        """See ``Pattern``."""
+        piece, place = divmod(unit, SCHEDULED_UNITS)
+        counts = np.array(self._counts.before(piece), dtype=np.int64)
+        return counts + self._pattern(piece).counts(place) if place else counts
+
+
+Schedule: TypeAlias = "Pattern | Runs | EvenPieces | ScheduledPieces"
 """The sources of units, from 0 on without end, and how many each source had before a unit."""
 
 

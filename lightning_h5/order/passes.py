@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import H5ResumeError
+from .plan import EpochPlan
 from .position import Position
 from .samplers import PlanSampler
 
@@ -21,6 +24,8 @@ class Progress:
         first_row: rows of the epoch that were consumed by then.
         n_loaded: positions that were loaded before it began.
         step_rows: rows of a step on all ranks.
+        plan: the plan that it follows, as long as the iteration exists; None in another process.
+        position: place of the first row of the last batch in the plan.
         n_given: batches that it has yielded.
         is_complete: whether it has yielded its last batch.
         is_over: whether it was asked for another one after that.
@@ -30,9 +35,14 @@ class Progress:
     first_row: int
     n_loaded: int
     step_rows: int
+    plan: weakref.ref[EpochPlan] | None = None
+    position: int = 0
     n_given: int = 0
     is_complete: bool = False
     is_over: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"plan": None}
 
     @property
     def n_rows(self) -> int:

@@ -67,6 +67,8 @@ class OrderParameters:
         version: of the orders' definition.
         recipe: how an epoch visits rows (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.
+        first_unit: batches or rows of all earlier epochs, for a recipe that ``continues``; None if these had as many
+            as this one.
         sources: the order of each source of a mixture.
         nodes: nodes that blocks are dealt to once per run (see ``nodes.NodeOrder``); 0 deals none.
         world_size: number of ranks when the epoch began, if blocks are dealt to nodes; otherwise 0.
@@ -80,6 +82,7 @@ class OrderParameters:
     version: int = PLAN_VERSION
     recipe: str = ""
     n_units: int = 0
+    first_unit: int | None = None
     sources: tuple[SourceOrder, ...] = ()
     nodes: int = 0
     world_size: int = 0
@@ -310,8 +313,23 @@ class EpochRecipe:
         """Return the batches, or rows, of an epoch that begins now; 0 if the number of rows decides it."""
         return 0
 
-    def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
-        """Return the share of units (batches, or rows) that each source is to have, by name; empty without sources."""
+    @property
+    def continues(self) -> bool:
+        """Whether an epoch depends on the units of all earlier epochs, and so on the settings that these had."""
+        return False
+
+    def n_units_of(self, segments: Sequence[Segment]) -> int:
+        """Return the batches, or rows, that segments of an epoch have consumed; 0 if nothing depends on it."""
+        return 0
+
+    def expected_shares(self, batch_size: int, *, drop_last: bool, units: tuple[int, int] = (0, 1)) -> dict[str, float]:
+        """Return the share of units (batches, or rows) that each source is to have, by name; empty without sources.
+
+        Args:
+            batch_size: rows of a batch on one rank.
+            drop_last: drop ragged ends.
+            units: the first unit of the run, and the one after the last, in which they are to have it.
+        """
         return {}
 
     def n_batches(self, order: OrderParameters, world_size: int) -> tuple[int, int]:

@@ -56,6 +56,12 @@ class Position:
         """Rows of the epoch that are consumed; a last batch that is not full counts as full."""
         return sum(segment.batch_size * segment.n_batches for segment in self.segments)
 
+    @property
+    def first_unit(self) -> int:
+        """Batches, or rows, of all earlier epochs, for a recipe that continues."""
+        order = self.order
+        return self.epoch * order.n_units if order.first_unit is None else order.first_unit
+
     def change_of_nodes(self, run: RunOrder) -> str:
         """Return a message on nodes that get other rows after this epoch, for the log; "" if they keep their rows."""
         n_before, n_after = self.order.nodes, run.parameters.nodes
@@ -83,6 +89,8 @@ class Position:
         if order.recipe:
             sources = [list(source) for source in order.sources]
             parameters |= {"recipe": order.recipe, "n_units": order.n_units, "sources": sources}
+        if order.first_unit is not None:
+            parameters["first_unit"] = order.first_unit
         if order.nodes:
             parameters |= {"nodes": order.nodes, "world_size": order.world_size}
         segments = self.segments

@@ -19,8 +19,18 @@ from .batches import BatchSequence
 from .mixture import EpochSchedule, Mixture
 from .nodes import epoch_order
 from .permutation import GAMMA, mix, stream
-from .plan import EpochRecipe, EpochSequence, OrderParameters, RowOrder, RowSequence, SourceOrder, order_rows
+from .plan import (
+    EpochRecipe,
+    EpochSequence,
+    OrderParameters,
+    RowOrder,
+    RowSequence,
+    Segment,
+    SourceOrder,
+    order_rows,
+)
 from .shards import EvaluationBatches
+from .weight_schedule import ShareIntegral
 from .window import BlockTable
 
 __all__ = ["EachRowOnce", "MixtureRecipe", "RowWeights", "WeightedRecipe", "weighted_order"]
@@ -199,15 +209,34 @@ class MixtureRecipe(EpochRecipe):
         n_cycle = self.mixture.n_cycle(batch_size, drop_last)
         return self.mixture.n_units(n_cycle, world_size * (1 if self.mixture.in_batches else batch_size))
 
-    def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
+    @property
+    def continues(self) -> bool:
         """See ``EpochRecipe``."""
-        shares = self.mixture.shares(self.mixture.n_cycle(batch_size, drop_last))
-        return dict(zip(self.mixture.names, map(float, shares), strict=True))
+        return self.mixture.weight_schedule is not None
+
+    def n_units_of(self, segments: Sequence[Segment]) -> int:
+        """See ``EpochRecipe``."""
+        return sum(segment.n_batches * (1 if self.mixture.in_batches else segment.batch_size) for segment in segments)
+
+    def expected_shares(self, batch_size: int, *, drop_last: bool, units: tuple[int, int] = (0, 1)) -> dict[str, float]:
+        """See ``EpochRecipe``."""
+        mixture = self.mixture
+        if mixture.weight_schedule is None:
+            shares = [float(share) for share in mixture.shares(mixture.n_cycle(batch_size, drop_last))]
+        else:
+            shares = ShareIntegral(mixture.weight_schedule, mixture.units_per_step(batch_size)).shares(*units)
+        return dict(zip(mixture.names, shares, strict=True))
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
         """See ``EpochRecipe``."""
         mixture, n_units = self.mixture, order.n_units
-        schedule = mixture.schedule(mixture.n_cycle(order.batch_size, drop_last), n_units, epoch)
+        schedule = mixture.schedule(
+            mixture.n_cycle(order.batch_size, drop_last),
+            n_units,
+            epoch,
+            batch_size=order.batch_size,
+            first_unit=order.first_unit,
+        )
         n_rows = [table.n_rows for table in self.blocks]
         firsts = np.cumsum([0, *n_rows[:-1]]).tolist()
         streams = [

@@ -118,6 +118,7 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
         # Weak, since the source refers to its loader, and so to this sampler.
         self._epoch_source = None if epoch_source is None else weakref.ref(epoch_source)
         self._restored: Position | None = None
+        self._earlier: Position | None = None  # in an epoch that later ones continue from
         self._resumed_epoch: int | None = None
         self._epoch_offset = 0  # for callers that count epochs from the start of the process
         self._is_epoch_set = False
@@ -195,11 +196,34 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
     def restore(self, position: Position | None) -> None:
         """Set the position from which iterations of its epoch go on; None for the start of every epoch."""
         self._restored = position
+        if position is not None:
+            self.continue_from(position)
+
+    def continue_from(self, position: Position) -> None:
+        """Set a position of this run, at the end of whose epoch the next one begins.
+
+        Epochs of a mixture whose weights change count all earlier units, and there may have been more ranks then.
+        """
+        self._earlier = position
+
+    def order_in_epoch(self, epoch: int) -> OrderParameters:
+        """Return the settings of the order of an epoch that begins now."""
+        order, earlier = self.present_order(), self._earlier
+        if not self.recipe.continues or self._repeats or earlier is None or epoch < earlier.epoch:
+            return order
+        first = earlier.first_unit
+        if epoch > earlier.epoch:
+            first += earlier.order.n_units + (epoch - earlier.epoch - 1) * order.n_units
+        return order if first == epoch * order.n_units else replace(order, first_unit=first)
+
+    def unit(self, position: Position) -> int:
+        """Return the batches, or rows, of the run before a position, over all ranks; for a recipe that continues."""
+        return position.first_unit + self.recipe.n_units_of(position.segments)
 
     def position(self, epoch: int) -> Position:
         """Return the position at which an iteration of an epoch begins: as restored, or the epoch's start."""
         restored = self._restored
-        return restored if restored and restored.epoch == epoch else Position(epoch, (), self.present_order())
+        return restored if restored and restored.epoch == epoch else Position(epoch, (), self.order_in_epoch(epoch))
 
     # Plans -----------------------------------------------------------------------------------------------------
 

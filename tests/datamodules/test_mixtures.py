@@ -77,6 +77,12 @@ MIXTURES = {
     "alternating": {"sampling_strategy": "alternating", "pattern": ["a", "a", "b", "c"], "epoch_length": 13},
     "weighted by size": {"sampling_strategy": "weighted"},
     "weighted rows": {"sampling_strategy": "weighted", "weights": {"a": 0.5, "b": 0.3, "c": 0.2}, "mix": "rows"},
+    "weights that change": {
+        "sampling_strategy": "weighted",
+        "weights": {0: {"a": 1, "b": 1, "c": 0}, 11: {"a": 1, "b": 2, "c": 3}},
+        "between": "linear",
+        "epoch_length": 9,
+    },
     "in chunks": {"sampling_strategy": "round_robin", "shuffle": "chunks", "shuffle_bytes": 1024},
     "full batches": {"sampling_strategy": "round_robin", "drop_last": True},
 }
@@ -235,6 +241,7 @@ def test_a_run_that_was_broken_off_goes_on_exactly(module, tmp_path, mixture, nu
 
 OTHERS = {
     "weights": {"weights": [1, 3, 2]},
+    "when weights change": {"weights": {0: [3, 2, 1], 5: [1, 2, 3]}},
     "what takes turns": {"mix": "rows"},
     "the strategy": {"sampling_strategy": "sequential", "weights": None},
 }
@@ -409,6 +416,44 @@ def test_the_shares_that_are_logged_add_up_and_are_those_that_were_asked_for(mod
             assert found == pytest.approx(expected, abs=2 / 24 if num_workers else 0.03)
 
 
+@pytest.mark.parametrize("mix", ["batches", "rows"])
+def test_expected_shares_follow_weights_that_change(module, tmp_path, mix):
+    weights = {0: [1, 1, 0], 25: [1, 1, 2], 35: [0, 1, 3]}
+    datamodule = module(sampling_strategy="weighted", weights=weights, mix=mix, epoch_length=30)
+    trainer = quiet_trainer(
+        logger=CSVLogger(tmp_path), callbacks=[H5StatsMonitor(print_summary=False)], log_every_n_steps=10, max_epochs=2
+    )
+    trainer.fit(SourceRecorder(), datamodule=datamodule)
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        lines = list(csv.DictReader(text))
+    shown = {
+        suffix: [
+            [float(line[f"h5/expected_share/{name}{suffix}"]) for name in SIZES]
+            for line in lines
+            if line.get(f"h5/expected_share/a{suffix}")
+        ]
+        for suffix in ("", "_epoch")
+    }
+    by_step = [[0.5, 0.5, 0], [0.5, 0.5, 0], [0.375, 0.375, 0.25], [0.125, 0.25, 0.625], *[[0, 0.25, 0.75]] * 2]
+    assert np.abs(np.array(shown[""]) - by_step).max() < 0.04  # a batch may have been fetched before the log
+    assert np.abs(np.array(shown["_epoch"]) - [np.mean(by_step[:3], axis=0), np.mean(by_step[3:], axis=0)]).max() < 1e-6
+
+
+def test_weights_that_change_are_kept_by_the_step(module):
+    names = []
+    datamodule = module(
+        sampling_strategy="weighted",
+        weights={"0": {"a": 1, "b": 1, "c": 0}, "20": {"a": 0, "b": 1, "c": 3}},
+        epoch_length=30,
+    )
+    model = fitted(datamodule, max_epochs=2)
+    names = [batch[0] for epoch in range(2) for batch in model.sources[epoch]]
+    assert [[names[low:high].count(name) for name in SIZES] for low, high in ((0, 20), (20, 60))] == [
+        [10, 10, 0],
+        [0, 10, 30],
+    ]
+
+
 def test_rows_of_one_set_of_files_are_no_share_of_nothing(sources, tmp_path):
     datamodule = CombinedHDF5DataModule(
         mixture={"sources": {"a": sources["a"]}, "epoch_length": 6}, batch_size=BATCH, with_index=True
@@ -450,6 +495,38 @@ data:
     assert cells == {"batches": "9", "rows": "90"}
 
 
+@pytest.mark.parametrize("weights", ["{0: {a: 1, b: 0}, 5: {a: 0, b: 1}}", "{0: [1, 0], 5: [0, 1]}"])
+def test_a_config_changes_weights(sources, tmp_path, capsys, weights):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"""
+seed_everything: 1
+trainer: {{max_epochs: 1, logger: false, default_root_dir: {tmp_path}}}
+model: {{class_path: test_mixtures.SourcesPrinter}}
+data:
+  class_path: LazyH5DataModule
+  init_args:
+    fields: [x, row]
+    mixture:
+      sources: {{a: {sources["a"]}, b: {sources["b"]}}}
+      strategy: weighted
+      weights: {weights}
+      epoch_length: 9
+    batch_size: 4
+"""
+    )
+    flags = ["--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"]
+    main(["fit", "--config", str(config), *flags])
+    assert "sources aaaaabbbb" in capsys.readouterr().out
+
+
+class SourcesPrinter(SourceRecorder):
+    """Prints the source of each batch."""
+
+    def on_train_end(self):
+        print("sources", "".join(names[0] for names in self.sources[0]))
+
+
 # What is refused -----------------------------------------------------------------------------------------------
 
 ROUND = {"sampling_strategy": "round_robin"}
@@ -468,6 +545,45 @@ BAD = {
     "a weight without end": (WEIGHTED | {"weights": [1, float("inf"), 1]}, ["'b'", "inf"]),
     "a weight that is not one": (WEIGHTED | {"weights": [1, float("nan"), 1]}, ["'b'", "nan"]),
     "weights of nothing": (WEIGHTED | {"weights": [0, 0, 0]}, ["[0, 0, 0]", "all 0"]),
+    "a step that is no number": (
+        WEIGHTED | {"weights": {0: [1, 1, 1], "later": [1, 2, 3]}},
+        ["step 'later'", "whole numbers of 0 or more"],
+    ),
+    "a step before the first": (WEIGHTED | {"weights": {-1: [1, 1, 1], 5: [1, 2, 3]}}, ["step -1", "0 or more"]),
+    "a part of a step": (WEIGHTED | {"weights": {0: [1, 1, 1], 0.5: [1, 2, 3]}}, ["step 0.5", "whole numbers"]),
+    "steps that do not ascend": (
+        WEIGHTED | {"weights": {0: [1, 1, 1], 500: [1, 1, 1], 20: [1, 2, 3]}},
+        ["step 20 after step 500", "ascending"],
+    ),
+    "a step twice": (WEIGHTED | {"weights": {0: [1, 1, 1], "0": [1, 2, 3]}}, ["step 0 after step 0", "once"]),
+    "no step 0": (WEIGHTED | {"weights": {100: [1, 1, 1], 200: [1, 2, 3]}}, ["no step 0", "first step is 100"]),
+    "weights of others at a step": (
+        WEIGHTED | {"weights": {0: [1, 1, 1], 10: {"a": 1, "bb": 1, "c": 1}}},
+        ["weights at step 10", "'bb'", "'a', 'b', 'c'", "Did you mean 'b'?"],
+    ),
+    "weights of nothing at a step": (
+        WEIGHTED | {"weights": {0: [1, 1, 1], 10: [0, 0, 0]}},
+        ["at step 10", "all 0"],
+    ),
+    "a negative weight at a step": (WEIGHTED | {"weights": {0: [1, -1, 1], 10: [1, 1, 1]}}, ["'b' at step 0", "-1"]),
+    "too few weights at a step": (
+        WEIGHTED | {"weights": {0: [1, 1], 10: [1, 1, 1]}},
+        ["[1, 1] at step 0", "3 sources"],
+    ),
+    "weights and steps": (WEIGHTED | {"weights": {"a": 1, "b": {"c": 2}}}, ["step 'a'", "whole numbers"]),
+    "an epoch whose length would change": (
+        WEIGHTED | {"weights": {0: [1, 1, 1], 10: [1, 2, 3]}, "epoch_length": "max"},
+        ["epoch_length='max'", "'sum' or a number of steps"],
+    ),
+    "a change between the same weights": (
+        WEIGHTED | {"weights": [1, 2, 3], "between": "linear"},
+        ["between='linear'", "[1, 2, 3] does not change", "leave between out"],
+    ),
+    "an unknown change": (
+        WEIGHTED | {"weights": {0: [1, 1, 1], 10: [1, 2, 3]}, "between": "linea"},
+        ["between='linea'", "Did you mean 'linear'?"],
+    ),
+    "steps where nothing is weighted": (ROUND | {"weights": {0: [1, 1, 1], 9: [1, 2, 3]}}, ["'round_robin'"]),
     "too few weights": (WEIGHTED | {"weights": [1, 2]}, ["[1, 2]", "has 2 values", "3 sources", "'a', 'b', 'c'"]),
     "weights of others": (WEIGHTED | {"weights": {"a": 1, "d": 2}}, ["'a', 'd'", "'a', 'b', 'c'"]),
     "weights where nothing is weighted": (ROUND | {"weights": [1, 2, 3]}, ["weights=[1, 2, 3]", "'round_robin'"]),

@@ -46,6 +46,11 @@ MIXTURES = {
     "round robin of rows": {"sampling_strategy": "round_robin", "mix": "rows", "epoch_length": "max"},
     "weighted": {"sampling_strategy": "weighted", "weights": [5, 3, 2]},
     "weighted rows": {"sampling_strategy": "weighted", "weights": {"a": 2, "b": 1, "c": 1}, "mix": "rows"},
+    "weights that change": {
+        "sampling_strategy": "weighted",
+        "weights": {0: {"a": 1, "b": 1, "c": 0}, 20: {"a": 1, "b": 2, "c": 2}},
+        "between": "linear",
+    },
     "in chunks, with workers": {
         "sampling_strategy": "round_robin",
         "shuffle": "chunks",
@@ -122,6 +127,19 @@ def test_a_run_of_two_ranks_goes_on_exactly_on_one(sources, tmp_path, mixture):
     rest = streams([fit(0, 1, sources, options, ckpt_path=path)])
     whole = streams([fit(0, 1, sources, options)])
     assert {epoch: two.get(epoch, []) + rest.get(epoch, []) for epoch in whole} == whole
+
+
+def test_a_run_of_one_rank_goes_on_along_the_same_stream_on_two(sources, tmp_path):
+    """Also in later epochs, which have twice as many batches then."""
+    options, saved = MIXTURES["weights that change"] | {"epoch_length": 6}, tmp_path / "saved"
+    saved.mkdir()
+    one = fit(0, 1, sources, options, (1, 3), saved)
+    (path,) = saved.glob("*.ckpt")
+    two = streams(values(run_ranks(fit, 2, tmp_path, 2, sources, options, None, None, path)))
+    rows = [row for _, batch in one for row in batch] + [row for epoch in (1, 2) for row in two[epoch]]
+    whole = [row for _, batch in fit(0, 1, sources, options | {"epoch_length": 8}) for row in batch]
+    assert len(rows) > 80
+    assert rows == whole[: len(rows)]
 
 
 BAD = {

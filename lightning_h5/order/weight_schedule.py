@@ -1,0 +1,303 @@
+"""Weights of sources that change over a run: the share of each source, and the units that it gets.
+
+Shares stay as they are between two steps of a schedule, or change linearly. So the units that a source should have
+had before any unit (the integral of its share) are an exact fraction.
+
+Unit ``j`` of a source may come when the integral exceeds ``j - 1``, and must come before it exceeds ``j``. The source
+with the earliest deadline is next, which keeps all of them less than a unit from their integrals (Baruah et al.,
+"Proportionate Progress", Algorithmica 15, 1996). That rule alone would have to begin at the first unit. So units are
+dealt in pieces, and the counts at the borders of pieces are decided first, from the coarsest to the finest: the count
+at unit 3 x 2^n follows from those at 2 x 2^n and 4 x 2^n.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from heapq import heappop, heappush
+from math import ceil, floor, inf, lcm
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ..types import IntArray
+
+__all__ = ["ScheduledCounts", "ShareIntegral", "WeightSchedule"]
+
+MAX_TEXT = 200
+"""Letters of a schedule in the text of a recipe; a longer one is a digest, since a saved position has the text."""
+
+
+@dataclass(frozen=True)
+class WeightSchedule:
+    """Weights of sources at some steps of a run.
+
+    Attributes:
+        steps: batches of all ranks since the run began; ascending, the first one is 0.
+        weights: of the sources, at each of the steps; only their ratios count.
+        between: ``step`` keeps the shares until the next step, ``linear`` changes them linearly. After the last step
+            they stay.
+    """
+
+    steps: tuple[int, ...]
+    weights: tuple[tuple[float, ...], ...]
+    between: Literal["step", "linear"] = "step"
+
+    @property
+    def text(self) -> str:
+        """The schedule in words, different for other schedules."""
+        text = str({step: list(weights) for step, weights in zip(self.steps, self.weights, strict=True)})
+        if len(text) > MAX_TEXT:
+            text = f"{len(self.steps)} steps to {self.steps[-1]}, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"{text}, {self.between}"
+
+
+class _Stretch(NamedTuple):
+    """The units between two steps of a schedule.
+
+    After ``n`` units of it a source should have had ``before + (slope * n + bend * n ** 2) / divisor`` units.
+
+    Attributes:
+        first: the first unit.
+        n_units: number of units; None for the last stretch, which never ends.
+        before: units that each source should have had before the first one.
+        slopes: of each source.
+        bends: of each source; all 0 in the last stretch.
+        divisor: see above.
+    """
+
+    first: int
+    n_units: int | None
+    before: list[Fraction]
+    slopes: list[int]
+    bends: list[int]
+    divisor: int
+
+
+class ShareIntegral:
+    """The units that each source should have had before any unit.
+
+    Args:
+        schedule: the weights.
+        units_per_step: units in a step of the schedule.
+    """
+
+    def __init__(self, schedule: WeightSchedule, units_per_step: int) -> None:
+        self.n_sources = len(schedule.weights[0])
+        self._firsts = [step * units_per_step for step in schedule.steps]
+        weights = [_whole_ratios(numbers) for numbers in schedule.weights]
+        before = [Fraction(0)] * self.n_sources
+        self._stretches: list[_Stretch] = []
+        for number, (first, start) in enumerate(zip(self._firsts, weights, strict=True)):
+            is_last = number + 1 == len(weights)
+            n_units = None if is_last else self._firsts[number + 1] - first
+            stop = start if is_last or schedule.between == "step" else weights[number + 1]
+            self._stretches.append(_stretch(first, n_units, before, start, stop))
+            if n_units is not None:
+                before = [self.before(source, first + n_units) for source in range(self.n_sources)]
+        # By source: the integral where each stretch begins.
+        self._first_amounts = [
+            [stretch.before[source] for stretch in self._stretches] for source in range(self.n_sources)
+        ]
+
+    def before(self, source: int, unit: int) -> Fraction:
+        """Return the units that a source should have had before a unit."""
+        stretch = self._stretches[bisect_right(self._firsts, unit, hi=len(self._stretches)) - 1]
+        n = unit - stretch.first
+        amount = n * (stretch.slopes[source] + stretch.bends[source] * n)
+        return stretch.before[source] + Fraction(amount, stretch.divisor)
+
+    def shares(self, start: int, stop: int) -> list[float]:
+        """Return the mean share of each source in the units ``[start, stop)``."""
+        return [
+            float(self.before(source, stop) - self.before(source, start)) / (stop - start)
+            for source in range(self.n_sources)
+        ]
+
+    def n_until(self, source: int, amount: int) -> float:
+        """Return the fewest units after which a source should have had an amount or more; infinite if it never has."""
+        number = max(0, bisect_left(self._first_amounts[source], amount) - 1)
+        return self._n_until(source, number, ceil(self._above(source, number, amount)))
+
+    def n_until_above(self, source: int, amount: int) -> float:
+        """Return the fewest units after which a source should have had more than an amount; infinite if never."""
+        number = bisect_right(self._first_amounts[source], amount) - 1
+        return self._n_until(source, number, floor(self._above(source, number, amount)) + 1)
+
+    def _above(self, source: int, number: int, amount: int) -> Fraction:
+        """Return an amount above that at the start of a stretch, times the divisor of the stretch."""
+        stretch = self._stretches[number]
+        return (amount - stretch.before[source]) * stretch.divisor
+
+    def _n_until(self, source: int, number: int, target: int) -> float:
+        stretch = self._stretches[number]
+        slope, bend = stretch.slopes[source], stretch.bends[source]
+        if stretch.n_units is None or not bend:
+            return stretch.first - (-target // slope) if slope else inf
+        units = range(stretch.n_units + 1)
+        return stretch.first + bisect_left(units, target, key=lambda n: n * (slope + bend * n))
+
+    def bounds(self, source: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """Return the units that a source should have had, rounded down and up, after each unit in ``[start, stop)``."""
+        floors, ceilings = [], []
+        number = bisect_right(self._firsts, start) - 1
+        while start < stop:
+            stretch = self._stretches[number]
+            end = stop if stretch.n_units is None else min(stop, stretch.first + stretch.n_units)
+            before = stretch.before[source]
+            divisor = stretch.divisor * before.denominator
+            slope, bend = stretch.slopes[source] * before.denominator, stretch.bends[source] * before.denominator
+            amount = before.numerator * stretch.divisor
+            amounts = [
+                amount + n * (slope + bend * n) for n in range(start - stretch.first + 1, end - stretch.first + 1)
+            ]
+            floors += [amount // divisor for amount in amounts]
+            ceilings += [-(-amount // divisor) for amount in amounts]
+            start, number = end, number + 1
+        return np.array(floors, dtype=np.int64), np.array(ceilings, dtype=np.int64)
+
+
+def _whole_ratios(weights: Sequence[float]) -> list[int]:
+    """Return whole numbers in the ratios of weights, which are the decimals as written."""
+    decimals = [Fraction(repr(weight)) for weight in weights]
+    total = sum(decimals)
+    shares = [decimal / total for decimal in decimals]
+    divisor = lcm(*(share.denominator for share in shares))
+    return [int(share * divisor) for share in shares]
+
+
+def _stretch(
+    first: int, n_units: int | None, before: list[Fraction], start: Sequence[int], stop: Sequence[int]
+) -> _Stretch:
+    """Return the stretch in which whole weights change from the first to the last ones.
+
+    Args:
+        first: the first unit.
+        n_units: number of units, or None.
+        before: the integral of each source before the first unit.
+        start: weights at the first unit.
+        stop: weights after the last unit.
+    """
+    if n_units is None or start == stop:
+        return _Stretch(first, n_units, before, list(start), [0] * len(start), sum(start))
+    n_start, n_stop = sum(start), sum(stop)
+    slopes = [2 * n_units * n_stop * weight for weight in start]
+    bends = [n_start * last - n_stop * weight for weight, last in zip(start, stop, strict=True)]
+    return _Stretch(first, n_units, before, slopes, bends, 2 * n_units * n_start * n_stop)
+
+
+class _Straddler(NamedTuple):
+    """A source with a unit that may come before a border or after it.
+
+    Attributes:
+        source: its number.
+        release: units after which this unit may be the last one.
+        deadline: units after which this unit must have come.
+        share: the part of this unit that should have come before the border, above 0 and below 1.
+    """
+
+    source: int
+    release: float
+    deadline: float
+    share: Fraction
+
+
+class ScheduledCounts:
+    """The units that each source has had, and has next, under a schedule: a pure function of the unit.
+
+    The source of a unit is reached in time that grows with the logarithm of the unit's number.
+
+    Args:
+        integral: the units that each source should have had.
+        piece_units: units that are dealt together, when one of them is needed first.
+    """
+
+    def __init__(self, integral: ShareIntegral, piece_units: int) -> None:
+        self._integral, self._piece_units = integral, piece_units
+        self.before = lru_cache(maxsize=1024)(self._count_before)
+
+    def deal(self, piece: int) -> IntArray:
+        """Return the source of each unit of a piece."""
+        start, stop = piece * self._piece_units, (piece + 1) * self._piece_units
+        counts = zip(self.before(piece), self.before(piece + 1), strict=True)
+        units: list[tuple[int, int, int]] = []
+        for source, (low, high) in enumerate(counts):
+            if low == high:
+                continue
+            floors, ceilings = self._integral.bounds(source, start, stop)
+            numbers = np.arange(low, high) + 1
+            releases = np.minimum(np.searchsorted(ceilings, numbers), self._piece_units - 1)
+            units += zip(
+                releases.tolist(), np.searchsorted(floors, numbers).tolist(), [source] * len(numbers), strict=True
+            )
+        units.sort()
+        released: list[tuple[int, int]] = []
+        sources = np.empty(self._piece_units, dtype=np.int64)
+        n_released = 0
+        for place in range(self._piece_units):
+            while n_released < len(units) and units[n_released][0] <= place:
+                heappush(released, units[n_released][1:])
+                n_released += 1
+            sources[place] = heappop(released)[1]
+        return sources
+
+    def _count_before(self, piece: int) -> tuple[int, ...]:
+        """Return the units that each source has had before a piece."""
+        if not piece:
+            return (0,) * self._integral.n_sources
+        width = piece & -piece  # the largest power of 2 that divides it
+        is_power = piece == width
+        earlier = piece // 2 if is_power else piece - width
+        fewest = self.before(earlier)
+        most = None if is_power else self.before(piece + width)
+        border = piece * self._piece_units
+        counts, straddlers, free = list(fewest), [], []
+        for source in range(len(counts)):
+            amount = self._integral.before(source, border)
+            whole = floor(amount)
+            counts[source] = max(counts[source], whole)
+            if amount == whole:
+                continue
+            straddler = _Straddler(
+                source,
+                self._integral.n_until_above(source, whole),
+                self._integral.n_until(source, whole + 1),
+                amount - whole,
+            )
+            straddlers.append(straddler)
+            if fewest[source] <= whole and (most is None or most[source] > whole):
+                free.append(straddler)
+        for source in _to_come_first(straddlers, free, border - sum(counts), earlier * self._piece_units):
+            counts[source] += 1
+        return tuple(counts)
+
+
+def _to_come_first(straddlers: Sequence[_Straddler], free: Sequence[_Straddler], n: int, earlier: int) -> list[int]:
+    """Return the sources with a unit that comes before a border, so that units can be dealt on both sides of it.
+
+    The earliest deadlines come first, as far as there is room between their releases and the border.
+
+    Args:
+        straddlers: all sources with a unit that may come on either side.
+        free: those for which earlier decisions leave it open.
+        n: how many of these come first.
+        earlier: border before which nothing can be changed.
+    """
+    rooms: dict[float, int] = {}  # by release: how many of the units with this release or a later one come first
+    shares = Fraction(0)
+    for straddler in sorted(straddlers, key=lambda straddler: -straddler.release):
+        shares += straddler.share
+        if straddler.release > earlier:
+            rooms[straddler.release] = ceil(shares)
+    sources: list[int] = []
+    for straddler in sorted(free, key=lambda straddler: (straddler.deadline, straddler.source)):
+        releases = [release for release in rooms if release <= straddler.release]
+        if len(sources) < n and all(rooms[release] for release in releases):
+            sources.append(straddler.source)
+            for release in releases:
+                rooms[release] -= 1
+    return sources
