@@ -461,12 +461,12 @@ class PinnedBatches:
 
     def __init__(self, batches: WorkerBatches) -> None:
         self._pinned: Queue[tuple[Any, BaseException | None]] = Queue(1)
-        self._is_over = threading.Event()
+        self._is_over, self._at_end = threading.Event(), threading.Event()
         self._batches = batches
         device = torch.accelerator.current_device_index()
         # Neither the thread nor its end holds `self`, or it would never be collected.
         self._end = partial(_end_pinning, batches, self._pinned, self._is_over)
-        arguments = (batches, self._pinned, self._is_over, device)
+        arguments = (batches, self._pinned, self._is_over, self._at_end, device)
         self._thread = EndingThread(_pin_all, arguments, name="lightning_h5-pin", end=self._end)
         self._thread.start()
 
@@ -484,8 +484,8 @@ class PinnedBatches:
 
     @property
     def can_go_on(self) -> bool:
-        """See ``Batches.can_go_on``."""
-        return self._thread.is_alive() and self._batches.can_go_on
+        """See ``Batches.can_go_on``. The thread ends at the end of a pass that the consumer has not begun."""
+        return not self._at_end.is_set() and self._batches.can_go_on
 
     def close(self) -> None:
         """End the thread and the pass."""
@@ -507,7 +507,11 @@ def _end_pinning(
 
 
 def _pin_all(
-    batches: WorkerBatches, pinned: Queue[tuple[Any, BaseException | None]], is_over: threading.Event, device: int
+    batches: WorkerBatches,
+    pinned: Queue[tuple[Any, BaseException | None]],
+    is_over: threading.Event,
+    at_end: threading.Event,
+    device: int,
 ) -> None:
     torch.accelerator.set_device_index(device)
     error: BaseException | None = None
@@ -517,6 +521,7 @@ def _pin_all(
             batch = pin(next(batches))
         except BaseException as raised:  # raised when this batch is consumed
             error = raised
+            at_end.set()
         pinned.put((batch, error))
 
 

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from lightning_h5 import H5Error
 from lightning_h5.loading.pass_tokens import PassTokens
 from lightning_h5.loading.worker_process import ComingBatches
+from lightning_h5.loading.workers import PinnedBatches
 from lightning_h5.order import BlockTable, OrderParameters, PlanSampler
 from lightning_h5.types import BatchToken
 
@@ -193,3 +195,32 @@ def test_damage_that_a_worker_meets_ahead_is_left_to_the_request():
     coming = ComingBatches(Dataset(room=9))
     coming.add([token(0, 4, -1), token(0, 6, 2)])
     assert not coming.decode()
+
+
+# Page-locked memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_passes", [1, 3])
+def test_a_thread_that_pins_goes_on_with_the_next_pass_until_there_is_none(monkeypatch, n_passes):
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    batches = iter(range(5 * n_passes))
+
+    class OfWorkers:
+        can_go_on = True
+
+        def __next__(self):
+            return next(batches)
+
+        def close(self):
+            pass
+
+    pinned = PinnedBatches(OfWorkers())
+    found = []
+    for _ in range(n_passes):
+        assert pinned.can_go_on
+        found += [next(pinned) for _ in range(5)]
+    assert found == list(range(5 * n_passes))
+    with pytest.raises(StopIteration):
+        next(pinned)
+    assert not pinned.can_go_on
