@@ -372,8 +372,8 @@ class RowDataset(HasTransforms, Dataset[Any]):
 
     @property
     def is_passthrough(self) -> bool:
-        """Whether a batch is the tuple of its columns, as they were read, if these are tensors."""
-        return self.sample_layout.is_as_read and self._batch_transform is None
+        """Whether a batch consists of its columns as they were read, if these are tensors (``SampleLayout.built``)."""
+        return self.sample_layout.is_built_of_columns and self._batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:
         absent = {*self._of_process, "_batch_asks_for"}

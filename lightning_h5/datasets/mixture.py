@@ -193,6 +193,11 @@ class MixtureDataset(RowDataset):
             put_rows(column, share.places, part)
         return column
 
+    @property
+    def is_passthrough(self) -> bool:
+        """See ``RowDataset.is_passthrough``: named sources are counted in ``finish``."""
+        return self.names is None and super().is_passthrough
+
     def finish(self, raw: RawBatch, **options: Any) -> Any:
         """See ``RowDataset.finish``."""
         columns = [column[:] if isinstance(column, MixedColumn) else column for column in raw.columns]

@@ -291,10 +291,8 @@ class SampleLayout:
         """Return a collated batch."""
         if not self.has_transforms:  # otherwise its samples are dense
             columns = [column.csr() if isinstance(column, CsrRows) else column for column in columns]
-        if self._is_built_of_columns:
-            columns = [collated(column, None) for column in columns]
-            built = [part.build(columns[own]) for part, own in self._parts]
-            return built[0] if len(built) == 1 else tuple(built)
+        if self.is_built_of_columns:
+            return self.built([collated(column, None) for column in columns])
         parts, length = [], {}
         for part, own in self._parts:
             counted = self.length_of if part is self.x and self.collate == "pad" else None
@@ -304,6 +302,11 @@ class SampleLayout:
                 length["length"] = torch.tensor(lengths, dtype=torch.int64)
         index = {"index": torch.from_numpy(self.shown(rows.copy()))} if self.with_index else {}
         return self._join(parts, length | index, dict(self._extras_of(columns)))
+
+    def built(self, columns: Sequence[Any]) -> Any:
+        """Return a batch of its columns, if it consists of them."""
+        built = [part.build(columns[own]) for part, own in self._parts]
+        return built[0] if len(built) == 1 else tuple(built)
 
     def shown(self, number: Any) -> Any:
         """Return what ``with_index`` adds for a row, or rows."""
@@ -322,20 +325,13 @@ class SampleLayout:
         return parts if self.y is None else [*parts, (self.y, slice(n_x, n_x + len(self.y.fields.keys)))]
 
     @cached_property
-    def _is_built_of_columns(self) -> bool:
-        """Whether columns are parts of a batch as they were read."""
+    def is_built_of_columns(self) -> bool:
+        """Whether a batch consists of its columns as they were read, if these are tensors."""
         is_changed = self.has_transforms or self.collate is not None or self.length_of is not None
         return not (is_changed or self.with_index or self.extras)
 
     def _extras_of(self, columns: Sequence[Column]) -> list[tuple[str, Column]]:
         return list(zip(self.extras, columns[len(columns) - len(self.extras) :], strict=True))
-
-    @cached_property
-    def is_as_read(self) -> bool:
-        """Whether a batch is the field, or the tuple of both, as they were read, if these are tensors."""
-        if self.has_transforms or self.with_index or self.collate or self.length_of or self.x.fields.kind != "single":
-            return False
-        return self.y is None or self.y.fields.kind == "single"
 
     def _join(self, parts: list[Any], index: dict[str, Any], extras: dict[str, Any]) -> Any:
         added = index | extras

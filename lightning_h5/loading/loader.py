@@ -35,7 +35,7 @@ from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
 from .choose_order import choose_order
 from .pass_tokens import PassTokens
-from .prefetch import CLOSED, Batches, Finish, InMemoryIterator, ReadAhead
+from .prefetch import CLOSED, Batches, FinishAll, InMemoryIterator, ReadAhead
 from .workers import PinnedBatches, WorkerPool, pin
 
 __all__ = ["H5DataLoader", "Iteration", "SampleCollate"]
@@ -396,6 +396,7 @@ class H5DataLoader(DataLoader[Any]):
     def keep_for_next(self, batches: Batches, tokens: PassTokens) -> None:
         """Keep what reads ahead for the next pass."""
         self._drop_next_pass()
+        batches.end_pass()
         self._next_pass = batches, tokens
 
     def _kept_for(self, epoch: int) -> tuple[Batches, PassTokens] | None:
@@ -469,7 +470,7 @@ class H5DataLoader(DataLoader[Any]):
         n_ahead = -(-2 * cost.rows_per_chunk // self.sampler.batch_size)
         return ReadAhead(
             self.dataset,
-            _weakly(weakref.WeakMethod(self._finish)),
+            _weakly(weakref.WeakMethod(self._finish_all)),
             tokens,
             self._depth or max(DEPTH, 2 * together),
             passes=passes,
@@ -493,12 +494,11 @@ class H5DataLoader(DataLoader[Any]):
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
         """Finish batches that were read together, each when it is requested."""
         sizes = [len(token.rows) for token in tokens]
-        as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is
         # Lists and rows in CSR form are collated to tensors, or raise that they cannot be stacked.
         are_tensors = all(isinstance(column, torch.Tensor) for column in raw.columns)
-        if as_read and are_tensors and not self._pins and not tokens[0].samples:
-            batches = raw.split_columns(sizes)
-            return batches if len(raw.columns) > 1 else (column for (column,) in batches)
+        as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is and not tokens[0].samples
+        if as_read and are_tensors and not self._pins:
+            return map(self.dataset.sample_layout.built, raw.split_columns(sizes))
         # Not `map`, which a StopIteration in one batch would end, losing the others.
         return (self._finish(raw_batch, token) for raw_batch, token in zip(raw.split(sizes), tokens, strict=True))
 
@@ -567,13 +567,13 @@ class H5DataLoader(DataLoader[Any]):
         return self.dataset.identity()
 
 
-def _weakly(finish: weakref.WeakMethod[Finish]) -> Finish:
+def _weakly(finish_all: weakref.WeakMethod[FinishAll]) -> FinishAll:
     """Return a function that calls a method of a loader, and does not keep the loader alive: it may keep this one."""
 
-    def call(raw: Any, token: BatchToken) -> Any:
-        method = finish()
+    def call(raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
+        method = finish_all()
         assert method is not None, "an iteration keeps the loader alive"
-        return method(raw, token)
+        return method(raw, tokens)
 
     return call
 

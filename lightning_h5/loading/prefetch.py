@@ -27,11 +27,11 @@ from ..threads import EndingThread
 from ..types import BatchToken, IntArray
 from .pass_tokens import PassTokens
 
-__all__ = ["CLOSED", "BatchSource", "Batches", "Finish", "InMemoryIterator", "ReadAhead"]
+__all__ = ["CLOSED", "BatchSource", "Batches", "FinishAll", "InMemoryIterator", "ReadAhead"]
 
 CLOSED = "reading was closed in the middle of an epoch. Start a new iteration of the loader."
 
-Finish: TypeAlias = Callable[[Any, BatchToken], Any]
+FinishAll: TypeAlias = Callable[[RawBatch, Sequence[BatchToken]], Iterator[Any]]
 
 
 class BatchSource(Protocol):
@@ -70,6 +70,10 @@ class Batches(Protocol):
         """Whether another pass may have its batches from here: nothing was closed, and no worker has ended."""
         ...
 
+    def end_pass(self) -> None:
+        """Release what is left of a pass, all of whose batches were taken."""
+        ...
+
     def close(self) -> None:
         """End the pass; calling it again has no effect."""
         ...
@@ -85,11 +89,11 @@ class _Reading:
         error: raised instead of the token after these.
     """
 
-    __slots__ = ("_error", "_raws", "_tokens", "done")
+    __slots__ = ("_error", "_parts", "_tokens", "done")
 
     def __init__(self, tokens: Sequence[BatchToken], error: BaseException | None = None) -> None:
-        self._tokens = deque(tokens)
-        self._raws: deque[RawBatch] = deque()
+        self._tokens = tokens
+        self._parts: list[tuple[RawBatch, Sequence[BatchToken]]] = []  # what was read, and for which of them
         self._error = error
         self.done = threading.Lock()
         self.done.acquire()
@@ -111,7 +115,7 @@ class _Reading:
                 if len(self._tokens) == 1:
                     raise
                 for token in self._tokens:  # the batches before a failing one are fine
-                    self._raws.append(source.begin(token.rows, token.epoch)())
+                    self._parts.append((source.begin(token.rows, token.epoch)(), [token]))
         except BaseException as error:  # raised when this batch is consumed
             self._error = error
             if not isinstance(error, Exception):
@@ -125,7 +129,7 @@ class _Reading:
         finally:
             turn.release()
         if complete is not None:
-            self._raws.extend(complete().split([len(token.rows) for token in self._tokens]))
+            self._parts.append((complete(), self._tokens))
 
     def prefetch(self, source: BatchSource) -> bool:
         """Start to decode or read their rows; return False if there was not room for all of them."""
@@ -140,15 +144,12 @@ class _Reading:
         with self.done:
             pass
 
-    def is_used_up(self) -> bool:
-        """Return whether all were taken, once they are read."""
-        return not self._raws and self._error is None
-
-    def take(self) -> tuple[Any, BatchToken]:
-        """Return the next batch, as it was read; raise its error if it could not be read."""
-        if not self._raws and self._error is not None:
+    def batches(self, finish_all: FinishAll) -> Iterator[Any]:
+        """Yield the batches, once they are read, and raise the error of one that could not be read."""
+        for raw, tokens in self._parts:
+            yield from finish_all(raw, tokens)
+        if self._error is not None:
             raise self._error
-        return self._raws.popleft(), self._tokens.popleft()
 
 
 class ReadAhead:
@@ -159,7 +160,7 @@ class ReadAhead:
 
     Args:
         source: the source of rows.
-        finish: makes a batch of the rows that were read for a token; called when the batch is taken.
+        finish_all: makes batches of the rows that were read for some tokens, each when it is taken.
         tokens: the batches to read. The first are taken here, others by the thread that reads next, one at a time.
         depth: batches that are read ahead.
         passes: the tokens, if passes may follow theirs; None if reading ends with them.
@@ -172,7 +173,7 @@ class ReadAhead:
     def __init__(
         self,
         source: BatchSource,
-        finish: Finish,
+        finish_all: FinishAll,
         tokens: Iterator[BatchToken],
         depth: int,
         *,
@@ -182,10 +183,10 @@ class ReadAhead:
         far: int = 0,
         team: int = 0,
     ) -> None:
-        self._finish = finish
+        self._finish_all = finish_all
         near, far = (-(-n // together) * together for n in (lookahead, max(lookahead, far)))
         self._queue = _Queue(source, tokens, passes, together, depth, (near, far))
-        self._current: _Reading | None = None
+        self._batches: Iterator[Any] | None = None  # of the present reading
         self._ended = self._closed = False
         # The threads must not hold this object, or it would never be collected.
         self._threads = source.work.start_team(team)
@@ -201,31 +202,27 @@ class ReadAhead:
         return self
 
     def __next__(self) -> Any:
-        if self._current is None or self._current.is_used_up():
-            self._current = self._next_reading()
         try:
-            raw, token = self._current.take()
+            for batch in self._batches or ():
+                return batch
+            self._batches = self._next_reading().batches(self._finish_all)
+            return next(self._batches)
         except BaseException:
             self._end()
             raise
-        return self._finish(raw, token)
 
     def _next_reading(self) -> _Reading:
         if self._ended:
             raise StopIteration
-        try:
-            reading = self._queue.take()
-            if reading is None:
-                if self._closed:
-                    raise H5Error(CLOSED)
-                raise StopIteration
-            # Instead of waiting, read a batch that the thread has not begun; but the first batch waits for no other.
-            while self._current is not None and not reading.is_done() and self._queue.read_next():
-                pass
-            reading.wait()
-        except BaseException:
-            self._end()
-            raise
+        reading = self._queue.take()
+        if reading is None:
+            if self._closed:
+                raise H5Error(CLOSED)
+            raise StopIteration
+        # Instead of waiting, read a batch that the thread has not begun; but the first batch waits for no other.
+        while self._batches is not None and not reading.is_done() and self._queue.read_next():
+            pass
+        reading.wait()
         return reading
 
     def _end(self) -> None:
@@ -236,6 +233,10 @@ class ReadAhead:
     def can_go_on(self) -> bool:
         """See ``Batches.can_go_on``."""
         return not self._closed
+
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``: the present reading has batches of that pass alone."""
+        self._batches = iter(())
 
     def close(self) -> None:
         """End the threads; wait until their present reads are done."""
@@ -251,7 +252,7 @@ class ReadAhead:
         if not self._closed:
             self._closed = True
             self._queue.source.work.end_team(self._n_team)
-        self._current = None
+        self._batches = None
         self._queue.end()
 
     def __del__(self) -> None:
@@ -423,7 +424,7 @@ class InMemoryIterator:
     def __init__(
         self,
         source: BatchSource,
-        finish_all: Callable[[RawBatch, Sequence[BatchToken]], Iterator[Any]],
+        finish_all: FinishAll,
         tokens: Iterator[BatchToken],
         together: int,
         start_ahead: Callable[[Iterator[BatchToken]], ReadAhead],
@@ -469,6 +470,9 @@ class InMemoryIterator:
     def can_go_on(self) -> bool:
         """See ``Batches.can_go_on``: rows in memory are not read ahead of a pass."""
         return False
+
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``."""
 
     def close(self) -> None:
         """End the iteration, and the threads if any."""

@@ -435,6 +435,9 @@ class WorkerBatches:
         """See ``Batches.can_go_on``. Workers that do not persist end with a pass."""
         return self._pool.persists and not self._is_closed and self._pool.is_whole()
 
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``: nothing is left."""
+
     def _leave(self) -> None:
         # A complete pass no longer needs the workers, and another one may already use them.
         if not self._pool.persists and self._number == self._pool.n_passes:
@@ -486,6 +489,9 @@ class PinnedBatches:
     def can_go_on(self) -> bool:
         """See ``Batches.can_go_on``. The thread ends at the end of a pass that the consumer has not begun."""
         return not self._at_end.is_set() and self._batches.can_go_on
+
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``: nothing is left."""
 
     def close(self) -> None:
         """End the thread and the pass."""

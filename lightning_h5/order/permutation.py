@@ -7,6 +7,8 @@ so different keys give independent streams.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -150,6 +152,8 @@ def shuffled_places(
     is_short = sizes <= SORTED_ROWS
     if is_short.all():
         return _sorted_places(sizes, keys ^ round_keys[0])[owners, ranks]
+    if (sizes == sizes[0]).all():  # one divisor for all: NumPy divides three times as fast
+        return _network_places(ranks, sizes[:1], keys[owners], round_keys)
     places = np.empty(len(ranks), dtype=np.int64)
     long_ranks = np.flatnonzero(~is_short[owners])
     places[long_ranks] = _network_places(
@@ -176,30 +180,48 @@ def _sorted_places(sizes: IntArray, keys: npt.NDArray[np.uint64]) -> IntArray:
 def _network_places(
     ranks: IntArray, sizes: IntArray, keys: npt.NDArray[np.uint64], round_keys: npt.NDArray[np.uint64]
 ) -> IntArray:
-    places = ranks.astype(U64)
-    outliers = np.arange(len(ranks))
-    while len(outliers):
-        places[outliers] = _encrypt_digits(places[outliers], sizes[outliers], keys[outliers], round_keys)
-        outliers = outliers[places[outliers] >= sizes[outliers].astype(U64)]
-    return places.astype(np.int64)
-
-
-def _encrypt_digits(
-    values: npt.NDArray[np.uint64],
-    sizes: IntArray,
-    keys: npt.NDArray[np.uint64],
-    round_keys: npt.NDArray[np.uint64],
-) -> npt.NDArray[np.uint64]:
+    """Return places in permutations of several sizes, one for each rank, or of one size, shape ``(1,)``."""
     # IEEE 754 rounds square roots the same on every machine. One base is even: two odd ones give even permutations
     # only.
     bases = np.ceil(np.sqrt(sizes)).astype(np.int64)
     bases += bases & 1
-    a, b = bases.astype(U64), (-(-sizes // bases)).astype(U64)
-    high, low = values // b, values % b
-    for even_key, odd_key in zip(round_keys[::2], round_keys[1::2], strict=True):
-        high = (high + (mix((keys ^ even_key) + low) >> U64(1))) % a  # a sum that overflows would not be a permutation
-        low = (low + (mix((keys ^ odd_key) + high) >> U64(1))) % b
-    return high * b + low
+    digits = _Digits(bases.astype(U64), (-(-sizes // bases)).astype(U64))
+    limits = sizes.astype(U64)
+    places = digits.encrypt(ranks.astype(U64), keys, round_keys)
+    outliers = np.flatnonzero(places >= limits)
+    while len(outliers):
+        of_outliers = _Digits(*(_of_each(base, outliers) for base in digits))
+        places[outliers] = of_outliers.encrypt(places[outliers], keys[outliers], round_keys)
+        outliers = outliers[places[outliers] >= _of_each(limits, outliers)]
+    return places.astype(np.int64)
+
+
+def _of_each(values: npt.NDArray[np.uint64], numbers: IntArray) -> npt.NDArray[np.uint64]:
+    return values if len(values) == 1 else values[numbers]
+
+
+class _Digits(NamedTuple):
+    """Bases of numbers of two digits: one pair for all numbers, or one for each."""
+
+    high_base: npt.NDArray[np.uint64]
+    low_base: npt.NDArray[np.uint64]
+
+    def encrypt(
+        self, values: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64], round_keys: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.uint64]:
+        """Return other values, each of which has one preimage."""
+        a, b = self
+        high = values // b
+        low = values - high * b
+        for even_key, odd_key in zip(round_keys[::2], round_keys[1::2], strict=True):
+            high = _remainder(high + (mix((keys ^ even_key) + low) >> U64(1)), a)  # a sum that overflowed would not be
+            low = _remainder(low + (mix((keys ^ odd_key) + high) >> U64(1)), b)  # a permutation
+        return high * b + low
+
+
+def _remainder(values: npt.NDArray[np.uint64], divisors: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return ``values % divisors``, by division, which is fast for one divisor."""
+    return values - values // divisors * divisors
 
 
 def _bit_mask(bits: np.uint64) -> np.uint64:
@@ -208,6 +230,9 @@ def _bit_mask(bits: np.uint64) -> np.uint64:
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
-    values = (values ^ (values >> U64(30))) * U64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> U64(27))) * U64(0x94D049BB133111EB)
-    return values ^ (values >> U64(31))
+    values = values ^ (values >> U64(30))  # a copy, which changes in place
+    values *= U64(0xBF58476D1CE4E5B9)
+    values ^= values >> U64(27)
+    values *= U64(0x94D049BB133111EB)
+    values ^= values >> U64(31)
+    return values

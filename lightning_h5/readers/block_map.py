@@ -15,6 +15,7 @@ from .base import check_bounds
 __all__ = ["BlockMap", "Boxes", "Pieces", "RowGrid"]
 
 MIN_RUN = 16  # rows: finding runs costs more than it saves if they are shorter, on average
+MARKED_PER_ROW = 16  # blocks, marked in a table: with more of them for each row, sorting is as fast
 
 
 class Boxes(NamedTuple):
@@ -227,6 +228,20 @@ class BlockMap:
         low = np.maximum(number * along - before, 0)
         high = np.minimum((number + 1) * along - before, lengths)
         return Pieces(blocks[which] + number, within[which] - np.where(number > 0, before, 0), high - low)
+
+    def different(self, blocks: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the different ones of some blocks, ascending, and which of them each is.
+
+        As ``numpy.unique`` with ``return_inverse``, which sorts: five times as slow for many rows of few blocks.
+        """
+        if self.n_blocks > MARKED_PER_ROW * len(blocks):
+            return np.unique(blocks, return_inverse=True)
+        is_needed = np.zeros(self.n_blocks, np.bool_)
+        is_needed[blocks] = True
+        needed = np.flatnonzero(is_needed)
+        numbers = np.empty(self.n_blocks, np.int64)
+        numbers[needed] = np.arange(len(needed))
+        return needed, numbers[blocks]
 
     def ranges(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Return ranges of rows that a block has: the block, the array, the first row, and the row after the last."""

@@ -32,12 +32,16 @@ class Source:
         return True
 
 
+def finish_all(raw, tokens):
+    return (part.rows for part in raw.split([len(token.rows) for token in tokens]))
+
+
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 7))
 def test_the_first_batch_waits_for_no_other(together, n_batches, batch_size):
     rows = np.arange(n_batches * batch_size).reshape(n_batches, batch_size)
     source = Source(batch_size)
     tokens = iter([BatchToken(0, at, of_batch) for at, of_batch in enumerate(rows)])
-    batches = ReadAhead(source, lambda raw, _: raw.rows, tokens, 4, together=together)
+    batches = ReadAhead(source, finish_all, tokens, 4, together=together)
     found = [next(batches)]
     source.has_first.set()
     found += batches
