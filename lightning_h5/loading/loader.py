@@ -390,7 +390,9 @@ class H5DataLoader(DataLoader[Any]):
         plan = self.sampler.plan(epoch)
         progress = self.passes.begin(epoch)
         batches, tokens = self._kept_for(epoch) or self._begin_to_read(PassTokens(self.sampler, epoch))
-        tokens.consume(epoch, self.sampler.next_epoch(epoch) if batches.can_go_on else None)
+        # Rows that are in memory by now need no reading ahead in the next pass.
+        goes_on = batches.can_go_on and (self.num_workers > 0 or not self.dataset.cost.is_in_memory)
+        tokens.consume(epoch, self.sampler.next_epoch(epoch) if goes_on else None)
         return batches, tokens, plan, progress
 
     def keep_for_next(self, batches: Batches, tokens: PassTokens) -> None:
@@ -403,8 +405,7 @@ class H5DataLoader(DataLoader[Any]):
         """Return what reads ahead for a pass that starts now; end it if that is another pass than was expected."""
         if self._next_pass is not None:
             batches, tokens = self._next_pass
-            is_in_memory = not self.num_workers and self.dataset.cost.is_in_memory
-            if batches.can_go_on and tokens.goes_on_with(epoch) and not is_in_memory:
+            if batches.can_go_on and tokens.goes_on_with(epoch):
                 self._next_pass = None
                 return batches, tokens
         self._drop_next_pass()
