@@ -216,8 +216,8 @@ MUTANTS = [
     Mutant(
         "the iteration starts too early",
         "loading/loader.py",
-        "        self._batches: Batches | None = None\n        self._plan: EpochPlan\n",
-        "        self._batches, self._plan, self.progress = loader.start()\n",
+        "        self._batches: Batches | None = None\n        self._tokens: PassTokens\n",
+        "        self._batches, self._tokens, self._plan, self.progress = loader.start()\n",
         STATE + RESUME,
     ),
     Mutant(
