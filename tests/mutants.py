@@ -33,6 +33,7 @@ class Mutant(NamedTuple):
 SAMPLING = ("tests/order",)
 STATE = ("tests/loading/test_state.py", "tests/loading/test_loader.py")
 RESUME = ("tests/datamodules/test_resume.py", "tests/distributed/test_kills.py")
+NEXT_EPOCH = ("tests/loading/test_pass_tokens.py", "tests/datamodules/test_next_epoch.py")
 RANKS = ("tests/distributed",)
 MIXTURES = ("tests/order/test_mixture.py", "tests/datamodules/test_mixtures.py")
 LOOPS = (
@@ -215,8 +216,8 @@ MUTANTS = [
     Mutant(
         "the iteration starts too early",
         "loading/loader.py",
-        "        self._batches: Batches | None = None\n        self._plan: EpochPlan\n",
-        "        self._batches, self._plan, self.progress = loader.start()\n",
+        "        self._batches: Batches | None = None\n        self._tokens: PassTokens\n",
+        "        self._batches, self._tokens, self._plan, self.progress = loader.start()\n",
         STATE + RESUME,
     ),
     Mutant(
@@ -259,6 +260,20 @@ MUTANTS = [
         ),
     ),
     Mutant("the newest batch comes first", "loading/prefetch.py", "self._begun.popleft()", "self._begun.pop()", STATE),
+    Mutant(
+        "batches are kept that were read ahead under other settings",
+        "loading/pass_tokens.py",
+        "(last.epoch != epoch or last.settings == _settings_of(self._sampler, epoch))",
+        "True",
+        NEXT_EPOCH,
+    ),
+    Mutant(
+        "an epoch is read that does not come",
+        "datamodules/trainer_progress.py",
+        "epoch + 1 >= loop.max_epochs",
+        "epoch >= loop.max_epochs",
+        NEXT_EPOCH,
+    ),
     Mutant(
         "a file that changes is read on",
         "datasets/file_dataset.py",

@@ -62,6 +62,8 @@ class H5StatsMonitor(Callback):
     - ``h5/share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
     - ``h5/expected_share/NAME``: the share that it is to have.
 
+    What is read ahead of an epoch counts for the epoch in which it is read.
+
     The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
     the time that a batch was waited for, the median and 99th percentile of the time that requests to the origin took,
     and a sentence that names the bottleneck and the remedy. Samples that ``on_bad_row`` left out are counted, and the

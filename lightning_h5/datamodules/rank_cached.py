@@ -242,6 +242,14 @@ class RankCachedH5DataModule(FilesH5DataModule):
                 self._load({"train": dataset})
         return trainer_epoch
 
+    def next_epoch(self, sampler: PlanSampler, epoch: int) -> int | None:
+        """See ``KeepsPosition.next_epoch``; None if the shards are redrawn before it."""
+        next_epoch, dataset = super().next_epoch(sampler, epoch), self._datasets.get("train")
+        if next_epoch is None or dataset is None or self.is_overfitting:
+            return next_epoch
+        shard = cast("RankMemCachedH5Dataset", dataset).shard
+        return next_epoch if shard.draw(next_epoch) == shard.draw(epoch) else None
+
     # Order ---------------------------------------------------------------------------------------------------
 
     def mixed_rows(self, n_rows: int, noun: str) -> str:

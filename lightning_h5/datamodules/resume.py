@@ -217,6 +217,10 @@ class RunPosition:
             sampler.continue_from(self._restored)
         return epoch
 
+    def goes_on_after(self, epoch: int, sampler: PlanSampler) -> bool:
+        """Return whether the trainer is sure to train another epoch from the same loader, unless it is stopped."""
+        return self._progress.goes_on_after(epoch, len(sampler), sampler.plan(epoch).n_steps)
+
     @property
     def hands_iterator(self) -> bool:
         """Whether steps take batches themselves, so that the trainer does not count them."""
@@ -319,6 +323,12 @@ class KeepsPosition(MakesLoaders):
             H5ResumeError: a position was loaded and not applied.
         """
         return self._position.start(sampler) if self.is_attached else None
+
+    def next_epoch(self, sampler: PlanSampler, epoch: int) -> int | None:
+        """Return the epoch that a trainer is sure to train after one that starts now, unless it is stopped."""
+        if not self.is_attached or sampler is not self._training_sampler():
+            return None
+        return epoch + 1 if self._position.goes_on_after(epoch, sampler) else None
 
     def kept_modes(self) -> tuple[Mode, ...]:
         """See ``MakesLoaders.kept_modes``."""

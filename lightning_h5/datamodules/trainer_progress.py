@@ -115,6 +115,25 @@ class TrainerProgress:
         if hasattr(self._loop, "reset_restart_stage") and not self._loop.restarted_on_epoch_start:  # Lightning 2.5
             self._loop.reset_restart_stage()
 
+    def goes_on_after(self, epoch: int, n_batches: int, n_left: int) -> bool:
+        """Return whether another epoch follows, from the same loader and after all batches of this one.
+
+        Early stopping and other ends that are decided later are not known.
+
+        Args:
+            epoch: that starts now.
+            n_batches: batches of a whole epoch of the loader.
+            n_left: batches of this epoch.
+        """
+        trainer, loop = self._trainer, self._loop
+        reload_every = trainer.reload_dataloaders_every_n_epochs
+        is_reloaded = reload_every and epoch + 1 - loop._last_train_dl_reload_epoch >= reload_every
+        is_left_early = trainer.num_training_batches < n_batches
+        is_last = loop.max_epochs is not None and loop.max_epochs != -1 and epoch + 1 >= loop.max_epochs
+        n_steps = self._inner.global_step + -(-n_left // trainer.accumulate_grad_batches)
+        is_last = is_last or (loop.max_steps != -1 and n_steps >= loop.max_steps)
+        return self.is_alone and not (is_reloaded or is_left_early or is_last)
+
     @property
     def has_loader(self) -> bool:
         """Whether the trainer has made its training loader: what is iterated before is not for training."""

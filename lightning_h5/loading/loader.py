@@ -34,7 +34,8 @@ from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
 from .choose_order import choose_order
-from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
+from .pass_tokens import PassTokens
+from .prefetch import CLOSED, Batches, FinishAll, InMemoryIterator, ReadAhead
 from .workers import PinnedBatches, WorkerPool, pin
 
 __all__ = ["H5DataLoader", "Iteration", "SampleCollate"]
@@ -102,6 +103,7 @@ class Iteration:
     def __init__(self, loader: H5DataLoader) -> None:
         self._loader = loader
         self._batches: Batches | None = None
+        self._tokens: PassTokens
         self._plan: EpochPlan
         self.progress: Progress
         self._failed: str | None = None
@@ -127,9 +129,9 @@ class Iteration:
             raise H5Error(self._failed)
         if self._is_over:
             raise StopIteration
-        is_first = self._batches is None
+        is_first = not self.has_begun
         try:
-            batch = self._next_of(self._begin() if self._batches is None else self._batches)
+            batch = self._next_of(self._begin() if is_first else self._batches)
         except StopIteration:
             self._batches, self._is_over = None, True
             self._leave()
@@ -150,6 +152,7 @@ class Iteration:
         if loader.passes.last is not progress:
             loader.passes.switch(progress)
         if progress.n_given == self._plan.n_steps:
+            self._leave_batches()
             loader.passes.complete(progress)
             if self._record is not None:
                 self._record.end_of_dataloader = True
@@ -162,7 +165,7 @@ class Iteration:
 
     def _begin(self) -> Batches:
         loader = self._loader
-        batches, self._plan, self.progress = loader.start()
+        batches, self._tokens, self._plan, self.progress = loader.start()
         self._batches = batches
         loader.running.add(self)
         loader.show_rows_of(self._plan)
@@ -171,13 +174,21 @@ class Iteration:
             weakref.finalize(self, self._record.end).atexit = False
         return batches
 
+    def _leave_batches(self) -> None:
+        """Leave what reads ahead to the pass that is sure to follow."""
+        if self._batches is not None and self._tokens.expects_more:
+            self._loader.keep_for_next(self._batches, self._tokens)
+            self._batches = None
+
     def _leave(self) -> None:
         self._loader.running.discard(self)
         if self._record is not None:
             self._record.end()
 
-    def _next_of(self, batches: Batches) -> Any:
+    def _next_of(self, batches: Batches | None) -> Any:
         """Return the next batch; raise StopIteration after the last step of the plan, and never before it."""
+        if batches is None:  # left to the next pass
+            raise StopIteration
         try:
             return next(batches)
         except StopIteration as error:
@@ -221,6 +232,10 @@ class H5DataLoader(DataLoader[Any]):
     epoch exists at a different batch, or the last batch was yielded by an iterator that was deleted, and another
     unfinished one had come further. So save the position before you look at ``next(iter(loader))``, or after the loop
     took its next batch.
+
+    Under a Trainer that is sure to train another epoch, its first batches are read while the last ones of the present
+    epoch train. They are dropped if the order has changed by then, or the fit ends earlier. Without a Trainer, reading
+    begins with the pass: it is not known whether another one follows.
 
     A pass that yielded its last batch advances the epoch of a training loader, so that the next pass has another order
     and other draws. After ``loader.set_epoch(epoch)`` the caller alone sets it, which also keeps passes apart, and a
@@ -299,6 +314,7 @@ class H5DataLoader(DataLoader[Any]):
         self.passes = Passes(self.sampler)
         self.waits = WaitTimes()
         self._reading: weakref.WeakSet[ReadAhead | InMemoryIterator] = weakref.WeakSet()
+        self._next_pass: tuple[Batches, PassTokens] | None = None  # what already reads for it
         self.running: weakref.WeakSet[Iteration] = weakref.WeakSet()  # started, and neither ended nor failed
 
     @property
@@ -358,11 +374,11 @@ class H5DataLoader(DataLoader[Any]):
             f"{self.sampler!r})"
         )
 
-    def start(self) -> tuple[Batches, EpochPlan, Progress]:
-        """Start to read an epoch; called by the first ``next()``.
+    def start(self) -> tuple[Batches, PassTokens, EpochPlan, Progress]:
+        """Start to read an epoch, or go on reading it; called by the first ``next()``.
 
         Returns:
-            The batches, the plan they follow, and the count of those that were yielded.
+            The batches, their tokens, the plan they follow, and the count of those that were yielded.
 
         Raises:
             H5Error: the system refuses to start workers.
@@ -375,33 +391,63 @@ class H5DataLoader(DataLoader[Any]):
         plan = self.sampler.plan(epoch)
         progress = self.passes.begin(epoch)
         progress.plan = weakref.ref(plan)  # which may have a number for each row
-        tokens = self.sampler.tokens(epoch)
-        return self._from_workers(tokens) if self.num_workers else self._from_threads(tokens), plan, progress
+        batches, tokens = self._kept_for(epoch) or self._begin_to_read(PassTokens(self.sampler, epoch))
+        # Rows that are in memory by now need no reading ahead in the next pass.
+        goes_on = batches.can_go_on and (self.num_workers > 0 or not self.dataset.cost.is_in_memory)
+        tokens.consume(epoch, self.sampler.next_epoch(epoch) if goes_on else None)
+        return batches, tokens, plan, progress
+
+    def keep_for_next(self, batches: Batches, tokens: PassTokens) -> None:
+        """Keep what reads ahead for the next pass."""
+        self._drop_next_pass()
+        batches.end_pass()
+        self._next_pass = batches, tokens
+
+    def _kept_for(self, epoch: int) -> tuple[Batches, PassTokens] | None:
+        """Return what reads ahead for a pass that starts now; end it if that is another pass than was expected."""
+        if self._next_pass is not None:
+            batches, tokens = self._next_pass
+            if batches.can_go_on and tokens.goes_on_with(epoch):
+                self._next_pass = None
+                return batches, tokens
+        self._drop_next_pass()
+        return None
+
+    def _drop_next_pass(self) -> None:
+        if self._next_pass is not None:
+            batches, _ = self._next_pass
+            self._next_pass = None
+            batches.close()
+
+    def _begin_to_read(self, tokens: PassTokens) -> tuple[Batches, PassTokens]:
+        return self._from_workers(tokens) if self.num_workers else self._from_threads(tokens), tokens
 
     def _take_assigned_transforms(self) -> None:
         self._n_assigned = self.dataset.n_assigned
         if isinstance(self.collate_fn, SampleCollate):
             self.collate_fn = self.collate_fn.followed_by(self.dataset.batch_transform)
+        if self.num_workers:  # they have the transforms that they were started with
+            self._drop_next_pass()
         pool: WorkerPool | None = self._iterator
-        if pool is not None and pool.can_begin():  # workers have the transforms that they were started with
+        if pool is not None and pool.can_begin():
             pool.end()
         self._iterator = None
 
-    def _from_workers(self, tokens: Iterator[BatchToken]) -> Batches:
+    def _from_workers(self, tokens: PassTokens) -> Batches:
         pool: WorkerPool | None = self._iterator
         if pool is None or not pool.can_begin():
             self.check_worker_number_rationality()
             pool = WorkerPool(self, self.dataset, self.sampler)
         self._iterator = pool if self.persistent_workers else None
-        batches = pool.begin(tokens, self.prefetch_factor or 2)
+        batches = pool.begin(tokens, self.prefetch_factor or 2, self._n_far)
         return PinnedBatches(batches) if self._pins else batches
 
-    def _from_threads(self, tokens: Iterator[BatchToken]) -> Batches:
+    def _from_threads(self, tokens: PassTokens) -> Batches:
         reading = self._read(tokens)
         self._reading.add(reading)
         return reading
 
-    def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | InMemoryIterator:
+    def _read(self, tokens: PassTokens) -> ReadAhead | InMemoryIterator:
         dataset, cost = self.dataset, self.dataset.cost
         is_in_memory = cost.is_in_memory
         max_bytes = TOGETHER_BYTES_MORE if is_in_memory else TOGETHER_BYTES
@@ -412,19 +458,28 @@ class H5DataLoader(DataLoader[Any]):
             together = max(1, min(together, self._depth // 2))
         elif is_in_memory:
             return InMemoryIterator(dataset, self._finish_all, tokens, together, partial(self._read_ahead, together))
-        return self._read_ahead(together, tokens)
+        return self._read_ahead(together, tokens, passes=tokens)
 
-    def _read_ahead(self, together: int, tokens: Iterator[BatchToken]) -> ReadAhead:
-        n_rows, cost = self.sampler.mean_rows, self.dataset.cost
-        n_ahead, n_far = 2 * cost.rows_per_chunk, FAR_BYTES // max(PAGE_BYTES, cost.row_bytes)
+    @property
+    def _n_far(self) -> int:
+        """Batches that are decoded ahead where that takes long: while reads wait, and at an epoch's start."""
+        n_rows = FAR_BYTES // max(PAGE_BYTES, self.dataset.cost.row_bytes)
+        return min(MAX_LOOKAHEAD, -(-n_rows // self.sampler.mean_rows))
+
+    def _read_ahead(
+        self, together: int, tokens: Iterator[BatchToken], *, passes: PassTokens | None = None
+    ) -> ReadAhead:
+        cost = self.dataset.cost
+        n_ahead = -(-2 * cost.rows_per_chunk // self.sampler.mean_rows)
         return ReadAhead(
             self.dataset,
-            self._finish_all,
+            _weakly(weakref.WeakMethod(self._finish_all)),
             tokens,
             self._depth or max(DEPTH, 2 * together),
+            passes=passes,
             together=together,
-            lookahead=min(MAX_LOOKAHEAD, -(-n_ahead // n_rows)),
-            far=min(MAX_LOOKAHEAD, -(-n_far // n_rows)),
+            lookahead=min(MAX_LOOKAHEAD, n_ahead),
+            far=self._n_far,
             team=max(1, usable_cores() - 1) if cost.rows_per_chunk else 0,
         )
 
@@ -454,13 +509,14 @@ class H5DataLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and processes are not pickled; they restart on demand.
-        return self.__dict__ | {"_reading": None, "running": None, "_iterator": None}
+        return self.__dict__ | {"_reading": None, "running": None, "_iterator": None, "_next_pass": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_reading": weakref.WeakSet(), "running": weakref.WeakSet()})
 
     def close(self) -> None:
         """End reading ahead, which would open the files again, and persistent workers."""
+        self._drop_next_pass()
         for reading in list(self._reading):
             reading.close()
         if self._iterator is not None:
@@ -514,6 +570,17 @@ class H5DataLoader(DataLoader[Any]):
     @cached_property
     def _identity(self) -> Identity:
         return self.dataset.identity()
+
+
+def _weakly(finish_all: weakref.WeakMethod[FinishAll]) -> FinishAll:
+    """Return a function that calls a method of a loader, and does not keep the loader alive: it may keep this one."""
+
+    def call(raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
+        method = finish_all()
+        assert method is not None, "an iteration keeps the loader alive"
+        return method(raw, tokens)
+
+    return call
 
 
 def _as_it_is(data: Any) -> Any:

@@ -25,8 +25,9 @@ from ..errors import H5Error
 from ..readers import TaskQueue
 from ..threads import EndingThread
 from ..types import BatchToken, IntArray
+from .pass_tokens import PassTokens
 
-__all__ = ["CLOSED", "BatchSource", "Batches", "InMemoryIterator", "ReadAhead"]
+__all__ = ["CLOSED", "BatchSource", "Batches", "FinishAll", "InMemoryIterator", "ReadAhead"]
 
 CLOSED = "reading was closed in the middle of an epoch. Start a new iteration of the loader."
 
@@ -58,11 +59,23 @@ class BatchSource(Protocol):
 class Batches(Protocol):
     """How batches come to an iteration: read by threads of this process, or by worker processes.
 
+    After the batches of a pass come those of the next one, if it is sure to follow (see ``PassTokens``): an iteration
+    counts the batches of its pass, and leaves the object to the next one. Otherwise the iterator ends.
+
     An implementation that raised an error holds nothing afterwards that would keep another pass from beginning.
     """
 
     def __next__(self) -> Any:
         """Return the next batch. Raises H5Error if it was closed before the last one."""
+        ...
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another pass may have its batches from here: nothing was closed, and no worker has ended."""
+        ...
+
+    def end_pass(self) -> None:
+        """Release what is left of a pass, all of whose batches were taken."""
         ...
 
     def close(self) -> None:
@@ -88,6 +101,9 @@ class _Reading:
         self._error = error
         self.done = threading.Lock()
         self.done.acquire()
+
+    def __len__(self) -> int:
+        return len(self._tokens)
 
     def rows(self) -> IntArray:
         """Return the rows of all batches."""
@@ -160,8 +176,9 @@ class ReadAhead:
         source: the source of rows.
         finish_all: makes batches of the rows that were read for some tokens, each when it is taken.
         tokens: the batches to read. The first are taken here, others by the thread that reads next, one at a time.
-        depth: batches that are read ahead, at least; those that are read together may be one round more.
-        together: batches that are read together, from one up to so many in the first readings.
+        depth: batches that are read ahead.
+        passes: the tokens, if passes may follow theirs; None if reading ends with them.
+        together: batches that are read together, from one up to so many in the first readings of a pass.
         lookahead: batches after these with chunks that are decoded ahead, as far as there is room.
         far: the same while reads wait for a disk or a server.
         team: threads that decode.
@@ -174,14 +191,15 @@ class ReadAhead:
         tokens: Iterator[BatchToken],
         depth: int,
         *,
+        passes: PassTokens | None = None,
         together: int = 1,
         lookahead: int = 0,
         far: int = 0,
         team: int = 0,
     ) -> None:
         self._finish_all = finish_all
-        lookaheads = -(-lookahead // together), -(-max(lookahead, far) // together)
-        self._queue = _Queue(source, tokens, together, -(-depth // together), lookaheads)
+        near, far = (-(-n // together) * together for n in (lookahead, max(lookahead, far)))
+        self._queue = _Queue(source, tokens, passes, together, depth, (near, far))
         self._batches: Iterator[Any] | None = None  # of the present reading
         self._ended = self._closed = False
         # The threads must not hold this object, or it would never be collected.
@@ -225,12 +243,23 @@ class ReadAhead:
         self._ended = True
         self.close()
 
+    @property
+    def can_go_on(self) -> bool:
+        """See ``Batches.can_go_on``."""
+        return not self._closed
+
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``: the present reading has batches of that pass alone."""
+        self._batches = iter(())
+
     def close(self) -> None:
         """End the threads; wait until their present reads are done."""
         self._dismiss()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        if self._queue.passes is not None:
+            self._queue.passes.close()
         self._queue.source.work.end_waiting()
 
     def _dismiss(self) -> None:
@@ -256,17 +285,21 @@ class _Queue:
 
     The thread that has the turn begins to read the oldest, and releases the turn once that has begun: so all begin in
     order. Tokens are taken outside of it, so that the thread can do so ahead while the consumer reads.
+
+    A reading has batches of one pass. For a pass that the consumer has not come to, blocks are decoded as far ahead as
+    while reads wait for a disk: a pass needs many new blocks at its start, and the one before it few at its end.
     """
 
     def __init__(
         self,
         source: BatchSource,
         tokens: Iterator[BatchToken],
+        passes: PassTokens | None,
         together: int,
         depth: int,
         lookaheads: tuple[int, int],
     ) -> None:
-        self.source = source
+        self.source, self.passes = source, passes
         self._tokens: Iterator[BatchToken] | None = tokens
         self._together, self._depth, self._lookaheads = together, depth, lookaheads
         self._n_next = 1  # batches of the next reading: the first one does not wait for others
@@ -276,6 +309,8 @@ class _Queue:
         self._taking, self._turn = threading.Lock(), threading.Lock()
         self._is_ended = False
         self._calls: SimpleQueue[bool] = SimpleQueue()  # wakes the thread; False stops it
+        if passes is not None:
+            passes.when_planned = partial(self._calls.put, True)
         self._take_tokens(1)
 
     def take(self) -> _Reading | None:
@@ -309,7 +344,8 @@ class _Queue:
         reading = None
         self._turn.acquire()
         try:
-            if len(self._begun) < (1 if only_oldest else self._depth) and not self._is_ended and self._take_tokens(1):
+            is_wanted = not (self._is_ended or (only_oldest and self._begun))
+            if is_wanted and self._take_tokens(1, waits=only_oldest) and self._has_room():
                 reading = self._later.popleft()
                 self._n_decoded = max(0, self._n_decoded - 1)
                 self._begun.append(reading)
@@ -320,9 +356,22 @@ class _Queue:
             reading.read(self.source, self._turn)
         return reading is not None
 
+    def _has_room(self) -> bool:
+        """Return whether the next reading may begin."""
+        readings = (*self._begun, self._later[0])
+        return len(readings) == 1 or sum(map(len, readings)) <= self._depth
+
+    def _n_ahead(self) -> int:
+        """Return up to how many batches from the next one on are decoded ahead."""
+        is_far = self.source.work.pace.is_slow or (self.passes is not None and self.passes.are_ahead)
+        return self._lookaheads[is_far]
+
     def decode_ahead(self) -> None:
         """Start to decode chunks in the order in which batches need them, until there is no room for more."""
-        while not self._is_ended and (place := self._n_decoded) <= self._lookaheads[self.source.work.pace.is_slow]:
+        while not self._is_ended:
+            place = self._n_decoded
+            if sum(map(len, tuple(self._later)[:place])) > self._n_ahead():
+                return
             if not self._take_tokens(place + 1) or not self._turn.acquire(blocking=False):
                 return
             try:
@@ -333,8 +382,19 @@ class _Queue:
             finally:
                 self._turn.release()
 
-    def _take_tokens(self, n: int) -> bool:
-        """Take tokens until so many readings come next; return False if there are no more."""
+    def _begins_next_pass(self, *, waits: bool) -> bool:
+        if self._tokens is None or self.passes is None or not self.passes.begin_next(waits=waits):
+            return False
+        self._n_next = 1
+        return True
+
+    def _take_tokens(self, n: int, *, waits: bool = False) -> bool:
+        """Take tokens until so many readings come next; return False if there are no more, or none are planned yet.
+
+        Args:
+            n: number of readings.
+            waits: wait for the plan of the next pass.
+        """
         if len(self._later) >= n:
             return True
         with self._taking:
@@ -343,6 +403,8 @@ class _Queue:
                 error = None
                 try:
                     tokens.extend(islice(self._tokens or (), self._n_next))
+                    if not tokens and self._begins_next_pass(waits=waits):
+                        continue
                 except Exception as failure:  # raised when this batch is consumed
                     self._tokens, error = None, failure
                 if not tokens and error is None:
@@ -426,6 +488,14 @@ class InMemoryIterator:
         return (
             batch for token in tokens for batch in self._finish_all(self._source.gather(token.rows, epoch), [token])
         )
+
+    @property
+    def can_go_on(self) -> bool:
+        """See ``Batches.can_go_on``: rows in memory are not read ahead of a pass."""
+        return False
+
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``."""
 
     def close(self) -> None:
         """End the iteration, and the threads if any."""

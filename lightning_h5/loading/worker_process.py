@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -206,11 +207,67 @@ def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
     except H5Error as error:
         _refuse(connection, pickle.dumps(WorkerFailure(error)))
         return
-    answer = _prepare(job, worker)
-    while len(header := connection.recv(HEADER.size, socket.MSG_WAITALL)) == HEADER.size:
-        n_bytes, number = HEADER.unpack(header)
-        message = answer(pickle.loads(connection.recv(n_bytes, socket.MSG_WAITALL)))
+    answer, coming = _prepare(job, worker), ComingBatches(job.dataset)
+    while (numbered_request := _receive(connection, coming)) is not None:
+        number, request = numbered_request
+        if isinstance(request, list):
+            coming.add(request)
+            continue
+        coming.drop_until(request)
+        message = answer(request)
         answers.put(HEADER.pack(len(message), number) + message)
+
+
+class ComingBatches:
+    """The batches that this worker will be asked for, in their order: it decodes for them while it would wait.
+
+    Blocks are loaded a task at a time, so that a request waits for no more than one, and are left in the cache. Batches
+    are not made before they are asked for.
+
+    Args:
+        dataset: the worker's.
+    """
+
+    def __init__(self, dataset: RowDataset) -> None:
+        self._dataset = dataset
+        self._tokens: deque[BatchToken] = deque()
+        self._has_begun = False
+
+    def add(self, tokens: Sequence[BatchToken]) -> None:
+        """Add batches after those that are known."""
+        self._tokens.extend(tokens)
+
+    def drop_until(self, token: BatchToken | None) -> None:
+        """Drop batches up to one that is requested; all of them at the start of another pass."""
+        while self._tokens and (token is None or self._tokens[0][:2] <= token[:2]):
+            self._tokens.popleft()
+
+    def decode(self) -> bool:
+        """Load a block, or find out which ones a batch needs; return False if there is nothing to do, or no room."""
+        if self._has_begun and self._dataset.work.help():
+            return True
+        if not self._tokens:
+            return False
+        token, self._has_begun = self._tokens[0], True
+        try:
+            if self._dataset.prefetch(token.rows, token.epoch):
+                self._tokens.popleft()
+                return True
+        except Exception:  # raised when the batch is requested
+            self._tokens.clear()
+        return self._dataset.work.help()
+
+
+def _receive(connection: socket.socket, coming: ComingBatches) -> tuple[int, Any] | None:
+    """Return the next message and its number; None when the main process closed the socket."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while not poll.poll(0) and coming.decode():
+        pass
+    if len(header := connection.recv(HEADER.size, socket.MSG_WAITALL)) < HEADER.size:
+        return None
+    n_bytes, number = HEADER.unpack(header)
+    return number, pickle.loads(connection.recv(n_bytes, socket.MSG_WAITALL))
 
 
 def _refuse(connection: socket.socket, answer: bytes) -> None:

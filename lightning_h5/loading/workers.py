@@ -16,10 +16,11 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from queue import Empty, Queue
 from time import monotonic, sleep
@@ -34,6 +35,7 @@ from ..order import PlanSampler
 from ..staging import network_address
 from ..threads import EndingThread
 from ..types import BatchToken
+from .pass_tokens import PassTokens
 from .prefetch import CLOSED
 from .worker_buffers import naming_shared_memory, starting_workers, worker_memory
 from .worker_failures import (
@@ -62,6 +64,9 @@ END_SECONDS = 5.0
 
 MIN_SHARED = 16 << 20  # minimum bytes of shared memory per worker; the system allocates pages on first use
 N_SHARED = 8  # times the batches read ahead: the consumer holds some, and transforms may enlarge them
+
+NO_TASK = (1 << 64) - 1
+"""Number of a message that a worker does not answer."""
 
 _log = logging.getLogger(__name__)
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # the main process's ends
@@ -193,15 +198,16 @@ class WorkerPool:
             return False
         return True
 
-    def begin(self, tokens: Iterator[BatchToken], depth: int) -> WorkerBatches:
+    def begin(self, tokens: PassTokens, depth: int, n_announced: int) -> WorkerBatches:
         """Begin a pass.
 
         Args:
             tokens: which batches.
             depth: batches that each worker makes ahead.
+            n_announced: batches after these that workers decode ahead at the start of the next pass.
         """
         self.n_passes += 1
-        batches = WorkerBatches(self, tokens, depth * len(self.processes))
+        batches = WorkerBatches(self, tokens, depth * len(self.processes), n_announced)
         self._pass = weakref.ref(batches)
         return batches
 
@@ -215,6 +221,12 @@ class WorkerPool:
                 self._queues[worker].send(self._n_sent, pickle.dumps(token, pickle.HIGHEST_PROTOCOL))
             self._n_sent += 1
         return task
+
+    def announce(self, worker: int, tokens: Sequence[BatchToken]) -> None:
+        """Announce batches that a worker will be asked for, so that it can decode ahead for them."""
+        with self._lock:
+            if not self.is_ended:
+                self._queues[worker].send(NO_TASK, pickle.dumps(tokens, pickle.HIGHEST_PROTOCOL))
 
     def wait_for(self, task: _Task, is_closed: Callable[[], bool] = lambda: False) -> None:
         """Wait until a task is done, and take what else comes meanwhile.
@@ -263,6 +275,10 @@ class WorkerPool:
             if queue.is_closed:
                 self._poll.unregister(queue.connection)
         return has_answers
+
+    def is_whole(self) -> bool:
+        """Return whether no worker has ended."""
+        return not self.is_ended and all(process.is_alive() for process in self.processes)
 
     def _has_begun(self, worker: int) -> bool:
         return self._queues[worker].has_answered or self.dataset.counters.begun_by(worker) is not None
@@ -335,26 +351,55 @@ def _end_workers() -> None:
 
 
 class WorkerBatches:
-    """One pass: the batches of some tokens, in their order, made by workers in turn.
+    """The batches of some tokens, in their order, made by workers in turn: of one pass, or of several without a break.
+
+    Tokens are taken before their batches are asked for. Once tokens of the next pass are among them, they are announced
+    to the workers, which decode ahead when they have nothing else to do: a pass needs many new blocks at its start, and
+    the one before it few at its end.
 
     Args:
         pool: the workers.
         tokens: which batches.
         n_ahead: batches requested before the first one is consumed.
+        n_announced: batches after these that are announced.
     """
 
-    def __init__(self, pool: WorkerPool, tokens: Iterator[BatchToken], n_ahead: int) -> None:
+    def __init__(self, pool: WorkerPool, tokens: PassTokens, n_ahead: int, n_announced: int) -> None:
         self._pool, self._tokens, self._n_workers = pool, tokens, len(pool.processes)
-        self._number = pool.n_passes
+        self._number, self._n_announced = pool.n_passes, n_announced
+        self._n_ahead = n_ahead
         self._tasks: deque[_Task] = deque()
-        self._n_asked, self._is_closed = 0, False
-        for _ in range(n_ahead):
-            self._ask()
+        self._coming: deque[tuple[int, BatchToken]] = deque()  # tokens that were taken, and the workers to be asked
+        self._n_known = 0  # of these, from the first on, that were announced
+        self._n_taken = 0  # in the pass
+        self._is_closed = False
+        self._ask()
 
-    def _ask(self) -> None:
-        if (token := next(self._tokens, None)) is not None:
-            self._tasks.append(self._pool.ask(self._n_asked % self._n_workers, token))
-            self._n_asked += 1
+    def _ask(self, *, waits: bool = False) -> None:
+        """Ask for batches, as far as they may be made ahead; wait for the plan of the next pass if asked to."""
+        while len(self._tasks) < self._n_ahead and (self._coming or self._take(1, waits=waits)):
+            self._tasks.append(self._pool.ask(*self._coming.popleft()))
+            self._n_known = max(0, self._n_known - 1)
+        self._take(min(2, self._n_announced - len(self._coming)))  # so that no step waits for many at a time
+        if self._tokens.are_ahead:
+            self._announce()
+
+    def _take(self, n: int, *, waits: bool = False) -> bool:
+        """Take up to so many tokens; return False if there are no more, or none are planned yet."""
+        tokens = [*islice(self._tokens, n)]
+        if not tokens and n and self._tokens.begin_next(waits=waits):
+            self._n_taken, tokens = 0, [*islice(self._tokens, n)]
+        for token in tokens:
+            self._coming.append((self._n_taken % self._n_workers, token))
+            self._n_taken += 1
+        return bool(tokens)
+
+    def _announce(self) -> None:
+        """Announce tokens that were taken to the workers that will be asked for the batches."""
+        unknown = [*islice(self._coming, self._n_known, None)]
+        for worker in {worker for worker, _ in unknown}:
+            self._pool.announce(worker, [token for owner, token in unknown if owner == worker])
+        self._n_known = len(self._coming)
 
     @property
     def is_running(self) -> bool:
@@ -365,6 +410,8 @@ class WorkerBatches:
         return self
 
     def __next__(self) -> Any:
+        if not self._tasks and not self._is_closed:
+            self._ask(waits=True)
         if not self._tasks:
             self._leave()
             raise StopIteration
@@ -386,6 +433,14 @@ class WorkerBatches:
             raise
         return answer
 
+    @property
+    def can_go_on(self) -> bool:
+        """See ``Batches.can_go_on``. Workers that do not persist end with a pass."""
+        return self._pool.persists and not self._is_closed and self._pool.is_whole()
+
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``: nothing is left."""
+
     def _leave(self) -> None:
         # A complete pass no longer needs the workers, and another one may already use them.
         if not self._pool.persists and self._number == self._pool.n_passes:
@@ -394,11 +449,13 @@ class WorkerBatches:
     def close(self) -> None:
         """End the pass."""
         self._is_closed = True
+        self._tokens.close()
         self._leave()
 
     def __del__(self) -> None:
         if hasattr(self, "_is_closed") and not sys.is_finalizing():
-            self.close()
+            self._is_closed = True
+            self._leave()
 
 
 class PinnedBatches:
@@ -410,11 +467,12 @@ class PinnedBatches:
 
     def __init__(self, batches: WorkerBatches) -> None:
         self._pinned: Queue[tuple[Any, BaseException | None]] = Queue(1)
-        self._is_over = threading.Event()
+        self._is_over, self._at_end = threading.Event(), threading.Event()
+        self._batches = batches
         device = torch.accelerator.current_device_index()
         # Neither the thread nor its end holds `self`, or it would never be collected.
         self._end = partial(_end_pinning, batches, self._pinned, self._is_over)
-        arguments = (batches, self._pinned, self._is_over, device)
+        arguments = (batches, self._pinned, self._is_over, self._at_end, device)
         self._thread = EndingThread(_pin_all, arguments, name="lightning_h5-pin", end=self._end)
         self._thread.start()
 
@@ -429,6 +487,14 @@ class PinnedBatches:
             self.close()
             raise error
         return batch
+
+    @property
+    def can_go_on(self) -> bool:
+        """See ``Batches.can_go_on``. The thread ends at the end of a pass that the consumer has not begun."""
+        return not self._at_end.is_set() and self._batches.can_go_on
+
+    def end_pass(self) -> None:
+        """See ``Batches.end_pass``: nothing is left."""
 
     def close(self) -> None:
         """End the thread and the pass."""
@@ -450,7 +516,11 @@ def _end_pinning(
 
 
 def _pin_all(
-    batches: WorkerBatches, pinned: Queue[tuple[Any, BaseException | None]], is_over: threading.Event, device: int
+    batches: WorkerBatches,
+    pinned: Queue[tuple[Any, BaseException | None]],
+    is_over: threading.Event,
+    at_end: threading.Event,
+    device: int,
 ) -> None:
     torch.accelerator.set_device_index(device)
     error: BaseException | None = None
@@ -460,6 +530,7 @@ def _pin_all(
             batch = pin(next(batches))
         except BaseException as raised:  # raised when this batch is consumed
             error = raised
+            at_end.set()
         pinned.put((batch, error))
 
 

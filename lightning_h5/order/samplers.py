@@ -56,6 +56,10 @@ class EpochSource(Protocol):
         """
         ...
 
+    def next_epoch(self, sampler: PlanSampler, epoch: int) -> int | None:
+        """Return the epoch that follows one that starts now over all batches of a sampler, if one is sure to."""
+        ...
+
 
 class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
     """Yields one ``BatchToken`` per step: the rows of this rank's batches, in the order of the plan.
@@ -192,6 +196,11 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
         source = self._source()
         epoch = None if source is None else source.start_epoch(self)
         return self.epoch if epoch is None else epoch
+
+    def next_epoch(self, epoch: int) -> int | None:
+        """Return the epoch that is sure to follow one that starts now; None if none is, or no trainer keeps epochs."""
+        source = self._source()
+        return None if source is None else source.next_epoch(self, epoch)
 
     def restore(self, position: Position | None) -> None:
         """Set the position from which iterations of its epoch go on; None for the start of every epoch."""

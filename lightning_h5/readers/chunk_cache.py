@@ -153,10 +153,15 @@ class ChunkCache:
             self._release(slots)
             self._changed.notify_all()
 
-    def let_go_of_rest(self) -> None:
-        """Free the slots of all blocks that are not in use: what an epoch that was left early would have read."""
+    def let_go_of_rest(self, are_needed: npt.NDArray[np.bool_] | None = None) -> None:
+        """Free the slots of all blocks that are not in use: what an epoch that was left early would have read.
+
+        Args:
+            are_needed: blocks that stay, shape ``(n_blocks,)``; None for none.
+        """
         with self._changed:
-            self._free_oldest(len(self))
+            idle = self._idle()
+            self._free_these(idle if are_needed is None else idle[~are_needed[self._block_of[idle]]])
             self._changed.notify_all()
 
     def finish_task(self, slots: IntArray, error: Exception | None = None) -> None:
@@ -228,9 +233,12 @@ class ChunkCache:
         """Free up to so many slots, the least recently used first."""
         idle = self._idle()
         if n := min(len(idle), n):
-            oldest = idle[np.argpartition(self._used[idle], n - 1)[:n]]
-            self._is_done[oldest] = True
-            self._release(oldest[np.argsort(-self._used[oldest])])
+            self._free_these(idle[np.argpartition(self._used[idle], n - 1)[:n]])
+
+    def _free_these(self, slots: IntArray) -> None:
+        """Free slots, so that the least recently used are reused first."""
+        self._is_done[slots] = True
+        self._release(slots[np.argsort(-self._used[slots])])
 
     def _idle(self) -> IntArray:
         return np.flatnonzero((self._n_leases == 0) & (self._n_tasks == 0) & ~self._free.has)

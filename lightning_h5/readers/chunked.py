@@ -53,6 +53,18 @@ class Changes(NamedTuple):
         return cls() if change is None else cls((change,), in_place=change)
 
 
+class _BlocksAhead(NamedTuple):
+    """Blocks that an epoch needs which has not begun.
+
+    Attributes:
+        epoch: the epoch.
+        are_needed: which blocks were prefetched for it, shape ``(n_blocks,)``.
+    """
+
+    epoch: int
+    are_needed: npt.NDArray[np.bool_]
+
+
 class ChunkedReader:
     """One field of all files of a dataset.
 
@@ -97,8 +109,9 @@ class ChunkedReader:
         self._lock = threading.Lock()
         self._cache: ChunkCache | None = None
         self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each block, and how many are left
-        self._left: npt.NDArray[np.int32] | None = None
-        self._epoch: int | None = None
+        self._left: dict[int, npt.NDArray[np.int32]] = {}  # by epoch: the next one begins before all was read
+        self._epoch: int | None = None  # that was begun last
+        self._ahead = _BlocksAhead(-1, np.empty(0, dtype=np.bool_))
 
     def __len__(self) -> int:
         return self.map.n_rows
@@ -156,6 +169,7 @@ class ChunkedReader:
         cache, pieces = self._ready_cache(), pieces._replace(blocks=which)  # numbers among those that are needed
         if cache is None or not len(needed):
             return _PickedRead(self, needed, pieces, copy)
+        self._begin_epoch(cache, epoch)
         read = _CachedRead(self, cache, needed, pieces, copy, epoch)
         n_tasks = self._tasks_of(needed)
         while not read.take(self._lease(cache, needed[read.left], n_tasks[read.left])):
@@ -178,12 +192,15 @@ class ChunkedReader:
         return copy
 
     def prefetch(self, boxes: Boxes, epoch: int | None = None) -> bool:
-        """Start to load the blocks of rows, as far as slots are free; return False if there were too few."""
+        """Start to load the blocks of rows, as far as slots are free; return False if there were too few.
+
+        The rows may be of the next epoch, once those of the present one were prefetched.
+        """
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
-        self._leave_last_epoch(cache, epoch)
         needed, _ = self.map.different(self.map.pieces(boxes).blocks)
+        self._note_ahead(needed, epoch)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
         return bool((lease.slots >= 0).all())
@@ -193,6 +210,7 @@ class ChunkedReader:
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return
+        self._begin_epoch(cache, epoch)
         blocks, counts = np.unique(self.map.locate(boxes)[0], return_counts=True)
         cache.let_go(blocks[self.note_read(cache, blocks, counts, epoch)])
 
@@ -200,6 +218,7 @@ class ChunkedReader:
         """Release the memory."""
         with self._lock:
             self._cache = self._epoch = None
+            self._left = {}
 
     def _ready_cache(self) -> ChunkCache | None:
         """Return the cache; None if not even one block fits into it."""
@@ -220,13 +239,26 @@ class ChunkedReader:
                 cache.wait_for_room()
         return lease
 
-    def _leave_last_epoch(self, cache: ChunkCache, epoch: int | None) -> None:
-        """Free the slots of what the last epoch did not read, if it was left early, and another one begins."""
+    def _note_ahead(self, blocks: IntArray, epoch: int | None) -> None:
+        """Note that an epoch needs blocks, if it has not begun."""
         with self._lock:
             if epoch is None or self._epoch is None or epoch <= self._epoch or self._retain:
                 return
-            self._left, self._epoch = None, epoch
-        cache.let_go_of_rest()
+            if self._ahead.epoch != epoch:
+                self._ahead = _BlocksAhead(epoch, np.zeros(self.map.n_blocks, dtype=np.bool_))
+            self._ahead.are_needed[blocks] = True
+
+    def _begin_epoch(self, cache: ChunkCache, epoch: int | None) -> None:
+        """Free the slots of blocks that the last epoch did not read, if it was left early, and another one begins."""
+        if epoch is None or epoch == self._epoch:
+            return
+        with self._lock:
+            last, self._epoch = self._epoch, epoch
+            self._left.pop(epoch, None)  # it is read again
+            if last is None or epoch <= last or self._retain:
+                return
+            are_needed = self._ahead.are_needed if self._ahead.epoch == epoch else None
+        cache.let_go_of_rest(are_needed)
 
     def _tasks_of(self, blocks: IntArray) -> IntArray:
         """Return the number of tasks that load each block: one for several parts, and one for several small blocks."""
@@ -287,12 +319,13 @@ class ChunkedReader:
                 return np.zeros(len(blocks), dtype=np.bool_)
             if self._all is None:
                 self._all = self._rows_of_blocks()
-            if self._left is None or self._epoch != epoch:
-                self._left, self._epoch = self._all.copy(), epoch
-            left = self._left[blocks] - counts
+            if epoch not in self._left:
+                self._left = {last: self._left[last] for last in sorted(self._left)[-1:]}
+                self._left[epoch] = self._all.copy()
+            left = self._left[epoch][blocks] - counts
             is_done = left <= 0
-            self._left[blocks] = np.where(is_done, self._all[blocks], left)  # for another read of the epoch
-            return is_done
+            self._left[epoch][blocks] = np.where(is_done, self._all[blocks], left)  # for another read of the epoch
+            return is_done & ~self._ahead.are_needed[blocks] if self._ahead.epoch > epoch else is_done
 
     def _rows_of_blocks(self) -> npt.NDArray[np.int32]:
         """Return how many rows of each block an epoch reads."""

@@ -373,7 +373,9 @@ def test_what_is_read_of_the_origin_is_logged_if_files_are_staged(images, tmp_pa
     assert 8 * 32 / 1024 <= n_bytes[0] <= 10 * 32 / 1024
     assert 1 <= n_requests[0] <= 8
     assert n_bytes[1:] == n_requests[1:] == column(lines, "h5/origin_wait_ms_epoch")[1:] == [0, 0]
-    assert column(lines, "h5/mirror_hit_rate_epoch") == [0, 1, 1]
+    hit_rates = column(lines, "h5/mirror_hit_rate_epoch")
+    assert 0 <= hit_rates[0] < 0.6  # what the first epoch reads of the second one is in the mirror
+    assert hit_rates[1:] == [1, 1]
     assert min(column(lines, "h5/origin_wait_ms_epoch")) >= 0
     cells, _ = table(capsys.readouterr().out)
     assert float(cells["train"]["from the origin, MiB"]) == pytest.approx(n_bytes[0], abs=0.01)

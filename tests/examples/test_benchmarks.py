@@ -126,6 +126,16 @@ def test_batches_of_sequences(run, tmp_path):
         assert packed["batches"] <= tokens["batches"]
 
 
+def test_ends_of_epochs(run, tmp_path):
+    few = ["--images", 1280, "--step-ms", 1, "--epochs", 2, "--rounds", 1, "--buffer", "4 MiB"]
+    out = run(BENCHMARKS / "epoch_ends.py", *few, "--workers", 0, 1, "--json", tmp_path / "out.json")
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    ways = [(result["workers"], result["way"]) for result in results]
+    assert ways == [(n, way) for n in (0, 1) for way in ("read ahead", "each epoch from its start")]
+    assert all(result["gap_longest"] >= result["gap_median"] > 0 for result in results)
+    assert out.count("asked at most 2.0") == 2
+
+
 @pytest.mark.slow
 def test_the_limits_do_without_fast_decoders(run_alone):
     program = f"""

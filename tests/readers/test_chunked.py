@@ -154,6 +154,8 @@ def test_an_epoch_that_was_left_early_leaves_all_slots_to_the_next_one(make_h5):
     assert reader.prefetch(reader.map.boxes(np.arange(0, 20, 4)))
     assert_same_rows(reader.read(np.arange(0, 20, 4), epoch=0), values[:20:4])  # each block has more rows to read
     assert not reader.prefetch(reader.map.boxes(np.array([20])), epoch=0)
+    assert not reader.prefetch(reader.map.boxes(np.array([20, 24])), epoch=1)  # epoch 0 may be about to end
+    assert_same_rows(reader.read(np.array([0]), epoch=1), values[:1])
     assert reader.prefetch(reader.map.boxes(np.array([0, *range(20, 36, 4)])), epoch=1)
 
 

@@ -123,6 +123,40 @@ def test_looking_ahead_decodes_nothing_twice_and_leaves_nothing_to_decode(layout
         thread.join(10)
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 4, 30])
+@pytest.mark.parametrize("window", [2, 8, 20])
+def test_the_next_epoch_begins_before_the_end_of_one_and_decodes_nothing_twice(layout, window, ahead):
+    counters = Counters()
+    reader = open_pool(layout, n_blocks=window + 2, counters=counters, retain=False)
+    batches = [(epoch, rows) for epoch in range(4) for rows in batches_of(windowed(window, epoch), 4)]
+    for at, (epoch, rows) in enumerate(batches):
+        for later_epoch, later in batches[at + 1 : at + 1 + ahead]:
+            if not reader.prefetch(reader.map.boxes(later), epoch=later_epoch):
+                break
+        assert np.array_equal(reader.read(rows, epoch=epoch), VALUES[rows])
+    assert n_decoded(counters) <= 4 * BLOCKS * layout.table.per_row
+    last = 4 * STEP * np.arange(window + 2) % (BLOCKS * STEP - STEP)
+    assert reader.prefetch(reader.map.boxes(last), epoch=4), "a slot is still taken"
+
+
+def test_reads_of_one_epoch_end_after_reads_of_the_next_began(layout):
+    counters = Counters()
+    reader = open_pool(layout, n_blocks=8, counters=counters, retain=False)
+    first, *middle, last = batches_of(np.arange(ROWS), 2 * STEP)
+    run(reader, [first], 0)
+    for epoch in range(2):
+        run(reader, middle, epoch, ahead=1)
+        assert reader.prefetch(reader.map.boxes(first), epoch=epoch + 1)
+        outs = [np.empty_like(VALUES[rows]) for rows in (last, first)]
+        ending = reader.begin(reader.map.boxes(last), outs[0], epoch)
+        reader.begin(reader.map.boxes(first), outs[1], epoch + 1).finish()
+        ending.finish()
+        assert np.array_equal(np.concatenate(outs), VALUES[np.concatenate([last, first])])
+    run(reader, [*middle, last], 2)
+    assert n_decoded(counters) <= 3 * BLOCKS * layout.table.per_row
+    assert reader.prefetch(reader.map.boxes(STEP * np.arange(20, 28)), epoch=3), "a slot is still taken"
+
+
 @pytest.mark.parametrize("retain", [None, True])
 def test_where_everything_has_a_place_nothing_is_decoded_after_the_first_epoch(layout, retain):
     counters = Counters()
