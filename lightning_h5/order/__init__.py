@@ -1,6 +1,7 @@
 """Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
 
 from .batches import LengthRecipe
+from .history import RunHistory, StepBatch, Stretch, batches_of_step, check_run, run_settings
 from .mixture import EpochLength, Mixture, Strategy, check_mixture
 from .nodes import N_LABELS, NodeOrder, NodeTurns, deal_blocks, epoch_order, label_entropy
 from .passes import Passes, Progress
@@ -17,7 +18,7 @@ from .plan import (
     order_rows,
 )
 from .position import OtherShardsError, Position, is_position, saved_mode
-from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
+from .recipes import EachRowOnce, MixtureRecipe, RowWeights, WeightedRecipe
 from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 from .shard_rows import ShardRows
 from .shards import (
@@ -51,6 +52,7 @@ __all__ = [
     "N_LABELS",
     "PLAN_VERSION",
     "BlockTable",
+    "EachRowOnce",
     "EpochLength",
     "EpochPlan",
     "EpochRecipe",
@@ -73,20 +75,25 @@ __all__ = [
     "Replica",
     "RowWeights",
     "Rows",
+    "RunHistory",
     "Segment",
     "ShardMode",
     "ShardRows",
     "ShardSampler",
     "SourceOrder",
+    "StepBatch",
     "Strategy",
+    "Stretch",
     "TablePermutation",
     "TrainBatches",
     "WeightedRecipe",
     "WindowOrder",
     "as_array",
     "balanced_contiguous_shard",
+    "batches_of_step",
     "check_mixture",
     "check_nodes",
+    "check_run",
     "condensed",
     "deal_blocks",
     "epoch_order",
@@ -105,6 +112,7 @@ __all__ = [
     "present_replica",
     "resolve_replica",
     "rows_at",
+    "run_settings",
     "saved_mode",
     "stream",
     "uniform",

@@ -314,6 +314,15 @@ class EpochRecipe:
         """Return the share of units (batches, or rows) that each source is to have, by name; empty without sources."""
         return {}
 
+    @property
+    def first_position(self) -> int:
+        """Place in the epoch's sequence, over all ranks, that a plan counts from."""
+        return 0
+
+    def numbers(self, rows: IntArray, epoch: int) -> IntArray:
+        """Return the numbers, among the rows of all ranks, of rows as a plan of an epoch counts them."""
+        return rows
+
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
         """Return the sequence of an epoch.
 
