@@ -171,6 +171,9 @@ class RunPosition:
             rank_zero_info(text)
         progress.sync()
         if restored.finished:
+            # Stopped in the validation at its end; in batches of another size Lightning would train on one more.
+            if progress.is_alone and progress.is_open(restored.epoch) and progress.processed != progress.n_batches:
+                progress.end_epoch()
             progress.begin_next_epoch(restored.epoch)
             return
         progress.resume_epoch(restored.epoch)

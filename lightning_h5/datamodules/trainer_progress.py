@@ -74,6 +74,8 @@ class TrainerProgress:
             return "iterator"
         if not self.is_alone:
             return "several"
+        if self.processed >= self.n_batches:
+            return "beyond"
         accumulates_itself = trainer.strategy.handles_gradient_accumulation and self.n_batches % self.accumulated
         return "strategy" if accumulates_itself else None
 
@@ -105,6 +107,11 @@ class TrainerProgress:
         """The epoch of the batches that the trainer has counted; between two epochs it is the one before."""
         epochs = self._epochs.current
         return int(epochs.completed) if epochs.started > epochs.completed else max(0, int(epochs.completed) - 1)
+
+    def is_open(self, epoch: int) -> bool:
+        """Return whether an epoch was begun and is not counted as done."""
+        epochs = self._epochs.current
+        return int(epochs.started) == epoch + 1 and int(epochs.processed) == epoch
 
     @property
     def is_interrupted(self) -> bool:

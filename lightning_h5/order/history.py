@@ -23,8 +23,8 @@ from .shard_rows import ShardRows
 __all__ = ["EpochBatches", "RunHistory", "StepBatch", "Stretch", "batches_of_step", "check_run", "run_settings"]
 
 HISTORY_VERSION = 1
-MAX_BYTES = 2048
-"""Length of the saved history as JSON: if a run was resumed very often, its oldest stretches are dropped."""
+MAX_BYTES = 3072
+"""Length of the saved history as JSON, about 100 resumes: beyond it the oldest stretches are dropped."""
 
 LONG_RECIPE = 64
 """Characters of a recipe's text up to which it is saved as it is; of a longer one a digest."""
@@ -35,6 +35,7 @@ REASONS = {
         "step took"
     ),
     "iterator": "training_step takes batches itself (dataloader_iter), so it is not known which ones a step took",
+    "beyond": "the epoch had more batches than the Trainer counted for it",
     "several": "the run trained on several loaders at a time, so it is not known which batches of this one a step took",
     "strategy": (
         "the strategy accumulates gradients itself, and the batches of an epoch are no multiple of "
@@ -181,7 +182,7 @@ class RunHistory:
     def state(self) -> dict[str, Any]:
         """Return the history as plain values, ``MAX_BYTES`` as JSON at most."""
         stretches = self.stretches
-        while len(json.dumps(values := _as_values(stretches))) > MAX_BYTES and len(stretches) > 1:
+        while len(_as_json(values := _as_values(stretches))) > MAX_BYTES and len(stretches) > 1:
             stretches = stretches[1:]
         return values | {"digest": _digest(values)}
 
@@ -200,34 +201,56 @@ class RunHistory:
                 "the history of the run in the checkpoint is damaged, or has another version "
                 f"({values.get('version')}; this package reads version {HISTORY_VERSION}). Take another checkpoint."
             )
-        stretches = [
-            Stretch._make(
-                [
-                    *numbers[:7],
-                    bool(numbers[7]),
-                    Segment(*numbers[9:]) if numbers[9:] else None,
-                    values["settings"][numbers[8]],
-                ]
-            )
-            for numbers in values["stretches"]
-        ]
-        return cls(tuple(stretches))
+        return cls(tuple(_stretch_of_values(values, *numbers) for numbers in values["stretches"]))
+
+
+def _stretch_of_values(
+    values: Mapping[str, Any], epoch: int, batch: int, step: int, cut: int, is_fresh: int, *consumed: int
+) -> Stretch:
+    *numbers, settings = values["cuts"][cut]
+    batch_size, world_size, n_batches, accumulated = numbers
+    segment = None
+    if consumed:
+        segment = Segment(*consumed) if len(consumed) > 1 else Segment(batch_size, world_size, *consumed)
+    return Stretch(
+        epoch,
+        batch,
+        step,
+        batch_size,
+        world_size,
+        n_batches,
+        accumulated,
+        bool(is_fresh),
+        segment,
+        values["settings"][settings],
+    )
 
 
 def _as_values(stretches: Sequence[Stretch]) -> dict[str, Any]:
+    """Return stretches as plain values; what several have in common is saved once."""
     settings: list[Mapping[str, Any]] = []
+    cuts: list[list[int]] = []
+    numbers: list[list[int]] = []
     for stretch in stretches:
         if stretch.settings not in settings:
             settings.append(stretch.settings)
-    numbers = [
-        [*stretch[:7], int(stretch.is_fresh), settings.index(stretch.settings), *(stretch.consumed or ())]
-        for stretch in stretches
-    ]
-    return {"version": HISTORY_VERSION, "settings": [dict(values) for values in settings], "stretches": numbers}
+        cut = [*stretch[3:7], settings.index(stretch.settings)]
+        if cut not in cuts:
+            cuts.append(cut)
+        consumed = list(stretch.consumed or ())
+        if consumed[:2] == cut[:2]:
+            del consumed[:2]
+        numbers.append([*stretch[:3], cuts.index(cut), int(stretch.is_fresh), *consumed])
+    plain_settings = [dict(values) for values in settings]
+    return {"version": HISTORY_VERSION, "settings": plain_settings, "cuts": cuts, "stretches": numbers}
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(_as_json(values).encode()).hexdigest()[:16]
 
 
 def run_settings(run: RunOrder, order: OrderParameters, identity: Identity) -> dict[str, Any]:

@@ -193,6 +193,10 @@ def _digest_of_state(state: Mapping[str, Any]) -> str:
 def _compare(state: Mapping[str, Any], order: OrderParameters, run: RunOrder, identity: Identity | None) -> None:
     """Raise if saved and present data or settings differ; the number of ranks that hold shards is compared later."""
     parameters, saved_shards, present_shards = run.parameters, state["shards"] or {}, run.shards or {}
+    # Whether shards differ by a row follows from the number of ranks, unless an older version saved the position.
+    of_ranks = {"world_size", "sizes"}
+    if saved_shards.get("world_size") == present_shards.get("world_size"):
+        of_ranks = {"world_size"}
     fields = {
         "rows": (state["n_rows"], run.n_rows),
         **common_digests(state["identity"], identity),
@@ -204,7 +208,7 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, run: RunOrder, id
         "drop_last": (state["drop_last"], run.drop_last),
         **{
             f"shards' {name}": (saved_shards.get(name), present_shards.get(name))
-            for name in {*saved_shards, *present_shards} - {"world_size"}
+            for name in {*saved_shards, *present_shards} - of_ranks
         },
     }
     differences = {name: pair for name, pair in fields.items() if pair[0] != pair[1]}
