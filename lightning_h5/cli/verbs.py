@@ -394,6 +394,8 @@ def _rows(options: argparse.Namespace) -> int:
     from ..tools.output_files import check_output
     from .rows_text import rows_text
 
+    if options.config is not None and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as for `fit`
     replay = None if options.replay is None else expand_user(options.replay)
     if replay is not None:
         check_output(replay, [options.checkpoint], overwrite=options.force)

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import torch
 
-from .._lightning import PACKAGE, LightningDataModule
+from .._lightning import LightningDataModule
 from ..errors import H5CorruptError, H5Error, H5FileError, H5ValueError, listing
 from ..hdf5 import expand_user
 from ..order import is_position
@@ -142,8 +142,7 @@ def _of_config(path: str, arguments: Mapping[str, Any]) -> BaseH5DataModule:
     import yaml
 
     try:
-        cli = import_module(f"{PACKAGE}.cli")
-        import_module("jsonargparse")
+        jsonargparse = import_module("jsonargparse")
     except ImportError as error:
         raise H5Error(f"--config needs jsonargparse ({error}). Run `pip install 'lightning-h5[cli]'`.") from error
     try:
@@ -154,9 +153,15 @@ def _of_config(path: str, arguments: Mapping[str, Any]) -> BaseH5DataModule:
     if not isinstance(data, Mapping) or "class_path" not in data:
         raise H5ValueError(f"the configuration {path!r} has no data with a class_path. Pass the run's configuration.")
     data = {**data, "init_args": {**data.get("init_args", {}), **arguments}}
-    parser = cli.LightningArgumentParser(exit_on_error=False)
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    datamodule = parser.instantiate_classes(parser.parse_object({"data": data})).data
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False)
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its name before 4.49
+    try:
+        datamodule = instantiate(parser.parse_object({"data": data})).data
+    except H5Error:
+        raise
+    except Exception as error:  # jsonargparse raises many kinds
+        raise H5ValueError(f"the data of the configuration {path!r} cannot be made: {error}") from error
     if not isinstance(datamodule, BaseH5DataModule):
         raise H5ValueError(
             f"the configuration {path!r} has a {type(datamodule).__name__}, which is not of lightning_h5."
