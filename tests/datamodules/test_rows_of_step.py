@@ -35,12 +35,12 @@ def ask(seeds, n, tmp_path, monkeypatch):
 
 
 def test_rows_of_random_steps_of_random_runs(tmp_path, monkeypatch):
-    assert ask(range(6), 10, tmp_path, monkeypatch) == (60, [])
+    assert ask(range(3), 20, tmp_path, monkeypatch) == (60, [])
 
 
 @pytest.mark.wide
 def test_rows_of_random_steps_of_more_runs(tmp_path, monkeypatch):
-    assert ask(range(6, 36), 10, tmp_path, monkeypatch) == (300, [])
+    assert ask(range(3, 33), 10, tmp_path, monkeypatch) == (300, [])
 
 
 @pytest.mark.slow
