@@ -34,6 +34,7 @@ SAMPLING = ("tests/order",)
 STATE = ("tests/loading/test_state.py", "tests/loading/test_loader.py")
 RESUME = ("tests/datamodules/test_resume.py", "tests/distributed/test_kills.py")
 NEXT_EPOCH = ("tests/loading/test_pass_tokens.py", "tests/datamodules/test_next_epoch.py")
+HISTORY = ("tests/order/test_history.py", "tests/datamodules/test_rows_of_step.py")
 RANKS = ("tests/distributed",)
 MIXTURES = ("tests/order/test_mixture.py", "tests/datamodules/test_mixtures.py")
 LOOPS = (
@@ -110,9 +111,30 @@ MUTANTS = [
     Mutant(
         "another file is taken",
         "order/position.py",
-        '**_digests(state["identity"], identity),',
+        '**common_digests(state["identity"], identity),',
         "",
         STATE + RESUME,
+    ),
+    Mutant(
+        "a step after a resume has batches whose gradients were lost",
+        "order/history.py",
+        "            first = self.batch\n",
+        "",
+        HISTORY,
+    ),
+    Mutant(
+        "the history forgets what of an epoch was consumed",
+        "datamodules/run_history.py",
+        "position.consumed(sampler),",
+        "None,",
+        HISTORY,
+    ),
+    Mutant(
+        "the history takes a resume for the same stretch",
+        "order/history.py",
+        "is_whole = other.batch == 0 or not other.is_fresh",
+        "is_whole = True",
+        HISTORY,
     ),
     Mutant(
         "a batch whose step failed counts",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..errors import H5Error, H5ValueError
+from ..errors import H5Error, H5FileError, H5ValueError
 from ..types import Keys
 from .terminal import HelpFormatter, discard_output, ends_at_signals, show, warn
 
@@ -364,6 +364,77 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
     return rows_of_splits[split]
 
 
+def _rows_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("checkpoint", metavar="CKPT", help="a checkpoint of the run, of this step or any other")
+    step = "the optimizer step, as trainer.global_step counts before it and loggers show its loss"
+    add("--step", type=int, required=True, metavar="N", help=step)
+    add("--rank", type=int, metavar="R", help="the samples of one rank (default: all)")
+    replay = "write the batch of the step for torch.load: a list of them if there are several ranks or batches"
+    add("--replay", metavar="FILE", help=replay)
+    add("--config", metavar="YAML", help="configuration of the run (default: what the checkpoint holds)")
+    moved = "another value of a data module's argument, as in YAML; repeatable: train_path=/new/place.h5"
+    add("--set", action="append", default=[], type=_setting, dest="arguments", metavar="NAME=VALUE", help=moved)
+    add("--force", action="store_true", help="replace a file that exists")
+    add("--trusted", action="store_true", help="load objects of any class from the checkpoint, which can run its code")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Return an argument's name and value."""
+    import yaml
+
+    name, sign, value = text.partition("=")
+    try:
+        return (name, yaml.safe_load(value)) if sign and name.isidentifier() else _refuse_setting(text)
+    except yaml.YAMLError:
+        return _refuse_setting(text)
+
+
+def _refuse_setting(text: str) -> tuple[str, Any]:
+    raise argparse.ArgumentTypeError(f"{text!r} is no setting; write NAME=VALUE, with the value as in YAML")
+
+
+def _rows(options: argparse.Namespace) -> int:
+    import torch
+
+    from ..datamodules.of_checkpoint import datamodule_of_checkpoint
+    from ..hdf5 import expand_user
+    from ..tools.output_files import check_output
+    from .rows_text import rows_text
+
+    if options.config is not None and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as for `fit`
+    replay = None if options.replay is None else expand_user(options.replay)
+    if replay is not None:
+        check_output(replay, [options.checkpoint], overwrite=options.force)
+    logging.disable(logging.INFO)  # data modules log their rows
+    try:
+        datamodule = datamodule_of_checkpoint(
+            options.checkpoint,
+            arguments=dict(options.arguments),
+            config=options.config,
+            replays=replay is not None,
+            trusted=options.trusted,
+        )
+        try:
+            report = datamodule.rows_of_step(options.step, options.rank)
+            batches = [] if replay is None else datamodule.batches_of_step(options.step, options.rank)
+        except H5FileError as error:
+            raise H5FileError(
+                f"{error} Paths are as the run was given them: run this command in the folder of the run, or pass "
+                "--set train_path=PATH."
+            ) from error
+    finally:
+        logging.disable(logging.NOTSET)
+    text = list(rows_text(report))
+    if replay is not None:
+        torch.save(batches[0] if len(batches) == 1 else batches, replay)
+        kind = "the batch" if len(batches) == 1 else f"a list of {len(batches)} batches"
+        text += ["", f"wrote {replay}: {kind}, for torch.load({replay!r})"]
+    show(report, text, as_json=options.json)
+    return 0
+
+
 VERBS = {
     "inspect": Verb(
         "what is in a file, how it is stored, what a random row costs, what to use",
@@ -410,5 +481,15 @@ VERBS = {
         ),
         _stats_arguments,
         _stats,
+    ),
+    "rows": Verb(
+        "which rows made an optimizer step, from a checkpoint of the run",
+        (
+            "last.ckpt --step 48213",
+            "last.ckpt --step 48213 --rank 3 --replay batch.pt",
+            "last.ckpt --step 48213 --set train_path=/new/place.h5 --json",
+        ),
+        _rows_arguments,
+        _rows,
     ),
 }

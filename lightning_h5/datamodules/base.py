@@ -35,6 +35,7 @@ from .device_transform import TransformsOnDevice
 from .loaders import NoRows
 from .missing_arrays import explain_missing_array
 from .split_overlap import overlap_of_files, overlap_of_samples
+from .step_rows import NamesRows, TrainingData
 from .training_rows import segments_left_out, segments_without_steps
 
 __all__ = ["BaseH5DataModule", "Chosen", "arrays_of_fields"]
@@ -58,7 +59,7 @@ TRANSFORMS = {
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
-class BaseH5DataModule(TransformsOnDevice):
+class BaseH5DataModule(NamesRows, TransformsOnDevice):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
     A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.
@@ -73,6 +74,7 @@ class BaseH5DataModule(TransformsOnDevice):
         self._matched: dict[Any, Any] = {}  # what belongs to rows by its order, in all setups
         self._categories = Categories()  # of all setups
         self._set_up: set[Split] = set()
+        self._data_of_run: TrainingData | None = None  # opened without ``setup``
         self._set_since_setup: list[str] = []  # arguments
         self._use_arguments(self._passed)
         # Ranks may have no rows to predict; all other stages are checked in `setup`.
@@ -111,6 +113,7 @@ class BaseH5DataModule(TransformsOnDevice):
             )
         super()._change(name, value)
         self._set_up.clear()
+        self._data_of_run = None
         self._set_since_setup.append(name)
 
     def _check_split(self) -> None:
@@ -263,6 +266,7 @@ class BaseH5DataModule(TransformsOnDevice):
                 dataset.close()
             self._datasets.clear()
         self._set_since_setup.clear()
+        self._data_of_run = None
         self._forget_cuts()  # the files may have changed
         self._set_up -= {*splits}  # until all of them are set up without an error
         try:
@@ -289,14 +293,7 @@ class BaseH5DataModule(TransformsOnDevice):
         with exchange(task, self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
-                self._catalog = Catalog(
-                    *self.expected_arrays(),
-                    of_all_ranks=True,
-                    categories=self._categories,
-                    first_files=self._training_files,
-                    matched=self._matched,
-                    staging=self._options.files.staged,
-                )
+                self._catalog = self._new_catalog(of_all_ranks=True)
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
@@ -318,6 +315,39 @@ class BaseH5DataModule(TransformsOnDevice):
         self._log_integrity([*datasets.values()])
         self._log_staging([*datasets.values()])
         self.load([*datasets])
+
+    def _new_catalog(self, *, of_all_ranks: bool) -> Catalog:
+        return Catalog(
+            *self.expected_arrays(),
+            of_all_ranks=of_all_ranks,
+            categories=self._categories,
+            first_files=self._training_files,
+            matched=self._matched,
+            staging=self._options.files.staged,
+        )
+
+    def training_data(self, seed: int) -> TrainingData:
+        """See ``NamesRows.training_data``: nothing is loaded into memory, and no rank is waited for."""
+        if "train" in self._set_up and (dataset := self._datasets.get("train")) is not None:
+            return TrainingData(dataset, self.seed or 0, self._identities["train"])
+        if self._data_of_run is None or self._data_of_run.seed != seed:
+            self._data_of_run = self._open_training_data(seed)
+        return self._data_of_run
+
+    def _open_training_data(self, seed: int) -> TrainingData:
+        self._infer(seed=seed)
+        self._forget_cuts()
+        try:
+            self._catalog = self._new_catalog(of_all_ranks=False)
+            self._build("train", needed=True)
+        except Exception as error:
+            explain_missing_array(error, self.hparams, self._kind.segments.groups, self._catalog.joins.side)
+            raise
+        finally:
+            self._catalog = Catalog(staging=self._options.files.staged)
+            self._forget_cuts()
+        dataset = self._datasets["train"]
+        return TrainingData(dataset, seed, dataset.identity())
 
     @property
     def _has_groups(self) -> bool:

@@ -32,7 +32,16 @@ from ..options import (
     WorkerOptions,
 )
 from ..options.keywords import checks_keywords
-from ..order import PlanSampler, RowWeights, ShardRows, ShardSampler, resolve_replica
+from ..order import (
+    EpochRecipe,
+    OrderParameters,
+    PlanSampler,
+    Replica,
+    RowWeights,
+    ShardRows,
+    ShardSampler,
+    resolve_replica,
+)
 from ..samples import MakesIndexer
 from ..types import DTypeLike, Identity, Keys, PathLike, Paths
 from .arguments import Split
@@ -271,6 +280,13 @@ class RankCachedH5DataModule(FilesH5DataModule):
             order = Order("global", 1, 0, "each rank's rows are in its memory", 0, recipe=recipe)
         packs = self._options.collate == "pack"
         return token_order(order, dataset, self._kind.segments, packs=packs, shard=held.shard)
+
+    def recipes_of_ranks(
+        self, dataset: RowDataset, order: OrderParameters, world_size: int
+    ) -> Callable[[int], EpochRecipe]:
+        """See ``NamesRows.recipes_of_ranks``: each rank visits the rows of its own shard."""
+        held = cast("RankMemCachedH5Dataset", dataset)
+        return lambda rank: ShardRows(held.shard_of(Replica(rank, world_size)), held.weights)
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
         """The sampler of a loader: of this rank's rows alone."""

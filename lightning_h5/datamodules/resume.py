@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,10 +12,11 @@ from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..distributed import exchange
 from ..errors import H5Error, H5ResumeError, H5ValueError, short_repr
 from ..loading import H5DataLoader
-from ..order import Mode, OtherShardsError, PlanSampler, Position, Segment, is_position, saved_mode
+from ..order import Mode, OtherShardsError, PlanSampler, Position, RunHistory, Segment, is_position, saved_mode
 from ..types import Identity
 from .arguments import Split
 from .loaders import MakesLoaders
+from .run_history import HistoryNotes, Present
 from .taken_batches import TakenBatches
 from .trainer_progress import TrainerProgress
 
@@ -36,9 +37,14 @@ class RunPosition:
 
     Args:
         trainer: the trainer of the fit; None before there is one.
+        history: of an earlier fit of this trainer.
+
+    Attributes:
+        notes: of the run's history.
     """
 
-    def __init__(self, trainer: Any = None) -> None:
+    def __init__(self, trainer: Any = None, history: RunHistory | None = None) -> None:
+        self.notes = HistoryNotes(history)
         self._trainer = None if trainer is None else weakref.ref(trainer)
         self._pending: Mapping[str, Any] | None = None
         self._restored: Position | None = None
@@ -91,6 +97,7 @@ class RunPosition:
         self._is_resumed = True
         if state and not self.is_applied:
             self._pending = dict(state)
+            self.notes.load(self._pending.get("history"))
 
     def find(self, checkpoint: Mapping[str, Any]) -> str | None:
         """Take the position that a data module of another name saved, if there is exactly one.
@@ -101,6 +108,8 @@ class RunPosition:
         self._is_resumed = True
         names = [name for name, value in checkpoint.items() if is_position(value)]
         if self._pending is not None or len(names) != 1:
+            if self._pending is None and not self.is_applied:
+                self.notes.load(None)
             return None
         self.load(checkpoint[names[0]])
         return names[0]
@@ -163,6 +172,9 @@ class RunPosition:
         sampler.continue_from(restored)
         progress.sync()
         if restored.finished:
+            # Stopped in the validation at its end; in batches of another size Lightning would train on one more.
+            if progress.is_alone and progress.is_open(restored.epoch) and progress.processed != progress.n_batches:
+                progress.end_epoch()
             progress.begin_next_epoch(restored.epoch)
             return
         progress.resume_epoch(restored.epoch)
@@ -226,11 +238,26 @@ class RunPosition:
         """Whether steps take batches themselves, so that the trainer does not count them."""
         return self._progress.hands_iterator
 
-    def begin_step(self) -> None:
-        """Correct Lightning's count of fetched batches at the first step after a resume: it took one for each step."""
+    def begin_step(self, present: Callable[[], Present | None]) -> None:
+        """Note the step; and correct Lightning's count of fetched batches at the first one after a resume.
+
+        Lightning took one batch for each step.
+
+        Args:
+            present: see ``HistoryNotes.note``.
+        """
+        progress = self._progress
         if self._n_fetched is not None:
-            self._progress.set_fetched(self._n_fetched)
+            progress.set_fetched(self._n_fetched)
             self._n_fetched = None
+        self.notes.note(progress, present)
+
+    def before_batch(self, sampler: PlanSampler) -> Position:
+        """Return the consumed part of the running epoch when a batch begins."""
+        progress = self._progress
+        begun = self._begun(progress.epoch, sampler)
+        n_before = self._base if self._restored_in(progress.epoch) is not None else 0
+        return begun.after(sampler, progress.processed - n_before)
 
     def end_step(self, sampler: PlanSampler) -> None:
         """Note what the loader has yielded, if steps take batches themselves."""
@@ -242,9 +269,13 @@ class RunPosition:
         self._taken.end_epoch(self._progress, int(self.trainer.current_epoch))
 
     def state(self, sampler: PlanSampler, identity: Identity) -> dict[str, Any]:
-        """Return the position as plain values."""
+        """Return the position as plain values, with the history of the run."""
         if self._pending is not None:
             return dict(self._pending)
+        history = self.notes.history if self.is_applied else RunHistory()  # without our callback nothing is noted
+        return self._position_state(sampler, identity) | {"history": history.state()}
+
+    def _position_state(self, sampler: PlanSampler, identity: Identity) -> dict[str, Any]:
         trainer, progress, restored = self.trainer, self._progress, self._restored
         epoch = progress.epoch_of_batches
         if restored is not None and trainer.current_epoch == restored.epoch:
@@ -295,6 +326,7 @@ class KeepsPosition(MakesLoaders):
         self._identities: dict[Split, Identity] = {}
         self._train_loader: H5DataLoader | None = None
         self._position = RunPosition()
+        self._loaded_history: Mapping[str, Any] | None = None
         self._saved_settings: Mapping[str, Any] = {}  # of the data module that saved the checkpoint
 
     def __getstate__(self) -> dict[str, Any]:
@@ -342,11 +374,23 @@ class KeepsPosition(MakesLoaders):
         return self._position.state(sampler, self._identity())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a saved position for a fit; it is applied when training starts."""
+        """Take a saved position for a fit, where it is applied when training starts; otherwise the run's history."""
         if _is_fitting(self.trainer):
             self._run().load(state_dict)
             self._load_ledger(state_dict)
             self._insert_callbacks()  # also if a subclass skipped our setup
+        else:
+            self._loaded_history = state_dict.get("history")
+
+    @property
+    def run_history(self) -> RunHistory:
+        """The history of the run: of the last fit, or of the checkpoint that was loaded without one.
+
+        Raises:
+            H5ResumeError: that of the checkpoint is damaged.
+        """
+        history = self._position.notes.history
+        return history if history.stretches else RunHistory.from_state(self._loaded_history)
 
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
         """Take the position that a data module of another name saved, which Lightning does not find."""
@@ -393,7 +437,16 @@ class KeepsPosition(MakesLoaders):
 
     def position_before_step(self) -> None:
         """Called before each step of training."""
-        self._position.begin_step()
+        run = self._position
+        if run.trainer is not None:
+            run.begin_step(self._present)
+
+    def _present(self) -> Present | None:
+        """Return what the fit is doing when a batch begins; None if it trains on other loaders."""
+        sampler = self._training_sampler()
+        if sampler is None:
+            return None
+        return Present(sampler, self._position.before_batch(sampler), self._identities["train"])
 
     def position_after_step(self) -> None:
         """Called after each step of training, before anything else may save a checkpoint."""
@@ -424,7 +477,7 @@ class KeepsPosition(MakesLoaders):
                     "this data module is still in use by the fit of another Trainer. Create a data module for each "
                     "Trainer."
                 )
-            self._position = RunPosition(trainer)
+            self._position = RunPosition(trainer, old.notes.history if old.trainer is trainer else None)
             self._ledger.clear()
         return self._position
 

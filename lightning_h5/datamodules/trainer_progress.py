@@ -44,6 +44,41 @@ class TrainerProgress:
         """
         return int(self._batches.current.processed)
 
+    @property
+    def epoch(self) -> int:
+        """The running epoch, from 0."""
+        return int(self._trainer.current_epoch)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of the run so far: ``trainer.global_step``."""
+        return int(self._trainer.global_step)
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of an epoch, as limited by the Trainer."""
+        return int(self._trainer.num_training_batches)
+
+    @property
+    def accumulated(self) -> int:
+        """Batches of an optimizer step."""
+        return int(self._trainer.accumulate_grad_batches)
+
+    @property
+    def why_unknown(self) -> str | None:
+        """A word of ``order.history.REASONS`` if it is not determined which batches a step takes; None if it is."""
+        trainer = self._trainer
+        if not trainer.lightning_module.automatic_optimization:
+            return "manual"
+        if self.hands_iterator:
+            return "iterator"
+        if not self.is_alone:
+            return "several"
+        if self.processed >= self.n_batches:
+            return "beyond"
+        accumulates_itself = trainer.strategy.handles_gradient_accumulation and self.n_batches % self.accumulated
+        return "strategy" if accumulates_itself else None
+
     def sync(self) -> None:
         """Make the restored counters of batches agree with each other.
 
@@ -72,6 +107,11 @@ class TrainerProgress:
         """The epoch of the batches that the trainer has counted; between two epochs it is the one before."""
         epochs = self._epochs.current
         return int(epochs.completed) if epochs.started > epochs.completed else max(0, int(epochs.completed) - 1)
+
+    def is_open(self, epoch: int) -> bool:
+        """Return whether an epoch was begun and is not counted as done."""
+        epochs = self._epochs.current
+        return int(epochs.started) == epoch + 1 and int(epochs.processed) == epoch
 
     @property
     def is_interrupted(self) -> bool:

@@ -10,6 +10,7 @@ from .file_samples import FileSamples, open_samples
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats
+from .origins import Origin, origins_of, read_again
 from .rank_cached import RankMemCachedH5Dataset
 from .sample_layout import Transform
 from .shard_loading import load_shards
@@ -30,6 +31,7 @@ __all__ = [
     "H5LazyDataset",
     "LazyFileDataset",
     "MixtureDataset",
+    "Origin",
     "RaiseBadRows",
     "RankMemCachedH5Dataset",
     "RawBatch",
@@ -49,7 +51,9 @@ __all__ = [
     "mixture_dataset",
     "note_rows",
     "open_samples",
+    "origins_of",
     "own_streams",
+    "read_again",
     "read_stats",
     "rows_of",
     "start_worker",

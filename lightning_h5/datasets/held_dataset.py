@@ -97,7 +97,7 @@ class HeldDataset(TableDataset):
         self.device, self._replica = device, replica
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
         self._sharding: tuple[ShardMode, int, int] = (mode, reshard_every, seed)
-        self._shard = None if replica is None else self._shard_of(replica)
+        self._shard = None if replica is None else self.shard_of(replica)
         self.draw, self.for_workers, self.for_training = 0, False, True
         self.pins_memory, self.shares_memory, self._log_fn = pins_memory, shares_memory, log_fn
 
@@ -120,14 +120,15 @@ class HeldDataset(TableDataset):
     def shard(self) -> RankShard:
         """The rows that this rank holds. Unless the caller passed the rank, the first access asks for it."""
         if self._shard is None:
-            self._shard = self._shard_of(present_replica())
+            self._shard = self.shard_of(present_replica())
         return self._shard
 
     @shard.setter
     def shard(self, shard: RankShard) -> None:
         self._shard = shard
 
-    def _shard_of(self, replica: Replica) -> RankShard:
+    def shard_of(self, replica: Replica) -> RankShard:
+        """Return the rows that a rank holds."""
         rank, world_size = replica
         blocks = _drawn(blocks_of(self.table, self.indices, of_all_fields=True), world_size)
         mode, reshard_every, seed = self._sharding

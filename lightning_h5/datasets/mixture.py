@@ -34,7 +34,7 @@ def rows_of(name: str) -> str:
     return f"rows of {name}"
 
 
-class _Share(NamedTuple):
+class SourceShare(NamedTuple):
     """The rows of a batch from one source.
 
     Attributes:
@@ -143,17 +143,18 @@ class MixtureDataset(RowDataset):
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``."""
-        shares = self._shares(rows, epoch)
+        shares = self.shares(rows, epoch)
         reads = [self.sources[share.source].begin(share.rows, share.cycle, at_once=at_once) for share in shares]
         return lambda: self._together(rows, shares, [read() for read in reads])
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
-        shares = self._shares(rows, epoch)
+        shares = self.shares(rows, epoch)
         had_room = [self.sources[share.source].prefetch(share.rows, share.cycle) for share in shares]
         return all(had_room)
 
-    def _shares(self, rows: IntArray, epoch: int | None) -> list[_Share]:
+    def shares(self, rows: IntArray, epoch: int | None) -> list[SourceShare]:
+        """Return which rows each source has of some."""
         self._check_process()
         cycles, numbers = np.divmod(rows, len(self))
         owners = np.searchsorted(self._ends, numbers, side="right")
@@ -163,10 +164,10 @@ class MixtureDataset(RowDataset):
             first = int(self._ends[source]) - len(self.sources[source])
             # If a batch spans two cycles, only the later one has rows left.
             cycle = int(cycles[places].max()) if self._plans and epoch is not None and len(places) else None
-            shares.append(_Share(source, places, numbers[places] - first, cycle))
+            shares.append(SourceShare(source, places, numbers[places] - first, cycle))
         return shares
 
-    def _together(self, rows: IntArray, shares: Sequence[_Share], raws: Sequence[RawBatch]) -> RawBatch:
+    def _together(self, rows: IntArray, shares: Sequence[SourceShare], raws: Sequence[RawBatch]) -> RawBatch:
         columns = raws[0].columns
         if len(raws) > 1:
             columns = tuple(
@@ -180,7 +181,7 @@ class MixtureDataset(RowDataset):
         n_inputs = len(self.sample_layout.x.fields.names) - 1
         return RawBatch(rows, (*columns[:n_inputs], names, *columns[n_inputs:]))
 
-    def _column_of(self, parts: Sequence[Column], shares: Sequence[_Share], n_rows: int) -> Column:
+    def _column_of(self, parts: Sequence[Column], shares: Sequence[SourceShare], n_rows: int) -> Column:
         """Return one column with the rows of several sources."""
         if not _are_alike(parts):
             return MixedColumn(parts, [share.places for share in shares])
@@ -212,13 +213,13 @@ class MixtureDataset(RowDataset):
     def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
         """See ``RowDataset.places_of``."""
         places: list[Any] = [None] * len(numbers)
-        for share in self._shares(numbers, None):
+        for share in self.shares(numbers, None):
             put_rows(places, share.places, self.sources[share.source].places_of(share.rows))
         return places
 
     def place_of(self, number: int) -> tuple[str, str]:
         """See ``RowDataset.place_of``."""
-        (share,) = self._shares(np.array([number], np.int64), None)
+        (share,) = self.shares(np.array([number], np.int64), None)
         return self.sources[share.source].place_of(int(share.rows[0]))
 
     def identity(self) -> Identity:

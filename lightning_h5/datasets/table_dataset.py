@@ -142,14 +142,18 @@ class TableDataset(RowDataset):
         files, rows = self.files_and_rows(numbers)
         return [(self.table.paths[file], row) for file, row in zip(files.tolist(), rows.tolist(), strict=True)]
 
-    def files_and_rows(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+    def files_and_rows(self, numbers: IntArray, epoch: int | None = None) -> tuple[IntArray, IntArray]:
         """Return the file of each of some samples, and its row in its array: of a segment the first.
 
         A patch has its number instead, and a row of a sparse matrix its own.
+
+        Args:
+            numbers: of the samples.
+            epoch: the epoch that asks for them; None without a plan.
         """
         table, samples = self.table, self.located(numbers)
         if table.indexer.is_known_by_row:
-            parts, rows = table.locate(table.indexer.first_rows(samples))
+            parts, rows = table.locate(table.indexer.first_rows(samples, epoch))
             return table.files_of(parts), rows
         segments = table.indexer.segments.numbers_of(table.indexer.places(samples).segments)
         parts, inside = table.parts_and_numbers(segments)

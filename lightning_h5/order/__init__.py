@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .batches import LengthRecipe
+from .history import RunHistory, StepBatch, Stretch, batches_of_step, check_run, run_settings
 from .mixture import EpochLength, Mixture, Strategy, check_mixture
 from .nodes import N_LABELS, NodeOrder, NodeTurns, deal_blocks, epoch_order, label_entropy
 from .permutation import KeyedPermutation, TablePermutation, permutation, stream, uniform
@@ -22,7 +23,7 @@ from .plan import (
     order_rows,
 )
 from .position import OtherShardsError, Position, is_position, saved_mode
-from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
+from .recipes import EachRowOnce, MixtureRecipe, RowWeights, WeightedRecipe
 from .shard_rows import ShardRows
 from .shards import (
     EvaluationBatches,
@@ -61,6 +62,7 @@ __all__ = [
     "N_LABELS",
     "PLAN_VERSION",
     "BlockTable",
+    "EachRowOnce",
     "EpochLength",
     "EpochPlan",
     "EpochRecipe",
@@ -83,12 +85,15 @@ __all__ = [
     "Replica",
     "RowWeights",
     "Rows",
+    "RunHistory",
     "Segment",
     "ShardMode",
     "ShardRows",
     "ShardSampler",
     "SourceOrder",
+    "StepBatch",
     "Strategy",
+    "Stretch",
     "TablePermutation",
     "TokenRecipe",
     "TrainBatches",
@@ -97,8 +102,10 @@ __all__ = [
     "WindowOrder",
     "as_array",
     "balanced_contiguous_shard",
+    "batches_of_step",
     "check_mixture",
     "check_nodes",
+    "check_run",
     "condensed",
     "deal_blocks",
     "epoch_order",
@@ -117,6 +124,7 @@ __all__ = [
     "present_replica",
     "resolve_replica",
     "rows_at",
+    "run_settings",
     "saved_mode",
     "stream",
     "uniform",

@@ -346,6 +346,15 @@ class EpochRecipe:
         """Return the batches of a rank in an evaluation; see ``EvaluationBatches`` for the arguments."""
         return EvaluationBatches(n_rows, batch_size, world_size, rank, ends)
 
+    @property
+    def first_position(self) -> int:
+        """Place in the epoch's sequence, over all ranks, that a plan counts from."""
+        return 0
+
+    def numbers(self, rows: IntArray, epoch: int) -> IntArray:
+        """Return the numbers, among the rows of all ranks, of rows as a plan of an epoch counts them."""
+        return rows
+
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
         """Return the sequence of an epoch.
 

@@ -13,7 +13,15 @@ from ..types import Identity
 from .plan import Mode, OrderParameters, Segment, SourceOrder
 from .run_order import RunOrder
 
-__all__ = ["OtherShardsError", "Position", "is_position", "saved_mode"]
+__all__ = [
+    "OtherShardsError",
+    "Position",
+    "common_digests",
+    "is_position",
+    "order_as_values",
+    "order_of_values",
+    "saved_mode",
+]
 
 STATE_VERSION = 2
 MAX_SEGMENTS = 32
@@ -51,6 +59,11 @@ class Position:
             segments, segment = segments[:-1], segment._replace(n_batches=segments[-1].n_batches + segment.n_batches)
         return replace(self, segments=(*segments, segment))
 
+    def consumed(self, run: RunOrder) -> Segment | None:
+        """Return one segment that has consumed the same rows of the epoch; None if nothing is consumed."""
+        segments = self.segments
+        return run.merged(self.epoch, self.order, segments) if len(segments) > 1 else next(iter(segments), None)
+
     @property
     def n_rows(self) -> int:
         """Rows of the epoch that are consumed; a last batch that is not full counts as full."""
@@ -77,31 +90,15 @@ class Position:
 
         They load with ``weights_only=True``, and as JSON.
         """
-        order = self.order
-        parameters: dict[str, Any] = {
-            "mode": order.mode,
-            "seed": order.seed,
-            "batch_size": order.batch_size,
-            "streams": order.streams,
-            "window": order.window,
-            "version": order.version,
-        }
-        if order.recipe:
-            sources = [list(source) for source in order.sources]
-            parameters |= {"recipe": order.recipe, "n_units": order.n_units, "sources": sources}
-        if order.first_unit is not None:
-            parameters["first_unit"] = order.first_unit
-        if order.nodes:
-            parameters |= {"nodes": order.nodes, "world_size": order.world_size}
         segments = self.segments
         if len(segments) > MAX_SEGMENTS:  # keeps the state small after any number of changes within an epoch
-            segments = (run.merged(self.epoch, order, segments[:-1]), segments[-1])
+            segments = (run.merged(self.epoch, self.order, segments[:-1]), segments[-1])
         state = {
             "version": STATE_VERSION,
             "epoch": self.epoch,
             "segments": [list(segment) for segment in segments],
             "finished": self.finished,
-            "order": parameters,
+            "order": order_as_values(self.order),
             "drop_last": run.drop_last,
             "shards": run.shards,
             "n_rows": run.n_rows,
@@ -131,9 +128,7 @@ class Position:
                 f"the saved position is damaged: its digest is {state.get('digest')!r}, that of its content is "
                 f"{digest!r}. Resume from another checkpoint."
             )
-        saved_order = state["order"]
-        sources = tuple(SourceOrder(saved_mode(mode), *numbers) for mode, *numbers in saved_order.get("sources", ()))
-        order = OrderParameters(**saved_order | {"mode": saved_mode(saved_order["mode"]), "sources": sources})
+        order = order_of_values(state["order"])
         segments = tuple(Segment(*segment) for segment in state["segments"])
         position = cls(state["epoch"], segments, order, state["finished"])
         _compare(state, order, run, identity)
@@ -161,6 +156,32 @@ class Position:
             raise H5ResumeError(str(error)) from error
 
 
+def order_as_values(order: OrderParameters) -> dict[str, Any]:
+    """Return the settings of an order as plain values."""
+    values: dict[str, Any] = {
+        "mode": order.mode,
+        "seed": order.seed,
+        "batch_size": order.batch_size,
+        "streams": order.streams,
+        "window": order.window,
+        "version": order.version,
+    }
+    if order.recipe:
+        sources = [list(source) for source in order.sources]
+        values |= {"recipe": order.recipe, "n_units": order.n_units, "sources": sources}
+    if order.first_unit is not None:
+        values["first_unit"] = order.first_unit
+    if order.nodes:
+        values |= {"nodes": order.nodes, "world_size": order.world_size}
+    return values
+
+
+def order_of_values(values: Mapping[str, Any]) -> OrderParameters:
+    """Return the settings of an order from what ``order_as_values`` returned."""
+    sources = tuple(SourceOrder(saved_mode(mode), *numbers) for mode, *numbers in values.get("sources", ()))
+    return OrderParameters(**{**values, "mode": saved_mode(values["mode"]), "sources": sources})
+
+
 def saved_mode(word: Any) -> Mode:
     """Return the mode that a saved position names."""
     return "chunks" if word == "window" else word  # its name in older checkpoints
@@ -180,9 +201,13 @@ def _digest_of_state(state: Mapping[str, Any]) -> str:
 def _compare(state: Mapping[str, Any], order: OrderParameters, run: RunOrder, identity: Identity | None) -> None:
     """Raise if saved and present data or settings differ; the number of ranks that hold shards is compared later."""
     parameters, saved_shards, present_shards = run.parameters, state["shards"] or {}, run.shards or {}
+    # Whether shards differ by a row follows from the number of ranks, unless an older version saved the position.
+    of_ranks = {"world_size", "sizes"}
+    if saved_shards.get("world_size") == present_shards.get("world_size"):
+        of_ranks = {"world_size"}
     fields = {
         "rows": (state["n_rows"], run.n_rows),
-        **_digests(state["identity"], identity),
+        **common_digests(state["identity"], identity),
         "seed": (order.seed, parameters.seed),
         "order": (_kind_of_order(order.mode, run), _kind_of_order(parameters.mode, run)),
         "shuffle.scope": tuple("node" if settings.nodes else "global" for settings in (order, parameters)),
@@ -191,7 +216,7 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, run: RunOrder, id
         "drop_last": (state["drop_last"], run.drop_last),
         **{
             f"shards' {name}": (saved_shards.get(name), present_shards.get(name))
-            for name in {*saved_shards, *present_shards} - {"world_size"}
+            for name in {*saved_shards, *present_shards} - of_ranks
         },
     }
     differences = {name: pair for name, pair in fields.items() if pair[0] != pair[1]}
@@ -208,7 +233,7 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, run: RunOrder, id
         )
 
 
-def _digests(saved_identity: Any, identity: Identity | None) -> dict[str, tuple[str, str]]:
+def common_digests(saved_identity: Any, identity: Identity | None) -> dict[str, tuple[str, str]]:
     """Return the digests of the data that both have, to be compared.
 
     A run may have read fewer files whole, such as objects of a store; older checkpoints have a sampled digest alone.

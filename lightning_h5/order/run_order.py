@@ -57,6 +57,11 @@ class RunOrder:
         return self.blocks.n_rows
 
     @property
+    def repeats(self) -> bool:
+        """Whether all epochs are like the first."""
+        return self._repeats
+
+    @property
     def shards(self) -> dict[str, Any] | None:
         """Properties of shards that a position depends on, as plain values; None if ranks hold no shards."""
         return None

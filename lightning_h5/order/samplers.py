@@ -22,7 +22,6 @@ from .shards import (
     EvaluationBatches,
     RankShard,
     Replica,
-    balanced_contiguous_shard,
     equal_rows,
     present_replica,
     resolve_replica,
@@ -368,9 +367,8 @@ class ShardSampler(PlanSampler):
 
     @property
     def first_position(self) -> int:
-        """Places in the epoch's sequence count over all ranks, one after the other."""
-        shard = self.shard
-        return 0 if self.evaluation else balanced_contiguous_shard(shard.n_rows, shard.world_size, shard.rank)[0]
+        """See ``PlanSampler.first_position``."""
+        return 0 if self.evaluation else self.recipe.first_position
 
     def _evaluation_plan(self) -> EpochPlan:
         batches = self._evaluation_batches()

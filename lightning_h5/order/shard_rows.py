@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import H5ValueError
+from ..types import IntArray
 from .plan import EpochPlan, EpochRecipe, OrderParameters, RowOrder, Segment, TrainBatches, order_rows
 from .recipes import RowWeights, weighted_order
-from .shards import RankShard, as_array, balanced_contiguous_shard
+from .shards import RankShard, as_array, balanced_contiguous_shard, rows_at
 from .window import BlockTable
 
 __all__ = ["ShardRows", "ShardSequence"]
@@ -39,6 +42,17 @@ class ShardRows(EpochRecipe):
     def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: draws of all ranks; 0 without weights."""
         return 0 if self.weights is None else self.shard.n_rows
+
+    @property
+    def first_position(self) -> int:
+        """See ``EpochRecipe``: places count over all ranks, one after the other."""
+        return balanced_contiguous_shard(self.shard.n_rows, self.shard.world_size, self.shard.rank)[0]
+
+    def numbers(self, rows: IntArray, epoch: int) -> IntArray:
+        """See ``EpochRecipe``. A row that is drawn again has a number larger by the rows of all ranks."""
+        times, held = np.divmod(rows, self.shard.n_held)
+        numbers: IntArray = rows_at(self.shard.rows(self.shard.draw(epoch)), held) + times * self.shard.n_rows
+        return numbers
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> ShardSequence:
         """See ``EpochRecipe``."""

@@ -99,9 +99,9 @@ class Indexer(ABC):
         of_fields = zip(self.rows(self.places(samples)), self.segments.kinds, strict=True)
         return (rows.rows for rows, kind in of_fields if kind is not None)
 
-    def first_rows(self, samples: IntArray) -> IntArray:
-        """Return the row that each sample is around, or begins with."""
-        places, segments = self.places(samples), self.segments
+    def first_rows(self, samples: IntArray, epoch: int | None = None) -> IntArray:
+        """Return the row that each sample is around, or begins with, in an epoch; None without a plan."""
+        places, segments = self.places(samples, epoch), self.segments
         return segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
 
     def cuts(self, field: int) -> bool:

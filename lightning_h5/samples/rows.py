@@ -74,7 +74,7 @@ class Rows(Indexer):
         held = next(field_rows for field_rows in rows if field_rows is not None)  # all fields have the same
         return HeldSamples(self, condensed(places_in(held, samples)), (range(len(held)),) * len(rows))
 
-    def first_rows(self, samples: IntArray) -> IntArray:
+    def first_rows(self, samples: IntArray, epoch: int | None = None) -> IntArray:
         """See ``Indexer.first_rows``."""
         return samples
 
