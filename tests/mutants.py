@@ -202,8 +202,8 @@ MUTANTS = [
     Mutant(
         "a new loader does not know what is consumed",
         "datamodules/resume.py",
-        "sampler.restore(restored)\n        return",
-        "sampler.restore(None)\n        return",
+        "sampler.restore(restored)\n        if self._restored",
+        "sampler.restore(None)\n        if self._restored",
         RESUME,
     ),
     Mutant(

@@ -221,6 +221,8 @@ class SourceFiles:
     def _samples(self) -> SampleOptions:
         """What a sample is; without what options ask of a target that the files lack."""
         kind = self.reading.kind
+        if self._absent_target is None:
+            return kind
         segments, window = kind.segments, kind.window
         steps = {name: self._of_present(getattr(segments, name)) for name in ("axis", "step_axis", "steps_per")}
         if window is not None:
@@ -229,12 +231,16 @@ class SourceFiles:
             kind, segments=replace(segments, **steps), window=window, select=self._of_present(kind.select) or {}
         )
 
+    @property
+    def _absent_target(self) -> Keys | None:
+        """The target that was named, if the files do not have it."""
+        return self.samples.y_key if self.keys[1] is None else None
+
     def _of_present(self, mapping: Any) -> Any:
         """Return a mapping from fields without those of a target that the files lack; any other value unchanged."""
-        (x_key, y_key), target = self.keys, self.samples.y_key
-        if y_key is not None or target is None or not isinstance(mapping, Mapping):
+        if (target := self._absent_target) is None or not isinstance(mapping, Mapping):
             return mapping
-        of_x, of_y = (field_names(keys, "key") for keys in (x_key, fill_split(target, self._group)))
+        of_x, of_y = (field_names(keys, "key") for keys in (self.keys[0], fill_split(target, self._group)))
         inputs, targets = ({*fields.names, *fields.keys} for fields in (of_x, of_y))
 
         def is_of(pattern: str, names: set[str]) -> bool:

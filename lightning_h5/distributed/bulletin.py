@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-import torch.distributed
-
+from ..lazy_torch import torch
 from .process_group import key_of, own_store
 
 __all__ = ["Bulletin"]

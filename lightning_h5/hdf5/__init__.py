@@ -53,7 +53,6 @@ from .paths import expand_paths, expand_user, file_number, name_objects
 from .patterns import matching_objects
 from .references import (
     MAX_TEXT,
-    holds_matlab_text,
     holds_regions,
     is_matlab_text,
     is_references,
@@ -71,6 +70,7 @@ from .structures import (
     WEIGHTS,
     axes_of,
     field_groups_among,
+    is_text_of_matlab,
     matrices_among,
     reading_of,
     software_of,
@@ -144,7 +144,6 @@ __all__ = [
     "guess_keys",
     "guess_keys_in",
     "has_first_link",
-    "holds_matlab_text",
     "holds_regions",
     "identity_of_object",
     "identity_text",
@@ -157,6 +156,7 @@ __all__ = [
     "is_out_of_proportion",
     "is_references",
     "is_text",
+    "is_text_of_matlab",
     "keys_in",
     "kind_of",
     "layout_of",

@@ -11,7 +11,7 @@ from ..options import FileOptions
 from .layout import ArrayLayout
 from .links import find_array
 from .open import FAULTS, translate_h5py_errors
-from .structures import MATLAB_TEXT, is_empty_matlab, structure_of
+from .structures import is_empty_matlab, is_text_of_matlab
 
 __all__ = ["MAX_TEXT", "holds_regions", "is_matlab_text", "is_references", "referenced_arrays", "value_of_cell"]
 
@@ -101,12 +101,7 @@ def value_of_cell(file: Any, name: str, files: FileOptions) -> Any:
 def is_matlab_text(file: Any, name: str) -> bool:
     """Return whether an array of an open file has the characters of a text of MATLAB."""
     with translate_h5py_errors(file.filename, repr(name)):
-        return holds_matlab_text(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")))
-
-
-def holds_matlab_text(array_id: Any) -> bool:
-    """Return whether an open low-level array has the characters of a text of MATLAB."""
-    return structure_of(array_id, "") == MATLAB_TEXT
+        return is_text_of_matlab(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")))
 
 
 class _Names:

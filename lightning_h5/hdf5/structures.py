@@ -29,6 +29,7 @@ __all__ = [
     "field_groups_among",
     "is_empty_matlab",
     "is_private_group",
+    "is_text_of_matlab",
     "matrices_among",
     "reading_of",
     "software_of",
@@ -142,6 +143,11 @@ def structure_of(item: Any, name: str) -> str | None:
 def is_empty_matlab(array_id: Any) -> bool:
     """Return whether an array is MATLAB's ``[]``, which stores its sizes in place of values."""
     return bool(np.any(_Attributes(array_id).value(MATLAB_EMPTY, 0)))
+
+
+def is_text_of_matlab(array_id: Any) -> bool:
+    """Return whether an array has the characters of a text of MATLAB, which may be empty."""
+    return _is_text_of_matlab(_Attributes(array_id), "")
 
 
 def matrices_among(names: Collection[str]) -> dict[str, str]:

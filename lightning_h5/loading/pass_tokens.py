@@ -45,12 +45,12 @@ class PassTokens(Iterator[BatchToken]):
 
     @property
     def expects_more(self) -> bool:
-        """Whether another pass is sure to follow the pass whose batches are consumed now."""
+        """Whether another pass is sure to follow the one that is consumed now."""
         return self._consumed.following is not None
 
     @property
     def are_ahead(self) -> bool:
-        """Whether the consumer of the batches has not come to the pass whose tokens are taken now."""
+        """Whether tokens are taken of a pass that the consumer of the batches has not come to."""
         return self._pass.epoch == self._consumed.following
 
     def begin_next(self, *, waits: bool = False) -> bool:
@@ -93,7 +93,7 @@ class PassTokens(Iterator[BatchToken]):
 
 
 class _Consumed(NamedTuple):
-    """The pass whose batches are consumed, and the one that is sure to follow."""
+    """The pass that is consumed, and the one that is sure to follow."""
 
     epoch: int
     following: int | None

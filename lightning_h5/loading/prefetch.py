@@ -75,7 +75,7 @@ class Batches(Protocol):
         ...
 
     def end_pass(self) -> None:
-        """Release what is left of a pass, all of whose batches were taken."""
+        """Release what is left of a pass after its last batch was taken."""
         ...
 
     def close(self) -> None:

@@ -281,9 +281,8 @@ class FileOptions(Options):
             StagingOptions.parse(self.staging, "files.staging")
         if self.cache_bytes != "auto":
             parse_bytes(self.cache_bytes, "cache_bytes")
-        catalog_dir: Any = self.catalog_dir  # a configuration file may hold anything
-        if catalog_dir is not None and not (isinstance(catalog_dir, str) and catalog_dir):
-            raise H5ValueError(f"catalog_dir={catalog_dir!r} was given. Pass the path of a folder, 'auto' or None.")
+        if self.catalog_dir == "":
+            raise H5ValueError("catalog_dir='' was given. Pass the path of a folder, 'auto' or None.")
         check_choice(self.min_integrity, "min_integrity", range(MAX_INTEGRITY + 1))
         if self.verify not in (None, "digest"):
             raise H5ValueError(

@@ -300,7 +300,7 @@ class Runs:
 
 
 class ScheduledPieces:
-    """Units of sources whose weights change, dealt in pieces of ``SCHEDULED_UNITS`` units.
+    """Units of sources with weights that change, dealt in pieces of ``SCHEDULED_UNITS`` units.
 
     No source is ever a whole unit off the integral of its share.
 

@@ -208,9 +208,9 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
             self.continue_from(position)
 
     def continue_from(self, position: Position) -> None:
-        """Set a position of this run, at the end of whose epoch the next one begins.
+        """Set a position of this run. The next epoch begins at the end of its epoch.
 
-        Epochs of a mixture whose weights change count all earlier units, and there may have been more ranks then.
+        Epochs of a mixture with weights that change count all earlier units, and there may have been more ranks then.
         """
         self._earlier = position
 

@@ -58,9 +58,12 @@ def test_a_dtype_is_a_name_a_numpy_or_a_torch_dtype_or_a_mapping(make_h5, x_dtyp
 
 def test_dtypes_may_be_given_for_some_fields_and_text_is_left_alone(make_h5):
     keys = {"a": "images", "b": "g/signals", "n": "names"}
-    dataset = H5LazyDataset(write(make_h5), keys, "names", x_dtype={"b": "float16"}, y_dtype="float32")
+    path = write(make_h5)
+    dataset = H5LazyDataset(path, keys, "names", x_dtype={"b": "float16"})
     x, y = dataset[2]
     assert (x["a"].dtype, x["b"].dtype, x["n"], y) == (torch.uint8, torch.float16, "row 2 ü", "row 2 ü")
+    with pytest.raises(H5ValueError, match=r"y_dtype='float32' was given.*holds text.*decode"):
+        H5LazyDataset(path, keys, "names", y_dtype="float32")
 
 
 def test_indices_choose_rows_in_their_order_and_a_mask_keeps_the_files_order(make_h5):

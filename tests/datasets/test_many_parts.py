@@ -300,7 +300,7 @@ def test_nothing_is_kept_of_small_files_or_if_it_is_turned_off_or_cannot_be_writ
 
 @pytest.mark.parametrize("given", ["", 3, True])
 def test_a_folder_that_is_none_is_refused(given):
-    with pytest.raises(H5ValueError, match=r"catalog_dir=.* was given\. Pass the path of a folder, 'auto' or None\."):
+    with pytest.raises(H5ValueError, match=r"catalog_dir=.*\. Pass (the path of a folder, 'auto'|text,) or None\."):
         FileOptions(catalog_dir=given)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lightning_h5.hdf5 import Packing, find_array, layout_of, meaning_of, open_h5
-from lightning_h5.readers import MoveLast, Ragged, Recode, Stack, Unpack, Widen, codec_of
+from lightning_h5.readers import MoveLast, Ragged, Recode, Stack, Unpack, Widen
+from lightning_h5.readers.codecs import codec_of
 
 PACKING = Packing(attributes=(("scale_factor", "0.5"),), scale=0.5, missing=(-1,), fill=-9)
 PACKED = (

@@ -18,8 +18,8 @@ from ...hdf5 import (
     OpenOptions,
     field_names,
     find_array,
-    holds_matlab_text,
     is_matlab_text,
+    is_text_of_matlab,
     keys_in,
     open_h5,
     referenced_arrays,
@@ -105,7 +105,7 @@ def _holds_arrays(path: str, key: str) -> bool:
         references = array[tuple(slice(N_REFERENCES) for _ in array.shape)].reshape(-1)[:N_REFERENCES]
         cells = [file[reference] for reference in references if reference]
         # The name of an object that was found by a reference is searched for in the whole file.
-        return any((getattr(cell, "size", 0) or 0) > 1 and not holds_matlab_text(cell.id) for cell in cells)
+        return any((getattr(cell, "size", 0) or 0) > 1 and not is_text_of_matlab(cell.id) for cell in cells)
     return False
 
 
