@@ -36,7 +36,7 @@ from .base import BaseH5DataModule, arrays_of_fields
 from .cut_sources import check_kinds, columns_of_sources, cut_sources, refuse_images_of_sources
 from .dtypes_of_fields import check_x_dtype, is_settled_late
 from .source_files import Reading, SourceFiles, has_keys
-from .training_rows import Source, SourceMixture, row_weights, segment_order, token_order, weights_of
+from .training_rows import Source, SourceMixture, row_weights, segment_order, token_recipe, weights_of
 
 __all__ = ["FilesH5DataModule"]
 
@@ -511,7 +511,8 @@ class FilesH5DataModule(BaseH5DataModule):
         """See ``BaseH5DataModule.order_of``; of a mixture that of each source, of segments by length if asked for."""
         if (mixture := self._mixture_of(dataset)) is None:
             order = segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
-            return token_order(order, dataset, self._kind.segments, packs=self._options.collate == "pack")
+            tokens = token_recipe(dataset, self._kind.segments, packs=self._options.collate == "pack")
+            return order if tokens is None else order._replace(recipe=tokens)
         return choose_mixed_order(
             mixture,
             [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,

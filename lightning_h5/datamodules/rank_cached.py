@@ -36,6 +36,7 @@ from ..order import (
     EpochRecipe,
     OrderParameters,
     PlanSampler,
+    RankShard,
     Replica,
     RowWeights,
     ShardRows,
@@ -49,7 +50,7 @@ from .from_files import FilesH5DataModule
 from .lazy import LazyH5DataModule
 from .resume import is_running
 from .shared_docs import with_arguments_of
-from .training_rows import token_order
+from .training_rows import token_recipe
 
 __all__ = ["RankCachedH5DataModule"]
 
@@ -159,6 +160,11 @@ class RankCachedH5DataModule(FilesH5DataModule):
         if self._options.files.staging is not None and reads_once:
             self._options = replace(self._options, files=replace(self._options.files, staging=None))
             self._log_once("staging has no effect: each row is read once, into memory")
+        if self._kind.segments.bucket:
+            raise H5ValueError(
+                "segments.bucket was given, but each rank has its own segments in memory, so that batches of similar "
+                "length cannot be dealt to all. Pass segments.max_tokens (the most steps of a batch) instead."
+            )
         if self._kind.segments.max_tokens is not None and self._memory.reshard_every_n_epochs:
             raise H5ValueError(
                 "segments.max_tokens was given with memory.reshard_every_n_epochs, which gives ranks other samples, so "
@@ -274,19 +280,29 @@ class RankCachedH5DataModule(FilesH5DataModule):
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are read: in memory all orders cost the same."""
         held = cast("RankMemCachedH5Dataset", dataset)
-        recipe = None if held.weights is None else ShardRows(held.shard, held.weights)
+        recipe = self._token_recipe(held, held.shard)
+        if recipe is None and held.weights is not None:
+            recipe = ShardRows(held.shard, held.weights)
         order = Order("none", 1, 0, "as shuffle=False asks", 0, recipe=recipe)
         if shuffles and self._options.shuffle.mode != "none":
             order = Order("global", 1, 0, "each rank's rows are in its memory", 0, recipe=recipe)
-        packs = self._options.collate == "pack"
-        return token_order(order, dataset, self._kind.segments, packs=packs, shard=held.shard)
+        return order
 
     def recipes_of_ranks(
         self, dataset: RowDataset, order: OrderParameters, world_size: int
     ) -> Callable[[int], EpochRecipe]:
         """See ``NamesRows.recipes_of_ranks``: each rank visits the rows of its own shard."""
         held = cast("RankMemCachedH5Dataset", dataset)
-        return lambda rank: ShardRows(held.shard_of(Replica(rank, world_size)), held.weights)
+
+        def recipe_of(rank: int) -> EpochRecipe:
+            shard = held.shard_of(Replica(rank, world_size))
+            return self._token_recipe(held, shard) or ShardRows(shard, held.weights)
+
+        return recipe_of
+
+    def _token_recipe(self, dataset: RankMemCachedH5Dataset, shard: RankShard) -> EpochRecipe | None:
+        packs = self._options.collate == "pack"
+        return token_recipe(dataset, self._kind.segments, packs=packs, shard=shard)
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
         """The sampler of a loader: of this rank's rows alone."""

@@ -30,7 +30,7 @@ __all__ = [
     "segment_order",
     "segments_left_out",
     "segments_without_steps",
-    "token_order",
+    "token_recipe",
     "weights_of",
 ]
 
@@ -307,26 +307,25 @@ _TOKEN_RECIPES: WeakKeyDictionary[RowDataset, TokenRecipe] = WeakKeyDictionary()
 """The last recipe of each dataset, which counts batches once."""
 
 
-def token_order(
-    order: Order, dataset: RowDataset, segments: SegmentOptions, *, packs: bool, shard: RankShard | None = None
-) -> Order:
-    """Return the order of epochs of a dataset, in batches of at most ``segments.max_tokens`` steps if it is given.
+def token_recipe(
+    dataset: RowDataset, segments: SegmentOptions, *, packs: bool, shard: RankShard | None = None
+) -> TokenRecipe | None:
+    """Return how epochs have batches of at most ``segments.max_tokens`` steps; None if it is not given.
 
     Args:
-        order: the order of single samples.
         dataset: the samples.
         segments: the user's options.
         packs: samples are joined, and not padded.
         shard: the samples that the rank holds; None if ranks share all.
     """
     if segments.max_tokens is None or not isinstance(dataset, TableDataset):
-        return order
+        return None
     recipe = _TOKEN_RECIPES.get(dataset)
     if recipe is None or (recipe.max_tokens, recipe.packs, recipe.shard) != (segments.max_tokens, packs, shard):
         counts = checked_step_counts(dataset, segments.max_tokens)
         recipe = TokenRecipe(counts, dataset.blocks(), segments.max_tokens, packs, shard)
         _TOKEN_RECIPES[dataset] = recipe
-    return order._replace(recipe=recipe)
+    return recipe
 
 
 def _tables(dataset: RowDataset) -> list[RowTable]:

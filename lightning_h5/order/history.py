@@ -18,7 +18,6 @@ from ..types import Identity, IntArray
 from .plan import EpochPlan, EpochRecipe, OrderParameters, Segment
 from .position import common_digests, order_as_values, order_of_values
 from .run_order import RunOrder
-from .shard_rows import ShardRows
 
 __all__ = ["EpochBatches", "RunHistory", "StepBatch", "Stretch", "batches_of_step", "check_run", "run_settings"]
 
@@ -291,7 +290,7 @@ def check_run(stretch: Stretch, *, seed: int, n_rows: int, recipe: EpochRecipe, 
         H5ResumeError: they differ; the text shows the saved and the present values.
     """
     settings = stretch.settings
-    shard = recipe.shard if isinstance(recipe, ShardRows) else None
+    shard = recipe.held_shard
     shards = None if shard is None else {"mode": shard.mode, "reshard_every": shard.reshard_every}
     pairs = {
         "rows": (settings["n_rows"], n_rows),
@@ -349,8 +348,9 @@ def batches_of_step(
     sequence_of = cache(lambda recipe: recipe.sequence(_with_text(order, recipe), order_epoch, drop_last=drop_last))
     for rank in ranks:
         recipe = recipe_of(rank)
+        rank_in_plan, world_size = (rank, stretch.world_size) if recipe.held_shard is None else (0, 1)
         plan: EpochPlan = sequence_of(recipe).plan(
-            segments, batch_size=stretch.batch_size, world_size=stretch.world_size, rank=rank, drop_last=drop_last
+            segments, batch_size=stretch.batch_size, world_size=world_size, rank=rank_in_plan, drop_last=drop_last
         )
         for batch in range(first, stop):
             at = batch - n_before

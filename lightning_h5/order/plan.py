@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray, cached_property
 from .permutation import permutation
-from .shards import EvaluationBatches, balanced_contiguous_shard
+from .shards import EvaluationBatches, RankShard, balanced_contiguous_shard
 from .window import BlockTable, WindowOrder
 
 __all__ = [
@@ -345,6 +345,11 @@ class EpochRecipe:
     ) -> EvaluationBatches:
         """Return the batches of a rank in an evaluation; see ``EvaluationBatches`` for the arguments."""
         return EvaluationBatches(n_rows, batch_size, world_size, rank, ends)
+
+    @property
+    def held_shard(self) -> RankShard | None:
+        """The rows that the rank holds, if epochs have its batches alone."""
+        return None
 
     @property
     def first_position(self) -> int:

@@ -44,6 +44,11 @@ class ShardRows(EpochRecipe):
         return 0 if self.weights is None else self.shard.n_rows
 
     @property
+    def held_shard(self) -> RankShard:
+        """See ``EpochRecipe``."""
+        return self.shard
+
+    @property
     def first_position(self) -> int:
         """See ``EpochRecipe``: places count over all ranks, one after the other."""
         return balanced_contiguous_shard(self.shard.n_rows, self.shard.world_size, self.shard.rank)[0]

@@ -221,6 +221,21 @@ class TokenRecipe(EpochRecipe):
         what = "packed" if self.packs else "padded"
         return f"{len(self.lengths):,} segments, in {what} batches of at most {self.max_tokens:,} steps"
 
+    @property
+    def held_shard(self) -> RankShard | None:
+        """See ``EpochRecipe``."""
+        return self.shard
+
+    @property
+    def first_position(self) -> int:
+        """See ``EpochRecipe``: places count over all ranks, one after the other."""
+        shard = self.shard
+        return 0 if shard is None else balanced_contiguous_shard(shard.n_rows, shard.world_size, shard.rank)[0]
+
+    def numbers(self, rows: IntArray, epoch: int) -> IntArray:
+        """See ``EpochRecipe``."""
+        return rows if self.shard is None else as_array(self.shard.rows())[rows]
+
     def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: sequences."""
         return len(self.lengths)

@@ -18,6 +18,7 @@ from lightning_models import SaveOnException, quiet_trainer
 from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, H5StatsMonitor, LazyH5DataModule, RankCachedH5DataModule
 
 ROWS = (61, 38)
+SLOPE = {0: {"a": 1, "b": 0}, 30: {"a": 0, "b": 1}}
 LENGTHS = (9, 17, 4, 23, 12, 30, 6, 11, 8, 19)
 
 
@@ -107,6 +108,8 @@ class Run(NamedTuple):
                 "mode": draw.choice(["contiguous", "interleave"]),
                 "reshard_every_n_epochs": draw.choice([0, 1, 2]),
             }
+            if "max_tokens" in str(data):
+                memory["reshard_every_n_epochs"] = 0
             data["memory"] = memory
         if "shuffle" not in data:
             data["shuffle"] = draw.choice([True, True, False, "chunks", "global", {"mode": "chunks", "streams": 3}])
@@ -134,10 +137,11 @@ def kinds_of_samples(kind):
         groups | {"window": {"steps": [-1, 2], "stride": 2, "pad": "edge"}},
         groups | {"window": {"length": 4, "stride": 2, "random": True}},
         groups | {"sample": "segment", "collate_fn": "pad"},
-        groups | {"sample": "segment", "collate_fn": "pad", "segments": {"groups": "*", "bucket": True}},
+        groups | {"sample": "segment", "collate_fn": "pad", "segments": {"groups": "*", "max_tokens": 40}},
         groups | {"window": 2, "split": 0.3},
     ]
     if kind is not RankCachedH5DataModule:
+        options += [groups | {"sample": "segment", "collate_fn": "pad", "segments": {"groups": "*", "bucket": True}}]
         sources = {"a": "a.h5", "b": "b.h5"}
         options += [
             {"mixture": {"sources": sources} | how}
@@ -145,6 +149,8 @@ def kinds_of_samples(kind):
                 {"strategy": "concat"},
                 {"strategy": "weighted", "weights": [0.7, 0.3]},
                 {"strategy": "weighted", "weights": [0.7, 0.3], "mix": "rows", "epoch_length": "max"},
+                {"strategy": "weighted", "weights": {0: {"a": 1, "b": 1}, 9: {"a": 4, "b": 1}}, "epoch_length": 8},
+                {"strategy": "weighted", "weights": SLOPE, "between": "linear", "mix": "rows"},
                 {"strategy": "round_robin", "epoch_length": 6},
                 {"strategy": "alternating", "pattern": ["a", "a", "b"], "mix": "rows"},
                 {"strategy": "sequential"},
