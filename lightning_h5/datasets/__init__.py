@@ -2,7 +2,7 @@
 
 from .bad_rows import RaiseBadRows, SkipBadRows
 from .bad_sample_ledger import BadSample, BadSampleLedger
-from .base import RawBatch, RowDataset
+from .base import RowDataset
 from .combined import CombinedHDF5Dataset
 from .concat import ConcatDataset
 from .fields import Fields
@@ -12,6 +12,7 @@ from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_
 from .normalize import FieldStats, read_stats, write_stats
 from .origins import Origin, origins_of, read_again
 from .rank_cached import RankMemCachedH5Dataset
+from .raw_batch import RawBatch
 from .sample_layout import Transform
 from .shard_loading import load_shards
 from .table_dataset import TableDataset, check_shapes, checked_step_counts

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 from collections import deque
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch.utils.data import get_worker_info
 
-from ..errors import H5CorruptError, H5FileError
+from ..counters import Counters
+from ..errors import H5CorruptError
 from ..options import BadRowOptions
 from ..readers import salvaged
 from ..types import Draws, IntArray
 from .bad_sample_ledger import BadSample, BadSampleLedger
+from .raw_batch import RawBatch
+from .sample_errors import SampleErrors, is_of_sample
 
-if TYPE_CHECKING:
-    from .base import RawBatch, RowDataset
-
-__all__ = ["RaiseBadRows", "SampleErrors", "SkipBadRows", "is_of_sample"]
+__all__ = ["RaiseBadRows", "SkipBadRows"]
 
 MAX_KNOWN = 1 << 16  # samples that are not tried again
 MAX_CAUSE = 200  # letters of an error's text
-
-SampleErrors: TypeAlias = dict[int, Exception]
-"""The errors of a batch's samples, by their places in it."""
-
-NEVER = (MemoryError, StopIteration, ConnectionError, TimeoutError, torch.OutOfMemoryError)
-"""Errors of the machine, of the network, and of a program, whatever sample they came with."""
-
-NETWORK = frozenset(
-    ("aiohttp", "botocore", "http", "httpcore", "httpx", "obstore", "requests", "socket", "ssl", "urllib", "urllib3")
-)
-"""Libraries whose errors are of the network, and have no builtin type."""
-
-OF_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ESTALE}
-OF_MACHINE |= {errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT}
-"""Numbers of an ``OSError`` that a retry would mend, or that are of this machine."""
-
-
-def is_of_sample(error: BaseException) -> bool:
-    """Return whether an error of reading or transforming samples belongs to one of them.
-
-    Errors of files that changed or cannot be reached, of the network, and of a lack of memory belong to none.
-    """
-    if isinstance(error, H5FileError):
-        is_damage = isinstance(error, H5CorruptError)
-        return is_damage and (error.__cause__ is None or is_of_sample(error.__cause__))
-    if isinstance(error, NEVER) or isinstance(error.__cause__, StopIteration) or not isinstance(error, Exception):
-        return False
-    if isinstance(error, OSError) and error.errno in OF_MACHINE:
-        return False
-    return not any(kind.__module__.partition(".")[0] in NETWORK for kind in type(error).__mro__)
 
 
 def _is_of_rows(error: Exception) -> bool:
@@ -72,12 +40,35 @@ def _others(n_samples: int, bad: Collection[int]) -> IntArray:
     return np.array([place for place in range(n_samples) if place not in bad], np.int64)
 
 
+class SampleSource(Protocol):
+    """The samples that may be left out: a ``RowDataset``."""
+
+    counters: Counters
+
+    @property
+    def has_same_rows_each_epoch(self) -> bool:
+        """Whether a sample consists of the same rows in each epoch."""
+        ...
+
+    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
+        """Begin to read samples; return a function that completes the reading."""
+        ...
+
+    def numbers_of(self, rows: IntArray) -> IntArray:
+        """Return the numbers that ``with_index`` gives for indices into the dataset."""
+        ...
+
+    def place_of(self, number: int) -> tuple[str, str]:
+        """Return the file of a sample, and where in it the sample is, as text."""
+        ...
+
+
 class RaiseBadRows:
     """Raises the errors of rows and of transforms: the default."""
 
     skips = False
 
-    def read_others(self, dataset: RowDataset, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
+    def read_others(self, dataset: SampleSource, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
         """Return the samples of a batch that can be read; raise the error if none is to be left out.
 
         Args:
@@ -92,7 +83,7 @@ class RaiseBadRows:
         """Return where transforms put the errors of samples; None if these are raised."""
         return None
 
-    def left_out(self, dataset: RowDataset, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
+    def left_out(self, dataset: SampleSource, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
         """Note the samples that are missing in a batch, as it is delivered, or sent to the main process.
 
         Args:
@@ -102,7 +93,7 @@ class RaiseBadRows:
             draws: epoch and position of the batch; None without a plan.
         """
 
-    def record(self, dataset: RowDataset, samples: Iterable[BadSample]) -> None:
+    def record(self, dataset: SampleSource, samples: Iterable[BadSample]) -> None:
         """Count samples that were left out of a batch that is being delivered."""
 
     def report(self) -> None:
@@ -139,7 +130,7 @@ class SkipBadRows(RaiseBadRows):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_known": {}, "_outbox": None}
 
-    def read_others(self, dataset: RowDataset, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
+    def read_others(self, dataset: SampleSource, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
         """See ``RaiseBadRows.read_others``.
 
         Raises:
@@ -167,16 +158,16 @@ class SkipBadRows(RaiseBadRows):
         samples = [self._sample(dataset, numbers[at], cause) for at, cause in sorted(bad.items())]
         return raw._replace(bad=tuple(samples))
 
-    def _sample(self, dataset: RowDataset, number: int, cause: str) -> BadSample:
+    def _sample(self, dataset: SampleSource, number: int, cause: str) -> BadSample:
         return BadSample(self._stage, number, *dataset.place_of(number), cause)
 
     def errors(self) -> SampleErrors | None:
         """See ``RaiseBadRows.errors``."""
         return {}
 
-    def left_out(self, dataset: RowDataset, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
+    def left_out(self, dataset: SampleSource, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
         """See ``RaiseBadRows.left_out``."""
-        numbers = dataset.sample_layout.shown(raw.rows)
+        numbers = dataset.numbers_of(raw.rows)
         samples = [
             self._sample(dataset, int(numbers[at]), _cause(error)) for at, error in sorted((errors or {}).items())
         ]
@@ -188,7 +179,7 @@ class SkipBadRows(RaiseBadRows):
         else:
             self.record(dataset, samples)
 
-    def record(self, dataset: RowDataset, samples: Iterable[BadSample]) -> None:
+    def record(self, dataset: SampleSource, samples: Iterable[BadSample]) -> None:
         """See ``RaiseBadRows.record``.
 
         Raises:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,49 +21,20 @@ from ..hdf5 import ArrayLayout, ChangeGuard
 from ..options import BadRowOptions
 from ..order import BlockTable
 from ..readers import TaskQueue
-from ..readers.buffers import Column
 from ..samples import ReadCost
 from ..types import BatchToken, Draws, Identity, IntArray
 from .bad_rows import RaiseBadRows, SkipBadRows
-from .bad_sample_ledger import BadSample, BadSampleLedger
+from .bad_sample_ledger import BadSampleLedger
 from .fields import row_numbers
+from .raw_batch import RawBatch
 from .sample_layout import SampleLayout, Transform
 from .transforms import HasTransforms
 from .user_functions import Samples, asked_for, fresh_draws, generators, note_rows, own_streams, rows_text, seed_streams
 
-__all__ = ["MAX_ROWS", "RawBatch", "RowDataset"]
+__all__ = ["MAX_ROWS", "RowDataset"]
 
 MAX_ROWS = 8
 """Rows of a batch that a message names."""
-
-
-class RawBatch(NamedTuple):
-    """Rows as they were read, before any transform.
-
-    Attributes:
-        rows: the rows' numbers, as ``with_index`` gives them, shape ``(batch,)``.
-        columns: for each field its rows.
-        bad: the samples of the batch that could not be read, and are not among these.
-    """
-
-    rows: IntArray
-    columns: tuple[Column, ...]
-    bad: tuple[BadSample, ...] = ()
-
-    def split(self, sizes: Sequence[int]) -> list[RawBatch]:
-        """Return batches of these sizes, which are views of this one."""
-        rows = [self.rows[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
-        return [RawBatch(*batch) for batch in zip(rows, self.split_columns(sizes), strict=True)]
-
-    def split_columns(self, sizes: Sequence[int]) -> Iterator[tuple[Column, ...]]:
-        """Return the columns of each of these batches."""
-        columns = [
-            torch.split_with_sizes(column, sizes)
-            if isinstance(column, torch.Tensor)
-            else [column[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
-            for column in self.columns
-        ]
-        return zip(*columns, strict=True)
 
 
 class RowDataset(HasTransforms, Dataset[Any]):

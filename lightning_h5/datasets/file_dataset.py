@@ -33,9 +33,9 @@ from ..readers import (
 from ..readers.buffers import Column
 from ..samples import HELD_BYTES, BatchRows, ReadCost, RowTable, blocks_of, cost_of_files
 from ..types import IntArray, RowReader, cached_property
-from .base import RawBatch
 from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each
 from .fields import Fields
+from .raw_batch import RawBatch
 from .sample_layout import Transform
 from .table_dataset import TableDataset
 

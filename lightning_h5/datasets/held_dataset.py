@@ -38,10 +38,10 @@ from ..readers import BulkTask, TaskQueue, check_bounds
 from ..readers.buffers import Column
 from ..samples import ReadCost, RowTable, blocks_of, rows_of_all
 from ..types import Identity, IntArray
-from .base import RawBatch
 from .fields import Fields, torch_dtype_of
 from .held_fields import HeldFields
 from .held_rows import HeldRows, RankRows
+from .raw_batch import RawBatch
 from .sample_layout import Transform
 from .second_sharding import refuse_second_sharding
 from .shard_loading import Comparison, load_shards

@@ -19,7 +19,8 @@ from ..readers import TaskQueue
 from ..readers.buffers import BufferPool, Column, put_rows
 from ..samples import CsrRows
 from ..types import Identity, IntArray
-from .base import RawBatch, RowDataset
+from .base import RowDataset
+from .raw_batch import RawBatch
 from .sample_layout import SampleLayout, SamplePart, Transform
 from .table_dataset import TableDataset
 

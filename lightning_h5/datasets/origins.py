@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..types import BatchToken, IntArray
-from .base import RawBatch, RowDataset
+from .base import RowDataset
 from .file_dataset import FileDataset
 from .held_dataset import HeldDataset
 from .mixture import MixtureDataset
+from .raw_batch import RawBatch
 from .table_dataset import TableDataset, places_columns
 from .user_functions import own_streams
 

@@ -20,9 +20,9 @@ from ..readers import TaskQueue, take_rows
 from ..readers.buffers import BufferPool, Column, batch_bytes, copy_rows, put_rows
 from ..samples import ReadCost, RowTable
 from ..types import IntArray
-from .base import RawBatch
 from .fields import Fields
 from .file_dataset import FileDataset
+from .raw_batch import RawBatch
 from .sample_layout import FieldPlan, Transform
 
 __all__ = ["CachingDataset", "SampleCache"]

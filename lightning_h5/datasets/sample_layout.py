@@ -16,10 +16,10 @@ from ..hdf5 import FieldNames
 from ..readers.buffers import BufferPool, Column, tensor_of
 from ..samples import CsrRows
 from ..types import Draws, IntArray, cached_property
-from .bad_rows import SampleErrors, is_of_sample
 from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .joined_steps import JoinedField, Joint, columns_of, joined_fields, sample_ends
 from .multiply_add import Affine
+from .sample_errors import SampleErrors, is_of_sample
 from .user_functions import AskedFor, add_note, asked_for, generators, note_rows
 
 __all__ = [

@@ -21,9 +21,10 @@ from ..readers import TaskQueue
 from ..readers.buffers import BufferPool, Column
 from ..samples import BatchRows, Places, RowTable
 from ..types import Identity, IntArray
-from .base import RawBatch, RowDataset
+from .base import RowDataset
 from .collate import Collate
 from .fields import Fields, checked_rows
+from .raw_batch import RawBatch
 from .sample_layout import SampleLayout, Transform
 
 __all__ = ["TableDataset", "check_shapes", "checked_step_counts", "places_columns"]
