@@ -31,7 +31,6 @@ from ..sizes import bytes_text
 from ..staging import check_urls, ensure_folder, why_not_staged
 from ..types import IntArray
 from .arguments import SPLITS, Split
-from .device_transform import TransformsOnDevice
 from .loaders import NoRows
 from .missing_arrays import explain_missing_array
 from .split_overlap import overlap_of_files, overlap_of_samples
@@ -59,7 +58,7 @@ TRANSFORMS = {
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
-class BaseH5DataModule(NamesRows, TransformsOnDevice):
+class BaseH5DataModule(NamesRows):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
     A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.

@@ -12,7 +12,7 @@ from ..loading import SampleCollate
 from ..order import EachRowOnce, EpochRecipe, OrderParameters, StepBatch, Stretch, batches_of_step, check_run
 from ..sizes import whole
 from ..types import BatchToken, Identity
-from .resume import KeepsPosition
+from .device_transform import TransformsOnDevice
 
 __all__ = ["NamesRows", "StepRows", "StepSample", "TrainingData"]
 
@@ -96,8 +96,10 @@ class _FoundStep(NamedTuple):
     batches: list[StepBatch]
 
 
-class NamesRows(KeepsPosition):
+class NamesRows(TransformsOnDevice):
     """A data module that names the rows of any optimizer step.
+
+    Bases are in one line: old versions of jsonargparse list a class once for each way to its base.
 
     Args:
         arguments: the constructor's arguments by name.

@@ -40,7 +40,7 @@ def test_rows_of_random_steps_of_random_runs(tmp_path, monkeypatch):
 
 @pytest.mark.wide
 def test_rows_of_random_steps_of_more_runs(tmp_path, monkeypatch):
-    assert ask(range(3, 33), 10, tmp_path, monkeypatch) == (300, [])
+    assert ask(range(3, 13), 20, tmp_path, monkeypatch) == (200, [])
 
 
 @pytest.mark.slow

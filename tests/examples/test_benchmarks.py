@@ -264,7 +264,7 @@ def test_more_cores_than_there_are(run_alone, tmp_path):
     assert 1.5 * images["simulated"]["1"] < images["simulated"]["8"]
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_the_start_of_training(run_alone, tmp_path):
     run_alone(BENCHMARKS / "start.py", "--rounds", 1, "--json", tmp_path / "out.json")
     assert set(json.loads((tmp_path / "out.json").read_text())["more"]) == {"import", "first batch"}

@@ -449,7 +449,8 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
-    return xs, y, [array for array in other_arrays if array not in (*xs, *y)]
+    keys = {array.key for array in (*xs, *y)}
+    return xs, y, [array for array in other_arrays if array.key not in keys]
 
 
 def _is_called_target(key: str) -> bool:
