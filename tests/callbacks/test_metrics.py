@@ -218,6 +218,7 @@ def count_of_rank(rank, path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.wide
 def test_ranks_are_summed_in_one_collective(tmp_path):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as h5:

@@ -42,6 +42,7 @@ def data(tmp_path):
     return str(tmp_path / "data.h5")
 
 
+@pytest.mark.wide
 def test_pipes_devices_and_sockets_are_refused_at_once(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # names of sockets are short
     os.mkfifo("a-pipe")

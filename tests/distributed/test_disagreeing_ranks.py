@@ -110,6 +110,7 @@ def fail_otherwise():
     raise ZeroDivisionError("no error of ours")
 
 
+@pytest.mark.wide
 def test_an_error_that_is_not_ours_is_told_as_well(file, tmp_path):
     error = same_error(run_ranks(fit, 2, tmp_path, file, {}, {}, 2, {1: fail_otherwise}))
     assert "rank 1: ZeroDivisionError: no error of ours" in error

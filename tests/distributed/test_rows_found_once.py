@@ -88,6 +88,7 @@ def rank_with_its_own_order(rank, files):
     return counting.n, found, again.indices.tolist()
 
 
+@pytest.mark.wide
 def test_ranks_may_ask_in_any_order_and_again(files, tmp_path):
     for n, found, again in values(run_ranks(rank_with_its_own_order, 3, tmp_path, files)):
         assert found == {age: expected(age) for age in (1, 2, 3)}

@@ -198,6 +198,7 @@ def have_room_for_one_copy(rank, world_size, file, is_refused):
     return torch.equal(dataset.read_batch(range(ROWS)), torch.from_numpy(X)), shared_memory()
 
 
+@pytest.mark.wide
 def test_where_a_rank_cannot_open_the_memory_there_must_be_room_for_all_copies(file, tmp_path):
     (one, memory), (other, same_memory) = values(run_ranks(have_room_for_one_copy, 2, tmp_path, 2, file, False))
     assert (one, other, len(memory)) == (True, True, 1)

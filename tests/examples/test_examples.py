@@ -69,6 +69,7 @@ def test_two_ranks_have_every_row_once_between_them(run):
     assert abs(number(r"slope ([\d.-]+)", out) - 3) < 0.05
 
 
+@pytest.mark.wide
 def test_a_killed_run_resumes_to_the_rows_and_weights_of_an_unbroken_one(run):
     out = run("resume.py")
     assert "ended with SIGKILL in step 34" in out
