@@ -58,6 +58,10 @@ class SampleSource(Protocol):
         """Return the numbers that ``with_index`` gives for indices into the dataset."""
         ...
 
+    def shown_numbers(self, raw: RawBatch) -> IntArray:
+        """Return the numbers that ``with_index`` gives for rows that were read."""
+        ...
+
     def place_of(self, number: int) -> tuple[str, str]:
         """Return the file of a sample, and where in it the sample is, as text."""
         ...
@@ -167,7 +171,7 @@ class SkipBadRows(RaiseBadRows):
 
     def left_out(self, dataset: SampleSource, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
         """See ``RaiseBadRows.left_out``."""
-        numbers = dataset.numbers_of(raw.rows)
+        numbers = dataset.shown_numbers(raw)
         samples = [
             self._sample(dataset, int(numbers[at]), _cause(error)) for at, error in sorted((errors or {}).items())
         ]

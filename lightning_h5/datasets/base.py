@@ -379,6 +379,11 @@ class RowDataset(HasTransforms, Dataset[Any]):
         numbers: IntArray = self.sample_layout.shown(rows)
         return numbers
 
+    def shown_numbers(self, raw: RawBatch) -> IntArray:
+        """Return the numbers that ``with_index`` gives for rows that were read."""
+        numbers: IntArray = self.sample_layout.shown(raw.rows)
+        return numbers
+
     def files_of(self, rows: IntArray) -> list[str]:
         """Return the files that rows are read from, for messages."""
         return list(dict.fromkeys(path for path, _ in self.places_of(rows)))
