@@ -17,10 +17,12 @@ import h5py
 import numpy as np
 
 from ..options import FileOptions
+from ..types import cached_property
 from .change_guard import ChangeGuard
 from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain
 from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
+from .dtypes import kind_of
 from .layout import ArrayLayout, path_of
 from .links import ScalarError, find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, read_header
@@ -41,6 +43,7 @@ class AlikeArrays:
         self._structures: dict[tuple[Any, ...], tuple[int, bool]] = {}
         self._templates: dict[str, HeaderTemplate | None] = {}
         self._members: set[str] = set()
+        self._table: _OpenTable | None = None  # the one that was asked for last
         self._file: tuple[Any, HeaderFile | None] = None, None
         self._group: tuple[Any, list[bytes], Any] = None, [], None  # the file and group that was opened last
         self.templates: list[ArrayLayout] = []
@@ -140,6 +143,10 @@ class AlikeArrays:
     def _full_layout(
         self, file: Any, path: str, key: str, files: FileOptions, alike: str, takes_scalars: bool
     ) -> ArrayLayout:
+        table, (key_of_table, _, name) = self._table, key.rpartition("/")
+        is_known = table is not None and table.is_at(file, key_of_table, files)
+        if table is not None and is_known and (member := table.member(path, name)) is not None:
+            return member
         try:
             layout = layout_of(find_array(file, key, files), path, key)
         except ScalarError:
@@ -149,6 +156,8 @@ class AlikeArrays:
             layout = scalar
         if layout.members:
             self._members.add(alike)
+            if not is_known and len(layout.members) == 1:
+                self._table = _OpenTable(file, key_of_table, files)
         return layout
 
     def _header(self, file: Any, key: str, alike: str) -> tuple[tuple[HeaderFile, Any, bytes], ObjectHeader] | None:
@@ -188,6 +197,34 @@ class AlikeArrays:
             return None
         low, high = info.objno
         return group, name, (high << 64) + low
+
+
+class _OpenTable:
+    """A table of an open file. It is described once for all members: HDF5 takes milliseconds to tell its hundreds.
+
+    Args:
+        file: the open file.
+        key: the table.
+        files: how the file was opened.
+    """
+
+    def __init__(self, file: Any, key: str, files: FileOptions) -> None:
+        self._file, self._key, self._files = file, key, files
+
+    @cached_property
+    def _layout(self) -> ArrayLayout:
+        return layout_of(find_array(self._file, self._key, self._files), self._file.filename, self._key)
+
+    def is_at(self, file: Any, key: str, files: FileOptions) -> bool:
+        """Return whether the table is at a name of an open file."""
+        return file is self._file and key == self._key and files == self._files
+
+    def member(self, path: str, name: str) -> ArrayLayout | None:
+        """Return the description of a member that holds numbers; None for another one."""
+        table = self._layout
+        if name not in (table.stored.names or ()) or kind_of(table.stored[name].base) != "number":
+            return None
+        return table.member(name).with_changes(path=path)
 
 
 def _parts(key: str) -> list[bytes]:

@@ -234,6 +234,7 @@ class ArrayLayout:
             members=(*self.members, name),
             row_shape=(*self.axes, *inner),
             dtype=native(element.base),
+            packing=None,
         )
 
     def seen(

@@ -137,3 +137,25 @@ def test_the_third_array_of_a_structure_is_not_described_in_full(
             assert found.n_rows == 5 + 4 * number
             assert _is_equal(found, describe_array(file, path, "a/b", TRUST))
     assert len(full) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2,), "compression": "gzip"}], ids=["contiguous", "gzip"])
+def test_a_table_is_described_once_for_all_its_numbers(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [(f"m{at}", "f4", (3,) if at % 2 else ()) for at in range(9)]
+    kind = np.dtype([*members, ("flag", "?"), ("word", "S4"), ("part", [("a", "i2")])])
+    session, full, in_full = AlikeArrays(), [], alike.layout_of
+    monkeypatch.setattr(alike, "layout_of", lambda *given: full.append(given) or in_full(*given))
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        table = file.create_dataset("g/a", data=np.zeros(5, kind), **options)
+        table.attrs["scale_factor"] = 2.0
+    with open_h5(path) as file:
+        guard = ChangeGuard.of(path)
+        for name in ("m0", *kind.names, "part/a", "m10"):
+            ask = partial(session.describe, file, path, f"g/a/{name}", TRUST, guard)
+            found, expected = described(ask), described(partial(describe_array, file, path, f"g/a/{name}", TRUST))
+            assert isinstance(found, str) == isinstance(expected, str)
+            assert found == expected if isinstance(found, str) else _is_equal(found, expected)
+        assert len(full) == 5  # the first member, the table, text, a member with members, and one of these
