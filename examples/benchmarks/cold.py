@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from lightning_h5 import LazyH5DataModule
+from lightning_h5.readers.many_reads import compile_reads
 
 BATCH_SIZE = 256
 BLOCK = 64 << 20  # bytes that are written together
@@ -274,6 +275,7 @@ def ratios_of(medians: dict[str, float]) -> dict[str, float]:
 def measure(case: Case, path: Path, options: argparse.Namespace, progress: Any) -> dict[str, Any]:
     """Rates of all ways to read a case, which take turns."""
     ways = ways_of(path, case)
+    compile_reads()  # a run does that once, after some ten thousand rows
     if case.compression is not None:
         rate(ways["default"], path, case, options.seconds)  # loads machine code
         ways = {"default, warm": ways["default"], **ways}

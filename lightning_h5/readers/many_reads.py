@@ -113,25 +113,33 @@ def _are_slow(times: list[float]) -> bool:
     return sorted(times)[len(times) // 2] > SLOW
 
 
-def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:
+def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> bool:
     """Have the kernel fetch pieces to its page cache, unless it has the first and the last. Does not wait for them.
+
+    Not on file systems that do not say what is cached, as those of a network: they may drop advice while they are busy,
+    or make the caller wait. There, as many threads wait for reads (see ``ReadPace``).
 
     Args:
         fd: the file.
         offsets: where each piece begins, shape ``(n_pieces,)``.
         sizes: bytes of each.
 
+    Returns:
+        Whether they are being fetched.
+
     Raises:
         OSError: the file system takes no advice.
     """
     if not len(offsets) or not _WILLNEED:
-        return
-    if is_cached(fd, int(offsets[0])) and is_cached(fd, int(offsets[-1] + sizes[-1] - 1)):
-        return
+        return False
+    first = is_cached(fd, int(offsets[0]))
+    if first is None or (first and is_cached(fd, int(offsets[-1] + sizes[-1] - 1))):
+        return False
     if _compiled and (loops := _compiled[0]) is not None:
         loops.advise(_system_functions(), fd, np.ascontiguousarray(sizes), np.ascontiguousarray(offsets))
-        return
-    _advise(fd, offsets, sizes, _WILLNEED)
+    else:
+        _advise(fd, offsets, sizes, _WILLNEED)
+    return True
 
 
 def forget_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> None:

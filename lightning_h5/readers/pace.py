@@ -14,6 +14,7 @@ CALL_SECONDS = 3e-6  # of each read besides
 LEAST_SECONDS = 5e-3  # of work that show a pace
 INTERVAL = 20e-3  # seconds between two looks
 SLOW = 1.25  # threads per core from which on reads are slow
+MORE = 2  # threads for each that would keep a core busy if all reads took equally long, and none waited for another
 
 
 class ReadPace:
@@ -21,13 +22,14 @@ class ReadPace:
 
     def __init__(self) -> None:
         self._threads_per_core: float | None = None  # that keep it busy; 1 if reads only copy, None before the first
-        self._last: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+        self._last: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._fetches = False  # whether reads were as fast as they were since their bytes had been asked for ahead
         self._next_look = 0.0
 
     @property
     def is_slow(self) -> bool:
         """Whether reads wait for more than copying."""
-        return (self._threads_per_core or 1.0) > SLOW
+        return self._fetches or (self._threads_per_core or 1.0) > SLOW
 
     @property
     def may_be_slow(self) -> bool:
@@ -43,7 +45,8 @@ class ReadPace:
         """
         if not self.is_slow:
             return n_cores
-        return max(n_cores, min(max_threads, ceil(n_cores * (self._threads_per_core or 1.0))))
+        n_busy = n_cores * (self._threads_per_core or 1.0)
+        return max(n_cores, min(max_threads, ceil(MORE * n_busy)))
 
     def look(self, counters: Counters) -> None:
         """Judge by what was read since the last look, now and then.
@@ -55,11 +58,14 @@ class ReadPace:
         if now < self._next_look:
             return
         self._next_look = now + INTERVAL
-        totals = counters.own("bytes_read", "chunks_decoded", "read_seconds", "decode_seconds")
-        n_bytes, n_calls, reading, decoding = (new - old for new, old in zip(totals, self._last, strict=True))
+        totals = counters.own("bytes_read", "chunks_decoded", "read_seconds", "decode_seconds", "fetched_bytes")
+        n_bytes, n_calls, reading, decoding, n_fetched = (
+            new - old for new, old in zip(totals, self._last, strict=True)
+        )
         if reading + decoding < LEAST_SECONDS:
             return
         self._last = totals
         copying = min(reading, n_bytes / COPY_BYTES + n_calls * CALL_SECONDS)
         busy = copying + max(0.0, decoding)
         self._threads_per_core = (reading + max(0.0, decoding)) / max(busy, 1e-9)
+        self._fetches = n_fetched > 0

@@ -138,7 +138,8 @@ def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, cou
                 mirror.prefetch(offsets, sizes, _neighbors(layout), counters)
         elif not layout.guard.is_remote:
             with process_pool().descriptor(layout.path, layout.guard) as fd:
-                advise_pieces(fd, offsets, sizes)
+                if advise_pieces(fd, offsets, sizes):
+                    counters.add(fetched_bytes=int(sizes.sum()))
 
 
 def give_back(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> None:

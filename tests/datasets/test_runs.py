@@ -1,5 +1,6 @@
 """Orders that mix runs read each run in one piece, once an epoch, and the system fetches it before it is asked for."""
 
+import errno
 import os
 
 import numpy as np
@@ -109,13 +110,21 @@ def test_the_system_is_told_where_the_rows_lie(make_h5, monkeypatch, kind):
         assert bool(told) == bool(rows)
 
 
-def test_what_the_system_has_is_not_asked_for_again(make_h5, monkeypatch):
+@pytest.mark.parametrize("answer", ["it is there", "unknown"])
+def test_what_the_system_has_is_not_asked_for_again(make_h5, monkeypatch, answer):
+    """Nor what it may have: such a file system may drop advice, and is read by many threads."""
     path = make_h5(x=VALUES)
     with open_h5(path) as file:
         layout = layout_of(find_array(file, "x"), path, "x")
+
+    def preadv(fd, memory, place, flags):
+        if answer == "unknown":
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return 1
+
     told = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *args: told.append(args), raising=False)
-    monkeypatch.setattr(os, "preadv", lambda fd, memory, place, flags: 1)
+    monkeypatch.setattr(os, "preadv", preadv)
     ContiguousReader(layout).will_need(range(256))
     assert told == []
 

@@ -51,10 +51,10 @@ def test_more_threads_than_cores_run_tasks_while_reads_wait(work, monkeypatch):
     monkeypatch.setattr(thread_pool, "usable_cores", lambda: 2)
     assert run(work, 40) <= 2
     work.pace._threads_per_core = 20.0
-    assert 20 <= run(work, 400, enough=20) <= 40
+    assert 20 <= run(work, 400, enough=20) <= thread_pool.MAX_WAITING
     work.end_waiting()
     assert not work._waiting.n_unfinished
-    assert 20 <= run(work, 400, enough=20) <= 40, "they start again"
+    assert 20 <= run(work, 400, enough=20) <= thread_pool.MAX_WAITING, "they start again"
 
 
 def test_the_marks_of_a_team_stay_for_it(work):
