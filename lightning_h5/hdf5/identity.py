@@ -90,15 +90,6 @@ def identity_text(
         n_stored_bytes: see above.
         table: see above.
     """
-    head, tail = _identity_parts(alike)
+    head, tail = alike.identity_parts
     text = f"(({key!r}, {name!r}, {head}, {n_rows}, {tail}, {offset}, {n_stored_bytes})".encode()
     return text if table is None else text + table.offsets.tobytes() + table.sizes.tobytes() + table.masks.tobytes()
-
-
-def _identity_parts(a: ArrayLayout) -> tuple[str, str]:
-    """Return the members, and all that follows the number of rows, as text; it is the same for many arrays."""
-    if (parts := a.__dict__.get("identity_parts")) is None:
-        schema = repr((a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks))[1:]
-        parts = repr(a.members), f"{schema}, {tuple((f.id, f.options) for f in a.filters)!r}"
-        a.__dict__["identity_parts"] = parts
-    return parts

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -70,16 +71,21 @@ class Filter:
 
 
 def filters_of(array: Any) -> tuple[Filter, ...]:
-    """Return the filter pipeline of an open array, in the order of writing."""
+    """Return the filter pipeline of an open array, in the order of writing; equal ones are one object."""
     plist = array.id.get_create_plist()
     filters = []
     for at in range(plist.get_nfilters()):
         number, _flags, options, name = plist.get_filter(at)
         filters.append(Filter(number, name.decode(errors="replace"), tuple(options)))
-    return tuple(filters)
+    return _known_filters(tuple(filters))
 
 
-@dataclass(frozen=True, kw_only=True)
+@lru_cache(maxsize=256)
+def _known_filters(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+    return filters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayLayout:
     """One array of one file.
 
@@ -150,6 +156,8 @@ class ArrayLayout:
     decoding: Decoding | None = None
     stacked: tuple[ArrayLayout, ...] = ()
     guard: ChangeGuard = field(compare=False, repr=False)
+    _is_contiguous: bool | None = field(default=None, init=False, compare=False, repr=False)
+    _identity_parts: tuple[str, str] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def first_byte(self) -> int | None:
@@ -177,9 +185,10 @@ class ArrayLayout:
     def with_changes(self, **changes: Any) -> ArrayLayout:
         """Return the array with other attributes; much faster than ``dataclasses.replace``, for many files."""
         layout = object.__new__(type(self))
-        layout.__dict__.update(self.__dict__, **changes)
-        for name in ("is_contiguous", "identity_parts", "runs"):  # computed from the old fields
-            layout.__dict__.pop(name, None)
+        for name in _ATTRIBUTES:
+            _assign(layout, name, changes[name] if name in changes else getattr(self, name))
+        for name in _COMPUTED:
+            _assign(layout, name, None)
         return layout
 
     def moved(
@@ -419,9 +428,15 @@ class ArrayLayout:
         n_chunks = math.prod(-(-size // step) for size, step in zip(self.axes, self.chunks[1:], strict=True))
         return n_chunks * self.chunk_bytes
 
-    @cached_property
+    @property
     def is_contiguous(self) -> bool:
         """Whether each row lies in one unfiltered piece, or a few, so that random access is as cheap as sequential."""
+        if (is_contiguous := self._is_contiguous) is None:
+            is_contiguous = self._has_rows_in_pieces()
+            _assign(self, "_is_contiguous", is_contiguous)
+        return is_contiguous
+
+    def _has_rows_in_pieces(self) -> bool:
         if self.stacked:
             return all(array.is_contiguous for array in self.stacked)
         if self.view is not None:
@@ -438,6 +453,21 @@ class ArrayLayout:
         """Where the rows of a view lie if each is a few long pieces of an array without chunks; None otherwise."""
         is_plain = not (self.members or self.stacked) and self.decoding is None
         return self.view.runs if is_plain and self.view is not None else None
+
+    @property
+    def identity_parts(self) -> tuple[str, str]:
+        """The members, and all that follows the number of rows, as text: the same for many arrays."""
+        if (parts := self._identity_parts) is None:
+            schema = repr((self.row_shape, self.stored.str, self.dtype.str, self.storage, self.chunks))[1:]
+            filters = tuple((step.id, step.options) for step in self.filters)
+            parts = repr(self.members), f"{schema}, {filters!r}"
+            _assign(self, "_identity_parts", parts)
+        return parts
+
+
+_assign = object.__setattr__  # the class is frozen
+_COMPUTED = ("_is_contiguous", "_identity_parts")  # from the other attributes
+_ATTRIBUTES = tuple(each.name for each in fields(ArrayLayout) if each.name not in _COMPUTED)
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,8 @@ def spans(ordered: IntArray, rows_per_chunk: int, max_rows: int) -> Iterator[tup
 # object of size zero: the HDF5 library loops over it forever while holding its lock. So each heap is checked before the
 # library reads it.
 
+_uncounted = Counters()  # of references, which are no rows
+
 SZIP, SZIP_SIZE = 4, 4  # number of the filter; bytes before a chunk's stream, with its decoded size
 HEAP_HEADER = struct.Struct("<4sB3xQ")  # signature, version, bytes
 HEAP_OBJECT = struct.Struct("<HHIQ")  # number, users, nothing, bytes
@@ -186,9 +188,9 @@ class _TextHeaps:
         self._layout, self._references = layout, references
         self._source: BlockSource | None = None
         if references.is_contiguous:
-            self._source = ReaderSource(ContiguousReader(references), REFERENCES)
+            self._source = ReaderSource(ContiguousReader(references, _uncounted), REFERENCES)
         elif why_not_decodable(references) is None:
-            self._source = ChunkLoader(references, Counters())
+            self._source = ChunkLoader(references, _uncounted)
         self._blocks: set[int] = set()
         self._heaps: set[int] = {0, UNDEFINED}  # of empty text
         self._lock = threading.Lock()
@@ -278,10 +280,10 @@ class _ListHeaps:
     def of(cls, layout: ArrayLayout, references: ArrayLayout) -> _ListHeaps | None:
         """Return what reads the lists of an array; None if only the library finds them."""
         if references.is_contiguous:
-            return cls(layout, ContiguousReader(references))
+            return cls(layout, ContiguousReader(references, _uncounted))
         if why_not_decodable(references) is not None:
             return None
-        rows = BlockReader(references, ChunkLoader(references, Counters()))
+        rows = BlockReader(references, ChunkLoader(references, _uncounted))
         return cls(layout, InMemoryReader(rows, 0))
 
     def read(self, rows: IntArray, out: npt.NDArray[Any]) -> int:
