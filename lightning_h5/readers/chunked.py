@@ -164,7 +164,7 @@ class ChunkedReader:
             if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
                 copy = partial(_copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, places, copy)
-        needed, which = self.map.different(pieces.blocks)
+        needed, which = self.map.numbered(pieces.blocks)
         self._counters.add(blocks_used=len(needed))
         cache, pieces = self._ready_cache(), pieces._replace(blocks=which)  # numbers among those that are needed
         if cache is None or not len(needed):
@@ -199,7 +199,7 @@ class ChunkedReader:
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
-        needed, _ = self.map.different(self.map.pieces(boxes).blocks)
+        needed = self.map.different(self.map.pieces(boxes).blocks)
         self._note_ahead(needed, epoch)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
