@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -405,8 +406,14 @@ class SampleLayout:
         counted = None if self.length_of is None else self.joints[self.length_of[0]]
         return parts, sample_ends(fields, counted)
 
-    def built(self, columns: Sequence[Any]) -> Any:
-        """Return a batch of its columns, if it consists of them."""
+    @cached_property
+    def built(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes a batch of its columns, if it consists of them."""
+        if all(part.fields.kind == "single" for part, _ in self._parts):
+            return itemgetter(0) if self.y is None else tuple
+        return self._built
+
+    def _built(self, columns: Sequence[Any]) -> Any:
         built = [part.build(columns[own]) for part, own in self._parts]
         return built[0] if len(built) == 1 else tuple(built)
 
