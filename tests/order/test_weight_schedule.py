@@ -230,6 +230,6 @@ def test_epochs_that_repeat_are_all_like_the_first():
 def test_expected_shares_are_those_of_the_units_that_were_had():
     schedule = WeightSchedule((0, 10), ((1.0, 1.0), (3.0, 1.0)), "linear")
     case = plain((30, 10), strategy="weighted", weights=schedule, epoch_length=6)
-    recipe = sampler(case).recipe
-    shares = [recipe.expected_shares(10, drop_last=False, units=units)["a"] for units in pairwise([0, 2, 10, 20])]
+    recipe, order = sampler(case).recipe, sampler(case).present_order()
+    shares = [recipe.expected_shares(order, drop_last=False, units=units)["a"] for units in pairwise([0, 2, 10, 20])]
     assert shares == pytest.approx([0.525, 0.65, 0.75])
