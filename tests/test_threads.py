@@ -45,6 +45,21 @@ def test_a_team_is_as_large_as_the_system_allows(monkeypatch, n_allowed):
     assert sorted(done) == list(range(20))
 
 
+def test_ending_a_team_waits_for_as_many_threads_whichever_they_are():
+    """A thread of another team may take the end mark first."""
+    work = TaskQueue()
+    threads = work.start_team(1)
+    for _ in range(50):
+        threads += work.start_team(1)
+        work.end_team(1)
+        work.wait_for_ends()
+        threads = [thread for thread in threads if thread.is_alive()]
+        assert len(threads) == 1
+    work.end_team(1)
+    work.wait_for_ends()
+    assert not threads[0].is_alive()
+
+
 @pytest.mark.parametrize("n_allowed", [0, 1])
 def test_ranges_are_fetched_by_as_many_threads_as_the_system_allows(monkeypatch, n_allowed):
     monkeypatch.setattr(origin, "_threads", HelperThreads("lightning_h5-fetch", 3, idle_seconds=0.01))

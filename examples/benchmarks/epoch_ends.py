@@ -1,7 +1,7 @@
 """How long does training wait between two epochs, in steps?
 
-    python examples/benchmarks/epoch_ends.py [--images 50000] [--step-ms 10] [--epochs 4] [--workers 0 2] [--rounds 3]
-                                             [--json FILE]
+    python examples/benchmarks/epoch_ends.py [--images 50000] [--step-ms 10] [--epochs 4] [--limit N] [--workers 0 2]
+                                             [--rounds 3] [--json FILE]
 
 writes gzip images (u1, 3x64x64, 16 a chunk) and trains on them in shuffled order, with steps that sleep, as a process
 does while its GPU works. Each round fits once with the first batches of the next epoch read ahead, as it is, and once
@@ -103,6 +103,7 @@ def fit(path: str, way: str, n_workers: int, options: argparse.Namespace) -> dic
     datamodule = WAYS[way](
         path, x_key="x", batch_size=BATCH_SIZE, num_workers=n_workers, shuffle={"buffer": options.buffer}, seed=0
     )
+    quiet["limit_train_batches"] = options.limit or 1.0
     Trainer(max_epochs=options.epochs, accelerator="cpu", **quiet).fit(model, datamodule=datamodule)
     n_steps = len(model.starts[0])
     first = [starts[0] for starts in model.starts[1:]]
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50_000, help="a multiple of 16 (default: %(default)s)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="milliseconds of a step (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=4, help="of each fit (default: %(default)s)")
+    parser.add_argument("--limit", type=int, help="limit_train_batches; all if it is not given")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="fits of each kind (default: %(default)s)")
     parser.add_argument("--buffer", default="128 MiB", help="shuffle.buffer (default: %(default)s)")

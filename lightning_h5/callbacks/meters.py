@@ -108,7 +108,7 @@ class Meter:
                 start = self._logged_units.get(key, sampler.unit(progress.began))
                 stop = sampler.unit(progress.began.after(sampler, progress.n_given))
                 self._logged_units[key], units = stop, (start, max(stop, start + 1))
-            expected = sampler.recipe.expected_shares(sampler.batch_size, drop_last=sampler.drop_last, units=units)
+            expected = sampler.recipe.expected_shares(sampler.present_order(), drop_last=sampler.drop_last, units=units)
             shares |= {f"expected_share/{name}": share for name, share in expected.items()}
         return shares
 

@@ -36,7 +36,7 @@ from .base import BaseH5DataModule, arrays_of_fields
 from .cut_sources import check_kinds, columns_of_sources, cut_sources, refuse_images_of_sources
 from .dtypes_of_fields import check_x_dtype, is_settled_late
 from .source_files import Reading, SourceFiles, has_keys
-from .training_rows import Source, SourceMixture, row_weights, segment_order, token_recipe, weights_of
+from .training_rows import Source, SourceMixture, mixture_recipe, row_weights, segment_order, token_recipe, weights_of
 
 __all__ = ["FilesH5DataModule"]
 
@@ -138,10 +138,10 @@ class FilesH5DataModule(BaseH5DataModule):
     def _check_mixture(self, mixture: SourceMixture) -> None:
         if self._kind.segments.bucket:
             raise H5ValueError("segments.bucket was given with a mixture of sources. Leave one of them out.")
-        if self._kind.segments.max_tokens is not None:
+        if self._kind.segments.max_tokens is not None and mixture.mixes_rows:
             raise H5ValueError(
-                "segments.max_tokens was given with a mixture of sources, which has batches of batch_size samples. "
-                "Leave one of them out, or join the files as one: train_path takes a list."
+                "segments.max_tokens was given with mixture.mix='rows', and each batch of limited steps is of one "
+                "source. Pass mix='batches', or strategy='concat', which joins all samples."
             )
         if self._paths["train"] is not None:
             raise H5ValueError("train_path and mixture were given; both name the training files. Pass one.")
@@ -509,13 +509,15 @@ class FilesH5DataModule(BaseH5DataModule):
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """See ``BaseH5DataModule.order_of``; of a mixture that of each source, of segments by length if asked for."""
+        segments, packs = self._kind.segments, self._options.collate == "pack"
         if (mixture := self._mixture_of(dataset)) is None:
-            order = segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._kind.segments)
-            tokens = token_recipe(dataset, self._kind.segments, packs=self._options.collate == "pack")
+            order = segment_order(super().order_of(dataset, shuffles=shuffles), dataset, segments)
+            tokens = token_recipe(dataset, segments, packs=packs)
             return order if tokens is None else order._replace(recipe=tokens)
+        sources = [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources
         return choose_mixed_order(
-            mixture,
-            [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,
+            mixture_recipe(mixture, sources, segments, packs=packs),
+            sources,
             self._shuffle(shuffles),
             world_size=self.world_size or 1,
             num_workers=self._options.num_workers,
@@ -543,13 +545,16 @@ class FilesH5DataModule(BaseH5DataModule):
         if (mixture := self._mixture_of(dataset)) is None:
             super()._check_rows(split, n_rows)
             return
-        check_mixture(mixture, self.batch_size, self._options.drop_last)
+        max_tokens = self._kind.segments.max_tokens
+        check_mixture(mixture, self.batch_size, self._options.drop_last and max_tokens is None)
         if not len(self.sampler_of(dataset, self._order(dataset, training=True), training=True)):
+            name, size = ("batch_size", self.batch_size) if max_tokens is None else ("segments.max_tokens", max_tokens)
             raise H5ValueError(
                 f"an epoch of {mixture.text} with epoch_length={mixture.epoch_length!r} has no step for "
-                f"{self.world_size} ranks of batch_size {self.batch_size}. Make batch_size smaller, or use fewer "
-                "devices."
+                f"{self.world_size} ranks of {name} {size}. Make {name} smaller, or use fewer devices."
             )
+        if max_tokens is not None:
+            self._check_token_batches(dataset)
 
 
 def _asks_for_integers(text: str) -> bool:

@@ -231,7 +231,17 @@ class RunPosition:
 
     def goes_on_after(self, epoch: int, sampler: PlanSampler) -> bool:
         """Return whether the trainer is sure to train another epoch from the same loader, unless it is stopped."""
-        return self._progress.goes_on_after(epoch, len(sampler), sampler.plan(epoch).n_steps)
+        return self._progress.goes_on_after(epoch, self.n_taken(epoch, sampler))
+
+    def n_taken(self, epoch: int, sampler: PlanSampler) -> int:
+        """Return the batches that the trainer takes of an epoch that starts now, or next."""
+        n_before = self._base if self._restored_in(epoch) is not None else 0
+        # Infinitely many before the trainer has made its loader.
+        return int(min(sampler.plan(epoch).n_steps, self.trainer.num_training_batches - n_before))
+
+    def takes_from(self, iteration: object) -> bool:
+        """Return whether an iteration over the loader is the trainer's own, which counts the batches of an epoch."""
+        return self._progress.takes_from(iteration)
 
     @property
     def hands_iterator(self) -> bool:
@@ -361,6 +371,14 @@ class KeepsPosition(MakesLoaders):
         if not self.is_attached or sampler is not self._training_sampler():
             return None
         return epoch + 1 if self._position.goes_on_after(epoch, sampler) else None
+
+    def n_taken(self, sampler: PlanSampler, epoch: int, iteration: object) -> int | None:
+        """Return the batches of an epoch that a trainer takes, if its own iteration leaves it early; None for all."""
+        position = self._position
+        if not (self.is_attached and sampler is self._training_sampler() and position.takes_from(iteration)):
+            return None
+        n_taken = position.n_taken(epoch, sampler)
+        return n_taken if 0 < n_taken < sampler.plan(epoch).n_steps else None
 
     def kept_modes(self) -> tuple[Mode, ...]:
         """See ``MakesLoaders.kept_modes``."""

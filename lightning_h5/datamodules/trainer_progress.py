@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .._lightning import PACKAGE, training_loaders
@@ -155,24 +156,22 @@ class TrainerProgress:
         if hasattr(self._loop, "reset_restart_stage") and not self._loop.restarted_on_epoch_start:  # Lightning 2.5
             self._loop.reset_restart_stage()
 
-    def goes_on_after(self, epoch: int, n_batches: int, n_left: int) -> bool:
-        """Return whether another epoch follows, from the same loader and after all batches of this one.
+    def goes_on_after(self, epoch: int, n_left: int) -> bool:
+        """Return whether another epoch follows, from the same loader.
 
         Early stopping and other ends that are decided later are not known.
 
         Args:
             epoch: that starts now.
-            n_batches: batches of a whole epoch of the loader.
-            n_left: batches of this epoch.
+            n_left: batches of this epoch that are taken.
         """
         trainer, loop = self._trainer, self._loop
         reload_every = trainer.reload_dataloaders_every_n_epochs
         is_reloaded = reload_every and epoch + 1 - loop._last_train_dl_reload_epoch >= reload_every
-        is_left_early = trainer.num_training_batches < n_batches
         is_last = loop.max_epochs is not None and loop.max_epochs != -1 and epoch + 1 >= loop.max_epochs
         n_steps = self._inner.global_step + -(-n_left // trainer.accumulate_grad_batches)
         is_last = is_last or (loop.max_steps != -1 and n_steps >= loop.max_steps)
-        return self.is_alone and not (is_reloaded or is_left_early or is_last)
+        return self.is_alone and not (is_reloaded or is_last)
 
     @property
     def has_loader(self) -> bool:
@@ -202,11 +201,18 @@ class TrainerProgress:
 
     def iteration_of(self, sampler: PlanSampler) -> Iteration | None:
         """Return the training iteration of the loader with a sampler; None if it has not begun or is gone."""
-        iterations = getattr(getattr(self._combined, "_iterator", None), "iterators", None) or []
-        for iteration in iterations:
+        for iteration in self._iterations:
             if isinstance(iteration, Iteration) and iteration.has_begun and iteration.sampler is sampler:
                 return iteration
         return None
+
+    def takes_from(self, iteration: object) -> bool:
+        """Return whether an iteration over the only loader is the trainer's own."""
+        return self.is_alone and any(one is iteration for one in self._iterations)
+
+    @property
+    def _iterations(self) -> Sequence[Any]:
+        return getattr(getattr(self._combined, "_iterator", None), "iterators", None) or []
 
     @property
     def cycles(self) -> bool:

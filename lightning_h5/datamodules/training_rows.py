@@ -17,7 +17,16 @@ from ..datasets import MixtureDataset, RowDataset, TableDataset, checked_step_co
 from ..errors import H5ValueError, listing, near
 from ..loading.choose_order import Order
 from ..options import MixtureOptions, SegmentOptions, WeightOptions
-from ..order import LengthRecipe, Mixture, RankShard, RowWeights, TokenRecipe, WeightSchedule
+from ..order import (
+    LengthRecipe,
+    Mixture,
+    MixtureRecipe,
+    RankShard,
+    RowWeights,
+    TokenMixtureRecipe,
+    TokenRecipe,
+    WeightSchedule,
+)
 from ..samples import RowTable
 from ..types import IntArray
 
@@ -25,6 +34,7 @@ __all__ = [
     "OF_A_SOURCE",
     "Source",
     "SourceMixture",
+    "mixture_recipe",
     "row_weights",
     "segment_ends",
     "segment_order",
@@ -82,6 +92,11 @@ class SourceMixture:
     def in_batches(self) -> bool:
         """Whether each batch is of one source."""
         return self.of_rows([0] * len(self.sources)).in_batches
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether sources take turns by rows."""
+        return self.options.mix == "rows" and self.options.strategy != "concat"
 
     def of_rows(self, n_rows: Sequence[int]) -> Mixture:
         """Return the mixture of sources that have so many rows."""
@@ -318,14 +333,31 @@ def token_recipe(
         packs: samples are joined, and not padded.
         shard: the samples that the rank holds; None if ranks share all.
     """
-    if segments.max_tokens is None or not isinstance(dataset, TableDataset):
+    sources = [source for source in dataset.sources or [dataset] if isinstance(source, TableDataset)]
+    if segments.max_tokens is None or not sources:
         return None
     recipe = _TOKEN_RECIPES.get(dataset)
     if recipe is None or (recipe.max_tokens, recipe.packs, recipe.shard) != (segments.max_tokens, packs, shard):
-        counts = checked_step_counts(dataset, segments.max_tokens)
+        counts = np.concatenate([checked_step_counts(source, segments.max_tokens) for source in sources])
         recipe = TokenRecipe(counts, dataset.blocks(), segments.max_tokens, packs, shard)
         _TOKEN_RECIPES[dataset] = recipe
     return recipe
+
+
+def mixture_recipe(
+    mixture: Mixture, sources: Sequence[RowDataset], segments: SegmentOptions, *, packs: bool
+) -> MixtureRecipe:
+    """Return how epochs visit the sources of a mixture.
+
+    Args:
+        mixture: how sources are mixed.
+        sources: the sources; all of them as one for ``concat``.
+        segments: the user's options.
+        packs: samples are joined, and not padded.
+    """
+    blocks = [source.blocks() for source in sources]
+    tokens = [recipe for source in sources if (recipe := token_recipe(source, segments, packs=packs)) is not None]
+    return TokenMixtureRecipe(mixture, blocks, tokens) if tokens else MixtureRecipe(mixture, blocks)
 
 
 def _tables(dataset: RowDataset) -> list[RowTable]:

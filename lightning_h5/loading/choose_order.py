@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..datasets import RowDataset
 from ..memory import FREE_SHARE
 from ..options import ShuffleOptions
-from ..order import EpochRecipe, Mixture, MixtureRecipe, Mode
+from ..order import EpochRecipe, MixtureRecipe, Mode
 from ..sizes import bytes_text
 
 __all__ = [
@@ -158,7 +158,7 @@ def choose_order(
 
 
 def choose_mixed_order(
-    mixture: Mixture,
+    recipe: MixtureRecipe,
     datasets: Sequence[RowDataset],
     shuffle: ShuffleOptions,
     *,
@@ -170,7 +170,7 @@ def choose_mixed_order(
     """Return the order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
 
     Args:
-        mixture: how sources are mixed.
+        recipe: how epochs visit the sources.
         datasets: the sources; all of them as one for ``concat``.
         shuffle: see ``choose_order``; ``buffer`` is for all sources together.
         world_size: number of ranks.
@@ -178,13 +178,13 @@ def choose_mixed_order(
         memory: see ``choose_order``; for all sources together.
         saved_modes: see ``choose_order``; of each source, or none.
     """
-    costs = [dataset.cost for dataset in datasets]
+    mixture, costs = recipe.mixture, [dataset.cost for dataset in datasets]
     stored_bytes = sum(cost.stored_bytes for cost in costs)
     exceeds_memory = memory is not None and stored_bytes > memory * FREE_SHARE
     total = sum(0 if cost.has_cheap_random_access and not exceeds_memory else cost.block_bytes for cost in costs)
     buffer_bytes = shuffle.buffer_bytes
     # Consumers take turns by batch: a stream belongs to one consumer only if sources have fixed turns.
-    has_fixed_turns = mixture.in_batches and mixture.strategy != "weighted"
+    has_fixed_turns = recipe.in_batches and mixture.strategy != "weighted"
     modes = saved_modes if len(saved_modes) == len(costs) else [None] * len(costs)
     source_orders = (
         choose_order(
@@ -208,8 +208,7 @@ def choose_mixed_order(
     mode: Mode = "none" if shuffle.mode == "none" else "global"
     names = mixture.names if len(orders) > 1 else ["all"]
     descriptions = "; ".join(f"{name}: {order.mode}, {order.why}" for name, order in zip(names, orders, strict=True))
-    recipe = MixtureRecipe(mixture, [dataset.blocks() for dataset in datasets])
-    why = f"{mixture.text} ({descriptions})"
+    why = f"{recipe.text} ({descriptions})"
     return Order(mode, 1, 0, why, sum(order.cache_bytes for order in orders), 0, recipe, orders)
 
 

@@ -105,6 +105,7 @@ class Iteration:
         self._batches: Batches | None = None
         self._tokens: PassTokens
         self._plan: EpochPlan
+        self._n_taken: int  # steps of the plan that a trainer takes
         self.progress: Progress
         self._failed: str | None = None
         self._is_over = False
@@ -151,8 +152,9 @@ class Iteration:
         progress.n_given += 1
         if loader.passes.last is not progress:
             loader.passes.switch(progress)
-        if progress.n_given == self._plan.n_steps:
+        if progress.n_given == self._n_taken:
             self._leave_batches()
+        if progress.n_given == self._plan.n_steps:
             loader.passes.complete(progress)
             if self._record is not None:
                 self._record.end_of_dataloader = True
@@ -165,8 +167,8 @@ class Iteration:
 
     def _begin(self) -> Batches:
         loader = self._loader
-        batches, self._tokens, self._plan, self.progress = loader.start()
-        self._batches = batches
+        batches, self._tokens, self._plan, self.progress = loader.start(self)
+        self._batches, self._n_taken = batches, self._tokens.n_taken or self._plan.n_steps
         loader.running.add(self)
         loader.show_rows_of(self._plan)
         self._record = LoopRecord.begin()
@@ -192,7 +194,7 @@ class Iteration:
         try:
             return next(batches)
         except StopIteration as error:
-            n_steps, n_given = self._plan.n_steps, self.progress.n_given
+            n_steps, n_given = self._n_taken, self.progress.n_given
             if n_given == n_steps:
                 raise
             raise H5Error(
@@ -374,8 +376,11 @@ class H5DataLoader(DataLoader[Any]):
             f"{self.sampler!r})"
         )
 
-    def start(self) -> tuple[Batches, PassTokens, EpochPlan, Progress]:
+    def start(self, iteration: Iteration) -> tuple[Batches, PassTokens, EpochPlan, Progress]:
         """Start to read an epoch, or go on reading it; called by the first ``next()``.
+
+        Args:
+            iteration: over the epoch.
 
         Returns:
             The batches, their tokens, the plan they follow, and the count of those that were yielded.
@@ -391,10 +396,14 @@ class H5DataLoader(DataLoader[Any]):
         plan = self.sampler.plan(epoch)
         progress = self.passes.begin(epoch)
         progress.plan = weakref.ref(plan)  # which may have a number for each row
-        batches, tokens = self._kept_for(epoch) or self._begin_to_read(PassTokens(self.sampler, epoch))
+        n_taken = self.sampler.n_taken(epoch, iteration)
+        kept = self._kept_for(epoch, n_taken)
+        batches, tokens = kept or self._begin_to_read(PassTokens(self.sampler, epoch, n_taken))
         # Rows that are in memory by now need no reading ahead in the next pass.
         goes_on = batches.can_go_on and (self.num_workers > 0 or not self.dataset.cost.is_in_memory)
-        tokens.consume(epoch, self.sampler.next_epoch(epoch) if goes_on else None)
+        following = self.sampler.next_epoch(epoch) if goes_on else None
+        n_following = None if following is None else self.sampler.n_taken(following, iteration)
+        tokens.consume(epoch, following, n_taken=n_taken, n_following=n_following)
         return batches, tokens, plan, progress
 
     def keep_for_next(self, batches: Batches, tokens: PassTokens) -> None:
@@ -403,11 +412,11 @@ class H5DataLoader(DataLoader[Any]):
         batches.end_pass()
         self._next_pass = batches, tokens
 
-    def _kept_for(self, epoch: int) -> tuple[Batches, PassTokens] | None:
+    def _kept_for(self, epoch: int, n_taken: int | None) -> tuple[Batches, PassTokens] | None:
         """Return what reads ahead for a pass that starts now; end it if that is another pass than was expected."""
         if self._next_pass is not None:
             batches, tokens = self._next_pass
-            if batches.can_go_on and tokens.goes_on_with(epoch):
+            if batches.can_go_on and tokens.goes_on_with(epoch, n_taken):
                 self._next_pass = None
                 return batches, tokens
         self._drop_next_pass()

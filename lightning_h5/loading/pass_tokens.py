@@ -22,26 +22,36 @@ class PassTokens(Iterator[BatchToken]):
     Args:
         sampler: the loader's.
         epoch: of the first pass.
+        n_taken: batches of it that are taken; None for all.
 
     Attributes:
         when_planned: called, in another thread, when the next pass can begin.
     """
 
-    def __init__(self, sampler: PlanSampler, epoch: int) -> None:
+    def __init__(self, sampler: PlanSampler, epoch: int, n_taken: int | None = None) -> None:
         self._sampler = sampler
-        self._pass = _Pass(sampler, epoch)
+        self._pass = _Pass(sampler, epoch, n_taken)
         self._next: _Pass | None = None  # while it is planned
-        self._consumed = _Consumed(epoch, None)
+        self._consumed = _Consumed(epoch, n_taken, None, None)
         self.when_planned: Callable[[], object] = _do_nothing
 
-    def consume(self, epoch: int, following: int | None) -> None:
+    def consume(
+        self, epoch: int, following: int | None, *, n_taken: int | None = None, n_following: int | None = None
+    ) -> None:
         """Note that the batches of a pass are consumed from now on.
 
         Args:
             epoch: of the pass.
             following: the epoch of the pass that is sure to follow; None if none is.
+            n_taken: batches of the pass that are taken; None for all.
+            n_following: the same of the pass that follows.
         """
-        self._consumed = _Consumed(epoch, following)
+        self._consumed = _Consumed(epoch, n_taken, following, n_following)
+
+    @property
+    def n_taken(self) -> int | None:
+        """Batches that are taken of the pass that is consumed now; None for all."""
+        return self._consumed.n_taken
 
     @property
     def expects_more(self) -> bool:
@@ -66,10 +76,12 @@ class PassTokens(Iterator[BatchToken]):
         """
         if self._next is None:
             consumed, last = self._consumed, self._pass.epoch
-            epoch = consumed.following if last in consumed else consumed.epoch
+            is_next = last in (consumed.epoch, consumed.following)
+            epoch = consumed.following if is_next else consumed.epoch
+            n_taken = consumed.n_following if is_next else consumed.n_taken
             if epoch in (None, last):
                 return False
-            self._next = _Pass(self._sampler, epoch)
+            self._next = _Pass(self._sampler, epoch, n_taken)
             self._next.plan(self.when_planned)
         if not (waits or self._next.is_planned):
             return False
@@ -77,10 +89,15 @@ class PassTokens(Iterator[BatchToken]):
         self._pass, self._next = self._next, None
         return True
 
-    def goes_on_with(self, epoch: int) -> bool:
-        """Return whether a pass over an epoch that starts now is the expected one, and has the tokens that follow."""
+    def goes_on_with(self, epoch: int, n_taken: int | None = None) -> bool:
+        """Return whether a pass over an epoch that starts now is the expected one, and has the tokens that follow.
+
+        Args:
+            epoch: of the pass.
+            n_taken: batches of it that are taken; None for all.
+        """
         last = self._next or self._pass
-        is_expected = epoch == self._consumed.following
+        is_expected = (epoch, n_taken) == (self._consumed.following, self._consumed.n_following)
         return is_expected and (last.epoch != epoch or last.settings == _settings_of(self._sampler, epoch))
 
     def __next__(self) -> BatchToken:
@@ -96,7 +113,9 @@ class _Consumed(NamedTuple):
     """The pass that is consumed, and the one that is sure to follow."""
 
     epoch: int
+    n_taken: int | None
     following: int | None
+    n_following: int | None
 
 
 class _Pass:
@@ -105,6 +124,7 @@ class _Pass:
     Args:
         sampler: the loader's.
         epoch: of the pass.
+        n_taken: batches of it that are taken; None for all.
 
     Attributes:
         epoch: of the pass.
@@ -113,9 +133,9 @@ class _Pass:
         is_planned: whether the first token can be taken at once, or an error will be raised.
     """
 
-    def __init__(self, sampler: PlanSampler, epoch: int) -> None:
+    def __init__(self, sampler: PlanSampler, epoch: int, n_taken: int | None) -> None:
         self.epoch, self.settings = epoch, _settings_of(sampler, epoch)
-        self.tokens = sampler.tokens(epoch)
+        self.tokens: Iterator[BatchToken] = islice(sampler.tokens(epoch), n_taken)
         self.is_planned = False
         self._threads: list[EndingThread] = []
 

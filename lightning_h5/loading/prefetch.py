@@ -203,14 +203,11 @@ class ReadAhead:
         self._batches: Iterator[Any] | None = None  # of the present reading
         self._ended = self._closed = False
         # The threads must not hold this object, or it would never be collected.
-        self._threads = source.work.start_team(team)
-        self._n_team = len(self._threads)
-        self._threads.append(
-            EndingThread(
-                _work, (self._queue,), name="lightning_h5-read-ahead", end=partial(_dismiss, weakref.ref(self))
-            )
+        self._n_team = len(source.work.start_team(team))
+        self._thread = EndingThread(
+            _work, (self._queue,), name="lightning_h5-read-ahead", end=partial(_dismiss, weakref.ref(self))
         )
-        self._threads[-1].start()
+        self._thread.start()
 
     def __iter__(self) -> ReadAhead:
         return self
@@ -255,9 +252,9 @@ class ReadAhead:
     def close(self) -> None:
         """End the threads; wait until their present reads are done."""
         self._dismiss()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._queue.source.work.wait_for_ends()
         if self._queue.passes is not None:
             self._queue.passes.close()
         self._queue.source.work.end_waiting()
@@ -271,7 +268,7 @@ class ReadAhead:
 
     def __del__(self) -> None:
         # The garbage collector may call this in a thread with a lock that our thread waits for: never wait here.
-        if hasattr(self, "_threads"):
+        if hasattr(self, "_thread"):
             self._dismiss()
 
 

@@ -86,7 +86,8 @@ class SegmentOptions(Options):
         max_tokens: steps that a batch has at most, instead of a fixed number of samples. Each sample counts as many
             steps as the longest of its batch, since shorter ones are padded; with ``collate_fn="pack"`` it counts its
             own. Segments of similar length share a training batch, also without ``bucket``, in random order, and all
-            ranks have equally many batches. A sample of more steps is an error; ``max_length`` crops it.
+            ranks have equally many batches. A batch of a mixture is of one source. A sample of more steps is an error;
+            ``max_length`` crops it.
         keep_together: give all windows of a segment to one rank in evaluation. Ranks may then have numbers of batches
             that differ.
     """

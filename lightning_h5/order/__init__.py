@@ -48,6 +48,7 @@ from .shards import (
 )
 from .splits import group_split, k_fold
 from .token_batches import TokenRecipe
+from .token_mixture import TokenMixtureRecipe
 from .weight_schedule import WeightSchedule
 from .window import BlockTable, WindowOrder
 
@@ -95,6 +96,7 @@ __all__ = [
     "Strategy",
     "Stretch",
     "TablePermutation",
+    "TokenMixtureRecipe",
     "TokenRecipe",
     "TrainBatches",
     "WeightSchedule",

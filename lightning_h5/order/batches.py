@@ -349,7 +349,7 @@ class LengthRecipe(EpochRecipe):
         """See ``EpochRecipe``."""
         return self.description
 
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+    def n_units(self, order: OrderParameters, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: sequences."""
         return len(self.lengths)
 

@@ -34,7 +34,7 @@ PIECE_UNITS = 1 << 14
 """Units of such a piece: 25 ms."""
 
 SCHEDULED_UNITS = 1 << 12
-"""Units of a piece if weights change over the run: 12 ms for three sources."""
+"""Units of a piece if weights change over the run: 1 ms for three sources."""
 
 COUNTED_TOGETHER = 1 << 10
 """Units of a pattern whose counts are kept: no unit is reached by counting more than these."""

@@ -309,8 +309,14 @@ class EpochRecipe:
         """The recipe in words, which a saved position depends on; "" for each row once."""
         return ""
 
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
-        """Return the batches, or rows, of an epoch that begins now; 0 if the number of rows decides it."""
+    def n_units(self, order: OrderParameters, world_size: int, *, drop_last: bool) -> int:
+        """Return the batches, or rows, of an epoch that begins now; 0 if the number of rows decides it.
+
+        Args:
+            order: the settings of the order.
+            world_size: number of ranks.
+            drop_last: drop ragged ends.
+        """
         return 0
 
     @property
@@ -322,11 +328,13 @@ class EpochRecipe:
         """Return the batches, or rows, that segments of an epoch have consumed; 0 if nothing depends on it."""
         return 0
 
-    def expected_shares(self, batch_size: int, *, drop_last: bool, units: tuple[int, int] = (0, 1)) -> dict[str, float]:
-        """Return the share of units (batches, or rows) that each source is to have, by name; empty without sources.
+    def expected_shares(
+        self, order: OrderParameters, *, drop_last: bool, units: tuple[int, int] = (0, 1)
+    ) -> dict[str, float]:
+        """Return the share of rows that each source is to have, by name; empty without sources.
 
         Args:
-            batch_size: rows of a batch on one rank.
+            order: the settings of the order.
             drop_last: drop ragged ends.
             units: the first unit of the run, and the one after the last, in which they are to have it.
         """

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,20 @@ from .shards import EvaluationBatches
 from .weight_schedule import ShareIntegral
 from .window import BlockTable
 
-__all__ = ["EachRowOnce", "MixtureRecipe", "RowWeights", "WeightedRecipe", "weighted_order"]
+__all__ = [
+    "BatchStream",
+    "EachRowOnce",
+    "MixedBatches",
+    "MixtureRecipe",
+    "RowWeights",
+    "WeightedRecipe",
+    "weighted_order",
+]
 
 SEEDS, PLACES = 11, 12  # purposes of the random streams
+
+LISTED_TOGETHER = 1 << 8
+"""Batches of a mixture whose sources are listed when one of them is needed: 0.1 ms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +187,7 @@ class WeightedRecipe(EpochRecipe):
         """See ``EpochRecipe``."""
         return self.weights.recipe
 
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+    def n_units(self, order: OrderParameters, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: draws, as many as there are rows."""
         return self.blocks.n_rows
 
@@ -204,10 +216,24 @@ class MixtureRecipe(EpochRecipe):
         """See ``EpochRecipe``."""
         return self.mixture.text
 
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+    def n_units(self, order: OrderParameters, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``."""
-        n_cycle = self.mixture.n_cycle(batch_size, drop_last)
-        return self.mixture.n_units(n_cycle, world_size * (1 if self.mixture.in_batches else batch_size))
+        n_cycle = self.n_cycle(order, drop_last=drop_last)
+        return self.mixture.n_units(n_cycle, world_size * (1 if self.in_batches else order.batch_size))
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether units are batches."""
+        return self.mixture.in_batches
+
+    def n_cycle(self, order: OrderParameters, *, drop_last: bool) -> list[int]:
+        """Return the units in all of each source's rows: in one cycle of its stream.
+
+        Args:
+            order: the settings of the order.
+            drop_last: drop ragged ends.
+        """
+        return self.mixture.n_cycle(order.batch_size, drop_last)
 
     @property
     def continues(self) -> bool:
@@ -216,36 +242,50 @@ class MixtureRecipe(EpochRecipe):
 
     def n_units_of(self, segments: Sequence[Segment]) -> int:
         """See ``EpochRecipe``."""
-        return sum(segment.n_batches * (1 if self.mixture.in_batches else segment.batch_size) for segment in segments)
+        return sum(segment.n_batches * (1 if self.in_batches else segment.batch_size) for segment in segments)
 
-    def expected_shares(self, batch_size: int, *, drop_last: bool, units: tuple[int, int] = (0, 1)) -> dict[str, float]:
+    def expected_shares(
+        self, order: OrderParameters, *, drop_last: bool, units: tuple[int, int] = (0, 1)
+    ) -> dict[str, float]:
         """See ``EpochRecipe``."""
+        shares = self.unit_shares(order, self.mixture.n_cycle(order.batch_size, drop_last), units)
+        return dict(zip(self.mixture.names, shares, strict=True))
+
+    def unit_shares(self, order: OrderParameters, n_cycle: Sequence[int], units: tuple[int, int]) -> list[float]:
+        """Return the share of units that each source is to have; see ``n_cycle`` and ``expected_shares``."""
         mixture = self.mixture
         if mixture.weight_schedule is None:
-            shares = [float(share) for share in mixture.shares(mixture.n_cycle(batch_size, drop_last))]
-        else:
-            shares = ShareIntegral(mixture.weight_schedule, mixture.units_per_step(batch_size)).shares(*units)
-        return dict(zip(mixture.names, shares, strict=True))
+            return [float(share) for share in mixture.shares(n_cycle)]
+        return ShareIntegral(mixture.weight_schedule, mixture.units_per_step(order.batch_size)).shares(*units)
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
         """See ``EpochRecipe``."""
-        mixture, n_units = self.mixture, order.n_units
-        schedule = mixture.schedule(
-            mixture.n_cycle(order.batch_size, drop_last),
-            n_units,
+        schedule = self.schedule(order, epoch, drop_last=drop_last)
+        n_all = sum(table.n_rows for table in self.blocks)
+        streams = [
+            _Stream(table, first, n_all, parameters, drop_last)
+            for table, (first, parameters) in zip(self.blocks, self.of_sources(order), strict=True)
+        ]
+        if self.in_batches:
+            return BatchSequence(MixedBatches(schedule, streams), order.batch_size)
+        return RowSequence(_MixedRows(schedule, streams), order.n_units, epoch)
+
+    def schedule(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSchedule:
+        """Return the source of each unit of an epoch; see ``sequence`` for the arguments."""
+        return self.mixture.schedule(
+            self.n_cycle(order, drop_last=drop_last),
+            order.n_units,
             epoch,
             batch_size=order.batch_size,
             first_unit=order.first_unit,
         )
-        n_rows = [table.n_rows for table in self.blocks]
-        firsts = np.cumsum([0, *n_rows[:-1]]).tolist()
-        streams = [
-            _Stream(table, first, sum(n_rows), _parameters(order, source_order, number), drop_last)
-            for number, (table, first, source_order) in enumerate(zip(self.blocks, firsts, order.sources, strict=True))
-        ]
-        if mixture.in_batches:
-            return BatchSequence(_MixedBatches(schedule, streams), order.batch_size)
-        return RowSequence(_MixedRows(schedule, streams), n_units, epoch)
+
+    def of_sources(self, order: OrderParameters) -> Iterator[tuple[int, OrderParameters]]:
+        """Yield the first row of each source, and the settings of its order."""
+        first = 0
+        for number, (table, source_order) in enumerate(zip(self.blocks, order.sources, strict=True)):
+            yield first, _parameters(order, source_order, number)
+            first += table.n_rows
 
 
 def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) -> OrderParameters:
@@ -291,12 +331,12 @@ class _Stream:
         return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
 
     def batch(self, number: int) -> IntArray:
-        """Return the rows of a batch."""
+        """See ``BatchStream``."""
         cycle, batch = divmod(number, self._batches.n_steps)
         return self._rows_of_cycle(cycle, *self._batches.bounds(batch))
 
     def n_rows_before(self, number: int) -> int:
-        """Return the number of rows in all batches before one."""
+        """See ``BatchStream``."""
         cycle, batch = divmod(number, self._batches.n_steps)
         return cycle * self._batches.n_rows + (self._batches.bounds(batch)[0] if batch else 0)
 
@@ -324,23 +364,63 @@ class _MixedRows:
         return rows
 
 
-class _MixedBatches:
-    """Batches of one source each."""
+class BatchStream(Protocol):
+    """A source's batches, which never end; they are counted since the run began."""
 
-    def __init__(self, schedule: EpochSchedule, streams: Sequence[_Stream]) -> None:
+    def batch(self, number: int) -> IntArray:
+        """Return the rows of a batch."""
+        ...
+
+    def n_rows_before(self, number: int) -> int:
+        """Return the number of rows in all batches before one."""
+        ...
+
+
+class MixedBatches:
+    """Batches of one source each.
+
+    Args:
+        schedule: the source of each batch.
+        streams: the batches of each source.
+    """
+
+    def __init__(self, schedule: EpochSchedule, streams: Sequence[BatchStream]) -> None:
         self._schedule, self._streams = schedule, streams
         self.n_batches = schedule.n_units
+        self._turns = lru_cache(maxsize=4)(self._list_turns)
         self._n_rows_before = lru_cache(maxsize=64)(self._count_rows_before)  # called several times per batch
 
     def start(self, batch: int) -> int:
         """See ``MadeBatches``."""
         return self._n_rows_before(batch) - self._n_rows_before(0)
 
-    def _count_rows_before(self, batch: int) -> int:
-        counts = self._schedule.counts(batch).tolist()
-        return sum(stream_.n_rows_before(count) for stream_, count in zip(self._streams, counts, strict=True))
-
     def rows(self, batch: int) -> IntArray:
         """See ``MadeBatches``."""
-        source = int(self._schedule.sources(batch, batch + 1)[0])
-        return self._streams[source].batch(int(self._schedule.counts(batch)[source]))
+        part, place = divmod(batch, LISTED_TOGETHER)
+        turns = self._turns(part)
+        source = turns.sources[place]
+        return self._streams[source].batch(turns.counts[place][source])
+
+    def _count_rows_before(self, batch: int) -> int:
+        part, place = divmod(batch, LISTED_TOGETHER)
+        counts = self._turns(part).counts[place]
+        return sum(stream_.n_rows_before(count) for stream_, count in zip(self._streams, counts, strict=True))
+
+    def _list_turns(self, part: int) -> _Turns:
+        start = part * LISTED_TOGETHER
+        sources = self._schedule.sources(start, min(start + LISTED_TOGETHER, self.n_batches))
+        n_had = np.zeros((len(sources) + 1, len(self._streams)), dtype=np.int64)
+        n_had[np.arange(1, len(sources) + 1), sources] = 1
+        return _Turns(sources.tolist(), (self._schedule.counts(start) + np.cumsum(n_had, axis=0)).tolist())
+
+
+class _Turns(NamedTuple):
+    """The sources of consecutive batches.
+
+    Attributes:
+        sources: of each batch.
+        counts: the batches that each source has had before each batch, and after the last.
+    """
+
+    sources: list[int]
+    counts: list[list[int]]

@@ -79,13 +79,13 @@ class RunOrder:
     def present_order(self) -> OrderParameters:
         """Return the settings of the order of an epoch that begins now."""
         world_size = self.replica.world_size
-        return replace(
+        order = replace(
             self.parameters,
             batch_size=self.batch_size,
             recipe=self.recipe.text,
-            n_units=self.recipe.n_units(self.batch_size, world_size, drop_last=self.drop_last),
             world_size=world_size if self.parameters.nodes else 0,
         )
+        return replace(order, n_units=self.recipe.n_units(order, world_size, drop_last=self.drop_last))
 
     def sequence(self, epoch: int, order: OrderParameters) -> EpochSequence:
         """Return the sequence of an epoch of training, over all ranks.

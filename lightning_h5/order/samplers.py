@@ -59,6 +59,16 @@ class EpochSource(Protocol):
         """Return the epoch that follows one that starts now over all batches of a sampler, if one is sure to."""
         ...
 
+    def n_taken(self, sampler: PlanSampler, epoch: int, iteration: object) -> int | None:
+        """Return the batches that the owner takes of an epoch that starts now, or next; None for all.
+
+        Args:
+            sampler: the sampler.
+            epoch: the epoch.
+            iteration: over the loader; only the owner's own ends early.
+        """
+        ...
+
 
 class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
     """Yields one ``BatchToken`` per step: the rows of this rank's batches, in the order of the plan.
@@ -200,6 +210,11 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
         """Return the epoch that is sure to follow one that starts now; None if none is, or no trainer keeps epochs."""
         source = self._source()
         return None if source is None else source.next_epoch(self, epoch)
+
+    def n_taken(self, epoch: int, iteration: object) -> int | None:
+        """Return the batches that an iteration takes of an epoch that starts now, or next; None for all."""
+        source = self._source()
+        return None if source is None else source.n_taken(self, epoch, iteration)
 
     def restore(self, position: Position | None) -> None:
         """Set the position from which iterations of its epoch go on; None for the start of every epoch."""

@@ -39,7 +39,7 @@ class ShardRows(EpochRecipe):
         """See ``EpochRecipe``."""
         return "" if self.weights is None else self.weights.recipe
 
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+    def n_units(self, order: OrderParameters, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: draws of all ranks; 0 without weights."""
         return 0 if self.weights is None else self.shard.n_rows
 

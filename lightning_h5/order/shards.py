@@ -280,7 +280,7 @@ class EvaluationBatches:
     rank: int
     ends: IntArray | None = None
 
-    @property
+    @cached_property
     def shard(self) -> tuple[int, int]:
         """First row, and the row after the last, of this rank."""
         return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)

@@ -42,6 +42,9 @@ BATCH_BITS = 40
 PACKED_JITTER = 0.1
 """As ``JITTER``, of sequences that are packed: their batches need no similar lengths."""
 
+MAX_RECENT = 2
+"""Epochs whose batches are kept: an epoch of a mixture begins in one cycle of a source, and ends in another."""
+
 SPARE_SHARE = 1024
 """An epoch has one batch more than the references for so many batches: orders of many pools differ by less."""
 
@@ -218,8 +221,12 @@ class TokenRecipe(EpochRecipe):
     @property
     def text(self) -> str:
         """See ``EpochRecipe``."""
-        what = "packed" if self.packs else "padded"
-        return f"{len(self.lengths):,} segments, in {what} batches of at most {self.max_tokens:,} steps"
+        return f"{len(self.lengths):,} segments, {self.limit_text}"
+
+    @property
+    def limit_text(self) -> str:
+        """The limit of batches in words."""
+        return f"in {'packed' if self.packs else 'padded'} batches of at most {self.max_tokens:,} steps"
 
     @property
     def held_shard(self) -> RankShard | None:
@@ -236,7 +243,7 @@ class TokenRecipe(EpochRecipe):
         """See ``EpochRecipe``."""
         return rows if self.shard is None else as_array(self.shard.rows())[rows]
 
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+    def n_units(self, order: OrderParameters, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: sequences."""
         return len(self.lengths)
 
@@ -246,11 +253,10 @@ class TokenRecipe(EpochRecipe):
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> BatchSequence:
         """See ``EpochRecipe``."""
-        sequence = self._recent.get((order, epoch))
-        if sequence is None:
-            sequence = self._sequence(order, epoch)
-            self._recent.clear()
-            self._recent[order, epoch] = sequence
+        sequence = self._recent.pop((order, epoch), None) or self._sequence(order, epoch)
+        if len(self._recent) == MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+        self._recent[order, epoch] = sequence
         return sequence
 
     def n_batches(self, order: OrderParameters, world_size: int) -> tuple[int, int]:

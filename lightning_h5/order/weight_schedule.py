@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from heapq import heappop, heappush
-from math import ceil, floor, inf, lcm
+from math import ceil, floor, gcd, inf, lcm
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +27,12 @@ import numpy as np
 from ..types import IntArray
 
 __all__ = ["ScheduledCounts", "ShareIntegral", "WeightSchedule"]
+
+MAX_NUMBER = 1 << 62
+"""Numbers below it, and their negatives, are computed with as integers of NumPy."""
+
+CLOSE = 1e-6
+"""Floats nearer to a whole number may be on its other side. Those of a piece have errors below 1e-10."""
 
 MAX_TEXT = 200
 """Letters of a schedule in the text of a recipe; a longer one is a digest, since a saved position has the text."""
@@ -143,22 +149,50 @@ class ShareIntegral:
 
     def bounds(self, source: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
         """Return the units that a source should have had, rounded down and up, after each unit in ``[start, stop)``."""
-        floors, ceilings = [], []
+        bounds = [np.empty((2, 0), dtype=np.int64)]
         number = bisect_right(self._firsts, start) - 1
         while start < stop:
             stretch = self._stretches[number]
             end = stop if stretch.n_units is None else min(stop, stretch.first + stretch.n_units)
-            before = stretch.before[source]
-            divisor = stretch.divisor * before.denominator
-            slope, bend = stretch.slopes[source] * before.denominator, stretch.bends[source] * before.denominator
-            amount = before.numerator * stretch.divisor
-            amounts = [
-                amount + n * (slope + bend * n) for n in range(start - stretch.first + 1, end - stretch.first + 1)
-            ]
-            floors += [amount // divisor for amount in amounts]
-            ceilings += [-(-amount // divisor) for amount in amounts]
+            bounds.append(_rounded(stretch, source, start, end))
             start, number = end, number + 1
-        return np.array(floors, dtype=np.int64), np.array(ceilings, dtype=np.int64)
+        floors, ceilings = np.concatenate(bounds, axis=1)
+        return floors, ceilings
+
+
+def _rounded(stretch: _Stretch, source: int, start: int, stop: int) -> IntArray:
+    """Return the units that a source should have had, rounded down and up, after some units of a stretch.
+
+    The result is exact. Numbers of more than 62 bits are computed as floats, and those next to a whole number again.
+
+    Args:
+        stretch: the stretch.
+        source: number of the source.
+        start: the first unit.
+        stop: the unit after the last.
+
+    Returns:
+        Shape ``(2, stop - start)``.
+    """
+    n, before = start - stretch.first, stretch.before[source]
+    # After `k` units more: (amount + k * (slope + bend * k)) / divisor.
+    divisor, bend = stretch.divisor * before.denominator, stretch.bends[source] * before.denominator
+    slope = stretch.slopes[source] * before.denominator
+    amount, slope = before.numerator * stretch.divisor + n * (slope + bend * n), slope + 2 * bend * n
+    common = gcd(amount, slope, bend, divisor)
+    amount, slope, bend, divisor = (number // common for number in (amount, slope, bend, divisor))
+    whole, amount = divmod(amount, divisor)
+    n_units = stop - start
+    k = np.arange(1, n_units + 1)
+    if max(divisor, amount + n_units * (abs(slope) + abs(bend) * n_units)) < MAX_NUMBER:
+        amounts = amount + k * (slope + bend * k)
+        return whole + np.stack([amounts // divisor, -(-amounts // divisor)])
+    values = amount / divisor + k * (slope / divisor + bend / divisor * k)
+    rounded: IntArray = np.stack([np.floor(values), np.ceil(values)]).astype(np.int64)
+    for at in np.flatnonzero(np.abs(values - np.rint(values)) < CLOSE).tolist():
+        exact = amount + (at + 1) * (slope + bend * (at + 1))
+        rounded[:, at] = exact // divisor, -(-exact // divisor)
+    return whole + rounded
 
 
 def _whole_ratios(weights: Sequence[float]) -> list[int]:
@@ -222,28 +256,18 @@ class ScheduledCounts:
 
     def deal(self, piece: int) -> IntArray:
         """Return the source of each unit of a piece."""
-        start, stop = piece * self._piece_units, (piece + 1) * self._piece_units
+        n_units, n_sources = self._piece_units, self._integral.n_sources
         counts = zip(self.before(piece), self.before(piece + 1), strict=True)
-        units: list[tuple[int, int, int]] = []
+        entries = []  # a number for each unit, of its release, its deadline and its source
         for source, (low, high) in enumerate(counts):
             if low == high:
                 continue
-            floors, ceilings = self._integral.bounds(source, start, stop)
+            floors, ceilings = self._integral.bounds(source, piece * n_units, (piece + 1) * n_units)
             numbers = np.arange(low, high) + 1
-            releases = np.minimum(np.searchsorted(ceilings, numbers), self._piece_units - 1)
-            units += zip(
-                releases.tolist(), np.searchsorted(floors, numbers).tolist(), [source] * len(numbers), strict=True
-            )
-        units.sort()
-        released: list[tuple[int, int]] = []
-        sources = np.empty(self._piece_units, dtype=np.int64)
-        n_released = 0
-        for place in range(self._piece_units):
-            while n_released < len(units) and units[n_released][0] <= place:
-                heappush(released, units[n_released][1:])
-                n_released += 1
-            sources[place] = heappop(released)[1]
-        return sources
+            releases = np.minimum(np.searchsorted(ceilings, numbers), n_units - 1)
+            entries.append((releases * (n_units + 1) + np.searchsorted(floors, numbers)) * n_sources + source)
+        releases, by_deadline = np.divmod(np.sort(np.concatenate(entries)), (n_units + 1) * n_sources)
+        return _earliest_first(releases.tolist(), by_deadline.tolist()) % n_sources
 
     def _count_before(self, piece: int) -> tuple[int, ...]:
         """Return the units that each source has had before a piece."""
@@ -274,6 +298,24 @@ class ScheduledCounts:
         for source in _to_come_first(straddlers, free, border - sum(counts), earlier * self._piece_units):
             counts[source] += 1
         return tuple(counts)
+
+
+def _earliest_first(releases: Sequence[int], deadlines: Sequence[int]) -> IntArray:
+    """Return the deadlines of units in their places: each place has the earliest of those that are released.
+
+    Args:
+        releases: the first place that each unit may have, ascending.
+        deadlines: of the units.
+    """
+    released: list[int] = []
+    dealt: list[int] = []
+    at, n_units = 0, len(releases)
+    for place in range(n_units):
+        while at < n_units and releases[at] <= place:
+            heappush(released, deadlines[at])
+            at += 1
+        dealt.append(heappop(released))
+    return np.array(dealt, dtype=np.int64)
 
 
 def _to_come_first(straddlers: Sequence[_Straddler], free: Sequence[_Straddler], n: int, earlier: int) -> list[int]:

@@ -324,6 +324,8 @@ class ChunkedReader:
                 self._left[epoch] = self._all.copy()
             left = self._left[epoch][blocks] - counts
             is_done = left <= 0
+            if self._epoch is not None and epoch < self._epoch:  # it was left early, and nothing else of it comes
+                is_done[:] = True
             self._left[epoch][blocks] = np.where(is_done, self._all[blocks], left)  # for another read of the epoch
             return is_done & ~self._ahead.are_needed[blocks] if self._ahead.epoch > epoch else is_done
 

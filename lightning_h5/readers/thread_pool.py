@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -35,6 +35,7 @@ class TaskQueue:
         self.pace = ReadPace()
         self._todo: SimpleQueue[Task | None] = SimpleQueue()
         self._team = 0
+        self._running = _Running()
         self._waiting = HelperThreads("lightning_h5-wait", MAX_WAITING, IDLE_SECONDS)
         self._over = threading.Event()
 
@@ -60,18 +61,26 @@ class TaskQueue:
         """Start threads that run tasks until ``end_team``; fewer, or none, if the system allows no more."""
         # The threads must not reference this object's owner, or it would never be collected.
         team = [
-            EndingThread(_do_tasks, (self._todo,), name="lightning_h5-decode", end=partial(self._todo.put, None))
+            EndingThread(
+                _do_tasks, (self._todo, self._running), name="lightning_h5-decode", end=partial(self._todo.put, None)
+            )
             for _ in range(n_threads)
         ]
-        team = start_helpers(team)
-        self._team += len(team)
+        self._running.add(n_threads)
+        n_started = len(team := start_helpers(team))
+        self._running.add(n_started - n_threads)
+        self._team += n_started
         return team
 
     def end_team(self, n_threads: int) -> None:
-        """End this number of threads after the tasks that are queued now."""
+        """End this number of threads after the tasks that are queued now: whichever come to their end marks first."""
         self._team -= n_threads
         for _ in range(n_threads):
             self._todo.put(None)
+
+    def wait_for_ends(self) -> None:
+        """Wait until as many threads have ended as ``end_team`` was called for; the others may be anyone's."""
+        self._running.wait(lambda: self._team)
 
     def clear(self) -> None:
         """Remove all tasks, when no read waits for them any more."""
@@ -121,10 +130,41 @@ class TaskQueue:
             pass
 
 
-def _do_tasks(todo: SimpleQueue[Task | None]) -> None:
+class _Running:
+    """The threads of a queue's teams that run."""
+
+    def __init__(self) -> None:
+        self._n_threads = 0
+        self._ended: list[threading.Thread] = []
+        self._changed = threading.Condition()
+
+    def add(self, n_threads: int) -> None:
+        """Count threads that begin to run; a negative number takes back those that could not."""
+        with self._changed:
+            self._n_threads += n_threads
+
+    def leave(self) -> None:
+        """Note that the present thread ends."""
+        with self._changed:
+            self._n_threads -= 1
+            self._ended = [*(thread for thread in self._ended if thread.is_alive()), threading.current_thread()]
+            self._changed.notify_all()
+
+    def wait(self, most: Callable[[], int]) -> None:
+        """Wait until no more threads run than a function returns."""
+        with self._changed:
+            while self._n_threads > most():
+                self._changed.wait()
+            ended, self._ended = self._ended, []
+        for thread in ended:
+            thread.join()
+
+
+def _do_tasks(todo: SimpleQueue[Task | None], running: _Running) -> None:
     while (task := todo.get()) is not None:
         task()
         del task  # a waiting thread must not keep a task's memory alive
+    running.leave()
 
 
 def usable_cores() -> int:

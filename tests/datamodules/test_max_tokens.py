@@ -136,9 +136,77 @@ def test_what_makes_no_sense_is_refused(path, options, message):
         module_of(path, **options).setup("fit")
 
 
-def test_mixtures_and_other_shards_in_each_epoch_are_refused(path):
-    with pytest.raises(H5ValueError, match="max_tokens was given with a mixture"):
-        module_of(None, mixture={"a": path, "b": path})
+MIXTURES = {
+    "concat": {},
+    "weighted": {"strategy": "weighted", "weights": {"a": 3, "b": 1}, "epoch_length": 8},
+    "schedule": {"strategy": "weighted", "weights": {0: [1, 1], 10: [3, 1]}, "between": "linear", "epoch_length": 8},
+    "sequential": {"strategy": "sequential"},
+}
+
+
+@pytest.fixture
+def mixture(path, tmp_path):
+    """Two sources: the sequences, and half as long ones."""
+    with h5py.File(tmp_path / "short.h5", "w") as file:
+        file.create_dataset("x", data=np.repeat(np.arange(60), LENGTHS[:60] // 2), compression="gzip")
+        file["n"] = LENGTHS[:60] // 2
+    return lambda name: {"sources": {"a": path, "b": str(tmp_path / "short.h5")}, **MIXTURES[name]}
+
+
+MIXED_LENGTHS = np.append(LENGTHS, LENGTHS[:60] // 2)
+
+
+def of_mixture(mixture, name, **options):
+    return module_of(None, CombinedHDF5DataModule, mixture=mixture(name), **{"collate_fn": "pack"} | options)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_batches_of_a_mixture_are_of_one_source_and_keep_the_limit(mixture, name, world_size):
+    batches = []
+    for rank in range(world_size):
+        module = of_mixture(mixture, name, distributed={"rank": rank, "world_size": world_size})
+        module.setup("fit")
+        batches.append(list(module.train_dataloader()))
+    assert len(set(map(len, batches))) == 1
+    for batch in (batch for of_rank in batches for batch in of_rank):
+        assert len(batch["x"]) == MIXED_LENGTHS[batch["index"].numpy()].sum() <= MAX_TOKENS
+        assert name == "concat" or len(set(batch["source"])) == 1
+    numbers = [number for of_rank in batches for batch in of_rank for number in batch["index"].tolist()]
+    if name in ("concat", "sequential"):
+        assert sorted(numbers) == list(range(len(MIXED_LENGTHS)))
+    if name == "weighted":
+        assert sum(batch["source"][0] == "a" for of_rank in batches for batch in of_rank) == 6 * world_size
+
+
+@pytest.mark.parametrize("collate", ["pad", "pack"])
+def test_validation_on_a_mixture_keeps_the_limit(mixture, collate):
+    module = of_mixture(mixture, "weighted", split=0.4, collate_fn=collate)
+    module.setup("fit")
+    batches = list(module.val_dataloader())
+    assert max(batch["x"].numel() for batch in batches) <= MAX_TOKENS
+    assert len(np.unique([number for batch in batches for number in batch["index"].tolist()])) == 84
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_stopped_in_an_epoch_goes_on_with_exactly_the_rest(mixture, tmp_path, name):
+    whole, broken, resumed = Recorder(), Recorder(fail_at=(1, 4)), Recorder()
+    quiet_trainer(max_epochs=3).fit(whole, datamodule=of_mixture(mixture, name))
+    with pytest.raises(RuntimeError, match="stop here"):
+        quiet_trainer(max_epochs=3, callbacks=[SaveOnException(tmp_path)]).fit(
+            broken, datamodule=of_mixture(mixture, name)
+        )
+    module = of_mixture(mixture, name)
+    quiet_trainer(max_epochs=3).fit(resumed, datamodule=module, ckpt_path=tmp_path / "exception.ckpt")
+    assert together(broken.train_rows, resumed.train_rows) == whole.train_rows
+    rows = [sample.index for step in range(len(module.train_dataloader())) for sample in module.rows_of_step(step)]
+    assert rows == whole.train_rows[0]
+
+
+def test_sources_that_take_turns_by_rows_and_other_shards_in_each_epoch_are_refused(path):
+    sources = {"sources": {"a": path, "b": path}, "strategy": "round_robin", "mix": "rows"}
+    with pytest.raises(H5ValueError, match=r"max_tokens was given with mixture.mix='rows'.*Pass mix='batches'"):
+        module_of(None, mixture=sources)
     with pytest.raises(H5ValueError, match="max_tokens was given with memory"):
         module_of(path, RankCachedH5DataModule, memory={"reshard_every_n_epochs": 1})
 

@@ -146,6 +146,7 @@ LAST = {
     "the last epoch": ({"max_epochs": 3}, 3),
     "the last step": ({"max_epochs": -1, "max_steps": 36}, 3),
     "the last step, in the middle of an epoch": ({"max_epochs": 100, "max_steps": 30}, 3),
+    "the last step of epochs that are left early": ({"max_epochs": -1, "max_steps": 15, "limit_train_batches": 5}, 3),
     "the last step with accumulated gradients": ({"max_epochs": -1, "max_steps": 9, "accumulate_grad_batches": 4}, 3),
 }
 
@@ -158,16 +159,70 @@ def test_no_epoch_is_begun_that_does_not_come(file, epochs_begun, num_workers, c
     assert epochs_begun == read_ahead(n_epochs)
 
 
-NOT_AHEAD = {
-    "epochs are left early": {"limit_train_batches": 5},
-    "loaders are made anew": {"reload_dataloaders_every_n_epochs": 1},
-}
-
-
-@pytest.mark.parametrize("case", NOT_AHEAD)
-def test_nothing_is_read_ahead_if_another_loader_or_pass_follows(file, epochs_begun, case):
-    fit(module(file), max_epochs=3, **NOT_AHEAD[case])
+def test_nothing_is_read_ahead_if_another_loader_follows(file, epochs_begun):
+    fit(module(file), max_epochs=3, reload_dataloaders_every_n_epochs=1)
     assert epochs_begun == [(0, 0), (1, 1), (2, 2)]
+
+
+LIMITS = pytest.mark.parametrize("limit", [1, 5, 11, 0.5])
+
+
+@WORKERS
+@LIMITS
+@pytest.mark.parametrize("shuffle", ["global", CHUNKS])
+def test_epochs_that_are_left_early_have_their_first_rows(file, epochs_begun, num_workers, limit, shuffle):
+    expected = rows_of_epochs(file, 4, shuffle=shuffle)
+    epochs_begun.clear()
+    options = {"callbacks": [waiting(epochs_begun)], "limit_train_batches": limit}
+    n_rows = BATCH * (limit if limit >= 1 else int(limit * ROWS / BATCH))
+    rows = fit(module(file, num_workers=num_workers, shuffle=shuffle), **options)
+    assert rows == {epoch: of_epoch[:n_rows] for epoch, of_epoch in expected.items()}
+    assert epochs_begun == read_ahead(4)
+
+
+def test_no_row_beyond_the_limit_is_read(file):
+    datamodule, rows_read = module(file), {}
+
+    class Watch(Callback):
+        def on_train_start(self, trainer, pl_module):
+            dataset = datamodule.train_dataset
+            begin = dataset.begin
+            dataset.begin = lambda rows, epoch=None, **more: (
+                rows_read.setdefault(epoch, []).extend(rows.tolist()),
+                begin(rows, epoch, **more),
+            )[1]
+
+    callbacks = [Watch(), WaitForNextEpoch(lambda: rows_read)]
+    assert fit(datamodule, callbacks=callbacks, limit_train_batches=5) == rows_read
+
+
+@WORKERS
+def test_a_callback_that_iterates_over_the_loader_has_all_batches_of_an_epoch_that_is_left_early(file, num_workers):
+    def look(loader, epoch):
+        seen.append([row for _, index in loader for row in index.tolist()])
+
+    expected, seen = rows_of_epochs(file, 4), []
+    callbacks = [Change(look, "on_train_epoch_start"), Change(look, "on_train_epoch_end")]
+    rows = fit(module(file, num_workers=num_workers), callbacks=callbacks, limit_train_batches=5)
+    assert rows == {epoch: of_epoch[: 5 * BATCH] for epoch, of_epoch in expected.items()}
+    assert seen == [expected[epoch] for epoch in range(4) for _ in range(2)]
+
+
+@WORKERS
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_run_of_epochs_that_are_left_early_goes_on_with_the_next_row(file, tmp_path, num_workers, at):
+    class Save(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if (trainer.current_epoch, batch_idx) == (1, at):
+                time.sleep(0.1)  # batches are read ahead
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    options = {"shuffle": CHUNKS, "num_workers": num_workers}
+    whole, model = fit(module(file, **options), callbacks=[Save()], limit_train_batches=5), Recorder()
+    trainer = quiet_trainer(max_epochs=4, num_sanity_val_steps=0, limit_train_batches=5)
+    trainer.fit(model, datamodule=module(file, **options), ckpt_path=tmp_path / "middle.ckpt")
+    rest = {epoch: whole[epoch][BATCH * (at + 1) if epoch == 1 else 0 :] for epoch in (1, 2, 3)}
+    assert model.train_rows == {epoch: rows for epoch, rows in rest.items() if rows}
 
 
 def test_a_loader_that_is_reloaded_reads_ahead_in_between(file, epochs_begun):

@@ -244,7 +244,7 @@ def test_an_iterator_that_is_collected_never_waits_for_its_thread(dataset):
     """The collector may run while its thread holds a lock that the reading thread waits for."""
     gate, begin = threading.Event(), dataset.begin
     dataset.begin = lambda rows, epoch: gate.wait(20) and begin(rows, epoch)
-    reading, *_ = loader_of(dataset).start()
+    reading, *_ = loader_of(dataset).start(None)
     began = time.monotonic()
     del reading
     gc.collect()

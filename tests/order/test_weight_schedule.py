@@ -4,10 +4,11 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from math import ceil, floor
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_mixture import joined, plain, sampler, source_of, stream_of
 
@@ -75,6 +76,59 @@ def test_no_source_is_ever_a_unit_off_wherever_pieces_end(schedule, piece_units)
         n_had[source] += 1
         off = [abs(int(n) - integral.before(source, unit + 1)) for source, n in enumerate(n_had)]
         assert max(off) < 1
+
+
+def deal_by_definition(counts, integral, piece, n_units):
+    """Each place has the unit with the earliest deadline of those that may come, found in fractions."""
+    after = range(piece * n_units + 1, (piece + 1) * n_units + 1)
+    units = []
+    for source, (low, high) in enumerate(zip(counts.before(piece), counts.before(piece + 1), strict=True)):
+        amounts = [integral.before(source, unit) for unit in after]
+        for number in range(low + 1, high + 1):
+            release = next((at for at, amount in enumerate(amounts) if amount > number - 1), n_units - 1)
+            deadline = next((at for at, amount in enumerate(amounts) if amount >= number), n_units)
+            units.append((deadline, source, release))
+    sources = []
+    for place in range(n_units):
+        unit = min(unit for unit in units if unit[2] <= place)
+        units.remove(unit)
+        sources.append(unit[1])
+    return sources
+
+
+@st.composite
+def schedules_of_long_decimals(draw):
+    """Schedules whose shares are fractions of many digits."""
+    schedule = draw(schedules(most=3))
+    weights = draw(st.lists(st.floats(1e-9, 1), min_size=2, max_size=2))
+    longer = ((*of_step[:-1], of_step[-1] + weights[at % 2]) for at, of_step in enumerate(schedule.weights))
+    return replace(schedule, weights=tuple(longer))
+
+
+@settings(max_examples=25)
+@given(
+    schedules() | schedules_of_long_decimals(), st.sampled_from([1, 3, 64]), st.integers(0, 5) | st.integers(0, 10**9)
+)
+def test_units_are_dealt_as_the_definition_says(schedule, scale, piece):
+    integral = ShareIntegral(schedule, scale)
+    counts = ScheduledCounts(integral, 24)
+    assert counts.deal(piece).tolist() == deal_by_definition(counts, integral, piece, 24)
+
+
+SWAPPED = WeightSchedule((0, 1000), ((0.123456789012345, 0.987654321), (0.987654321, 0.123456789012345)), "linear")
+"""Of long decimals, and after a thousand units each source should have had 500."""
+
+
+@example(SWAPPED, 950)
+@settings(max_examples=25)
+@given(schedules() | schedules_of_long_decimals(), st.integers(0, 100) | st.integers(0, 10**12))
+def test_rounded_integrals_are_exact(schedule, start):
+    integral, units = ShareIntegral(schedule, 1), range(start + 1, start + 101)
+    for source in range(integral.n_sources):
+        floors, ceilings = integral.bounds(source, start, start + 100)
+        amounts = [integral.before(source, unit) for unit in units]
+        assert floors.tolist() == list(map(floor, amounts))
+        assert ceilings.tolist() == list(map(ceil, amounts))
 
 
 @settings(max_examples=15)
@@ -230,6 +284,6 @@ def test_epochs_that_repeat_are_all_like_the_first():
 def test_expected_shares_are_those_of_the_units_that_were_had():
     schedule = WeightSchedule((0, 10), ((1.0, 1.0), (3.0, 1.0)), "linear")
     case = plain((30, 10), strategy="weighted", weights=schedule, epoch_length=6)
-    recipe = sampler(case).recipe
-    shares = [recipe.expected_shares(10, drop_last=False, units=units)["a"] for units in pairwise([0, 2, 10, 20])]
+    recipe, order = sampler(case).recipe, sampler(case).present_order()
+    shares = [recipe.expected_shares(order, drop_last=False, units=units)["a"] for units in pairwise([0, 2, 10, 20])]
     assert shares == pytest.approx([0.525, 0.65, 0.75])

@@ -159,6 +159,22 @@ def test_an_epoch_that_was_left_early_leaves_all_slots_to_the_next_one(make_h5):
     assert reader.prefetch(reader.map.boxes(np.array([0, *range(20, 36, 4)])), epoch=1)
 
 
+def test_the_last_batches_of_an_epoch_that_is_left_early_free_their_slots(make_h5):
+    """They are under way while the next epoch begins."""
+    values = np.arange(80).reshape(40, 2)
+    layout = look(make_h5(x=Stored(values, "chunked", (4, 2), {"compression": "gzip"})))
+    reader = open_pool(layout, n_blocks=3, retain=False)
+    rows = [np.array([0, 4]), np.array([20])]
+    out = [np.empty((len(of_batch), 2), dtype=np.int64) for of_batch in rows]
+    last = reader.begin(reader.map.boxes(rows[0]), out[0], 0)
+    first = reader.begin(reader.map.boxes(rows[1]), out[1], 1)
+    last.finish()
+    assert reader.prefetch(reader.map.boxes(np.array([24, 28])), epoch=1)
+    first.finish()
+    for of_batch, read in zip(rows, out, strict=True):
+        assert_same_rows(read, values[of_batch])
+
+
 CASTS = {
     "?": ["u1", "i8", "f4"],
     "u1": ["f4", "f8", "i4", "i2"],
