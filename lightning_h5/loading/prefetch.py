@@ -251,20 +251,27 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the threads; wait until their present reads are done."""
-        self._dismiss()
+        self._end_queue()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        self._end_team()  # after the last tasks of that thread
         self._queue.source.work.wait_for_ends()
         if self._queue.passes is not None:
             self._queue.passes.close()
         self._queue.source.work.end_waiting()
 
     def _dismiss(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._queue.source.work.end_team(self._n_team)
+        self._end_queue()
+        self._end_team()
+
+    def _end_queue(self) -> None:
+        self._closed = True
         self._batches = None
         self._queue.end()
+
+    def _end_team(self) -> None:
+        self._queue.source.work.end_team(self._n_team)
+        self._n_team = 0
 
     def __del__(self) -> None:
         # The garbage collector may call this in a thread with a lock that our thread waits for: never wait here.
