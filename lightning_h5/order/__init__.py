@@ -46,7 +46,7 @@ from .shards import (
     rows_at,
     union,
 )
-from .splits import group_split, k_fold
+from .splits import group_split, k_fold, time_split
 from .token_batches import TokenRecipe
 from .weight_schedule import WeightSchedule
 from .window import BlockTable, WindowOrder
@@ -127,6 +127,7 @@ __all__ = [
     "run_settings",
     "saved_mode",
     "stream",
+    "time_split",
     "uniform",
     "union",
 ]
