@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from textwrap import wrap
 from typing import Any
 
@@ -518,7 +519,12 @@ def _why_no_samples(x: ArrayLayout, other_arrays: Sequence[ArrayLayout], n_array
 
 
 def _is_in_header(key: str) -> bool:
-    return any(words_in(group) & HEADER_WORDS for group in key.split("/")[:-1])
+    return _are_in_header(key.rpartition("/")[0])
+
+
+@lru_cache(maxsize=16)  # the arrays of a group follow each other
+def _are_in_header(group: str) -> bool:
+    return any(words_in(part) & HEADER_WORDS for part in group.split("/"))
 
 
 def _is_time(array: ArrayLayout) -> bool:

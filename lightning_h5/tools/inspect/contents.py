@@ -136,7 +136,7 @@ class _Describer:
         columns: dict[str, int],
     ) -> None:
         self._file, self._path, self._layouts, self._texts, self._columns = file, path, layouts, texts, columns
-        self._alike, self._guard = AlikeArrays(), ChangeGuard.of_open(file, path)
+        self._alike, self._files, self._guard = AlikeArrays(), FileOptions(), ChangeGuard.of_open(file, path)
         self._axes: dict[str, set[str]] = {}  # of groups
         self._reports: dict[Any, ArrayReport] = {}  # by template, rows and stored bytes
 
@@ -151,7 +151,7 @@ class _Describer:
         alike = f"{DIGITS.sub('#', last)} {entry.dtype} {(entry.shape or ())[1:]}"
         try:
             layout, template = self._alike.describe_alike(
-                self._file, self._path, entry.name, FileOptions(), self._guard, alike=alike
+                self._file, self._path, entry.name, self._files, self._guard, alike=alike
             )
         except (H5Error, *FAULTS) as error:
             report = replace(report, problem=f"{error}")
