@@ -76,7 +76,8 @@ class _Lines:
         self._done += n
         if time.monotonic() >= self._last + SECONDS:
             self._last = time.monotonic()
-            self._write(f"{self._amount(self._done)} of {self._amount(self.total)}")
+            done = self._amount(self._done) if self._unit == "iB" else f"{self._done:,.0f}"
+            self._write(f"{done} of {self._amount(self.total)}")
 
     def set_postfix_str(self, text: str, /) -> None:
         pass

@@ -305,7 +305,7 @@ def _stats(options: argparse.Namespace) -> int:
     text, failure = stats_text(report), None
     if any(array.is_sparse for array in report.arrays):
         text += ["", "Zeros that are not stored count. normalize= refuses sparse matrices: scale in a transform."]
-        text += [shlex.join(["Next:", "lightning-h5", "bench", *options.paths])]
+        text += [shlex.join(["Next:", "lightning-h5", "bench", *options.paths])] if options.output is None else []
     elif options.output is None:
         command = shlex.join(["lightning-h5", "stats", *_words_of(options), "--output", "stats.json"])
         text += ["", f"Next: {command}", "      and pass normalize='stats.json' to the data module"]

@@ -50,6 +50,7 @@ MAX_SHUFFLE = 4 << 30
 """The largest buffer to suggest for mixing rows, before a copy of the file is suggested instead."""
 
 MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
+MIN_SIDE = 8  # pixels of an image
 MIN_ROWS = 10  # minimum to validate on a tenth of them
 
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # for validation; the first with all classes in both splits is used
@@ -195,6 +196,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     is_left_out = header and not any(_is_in_header(key) for key in x_keys)
     reasons = [
         _why_these(x, y, other_arrays),
+        *_why_permute(x),
         *([f"Arrays in {listing(sorted(header), 2)} are no input, by the name."] if is_left_out else []),
         *why,
         *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
@@ -257,7 +259,7 @@ def suggest(
     split: dict[str, Any] = {}
     why_split: list[str] = []
     if not has_val:
-        split, why_split = _suggest_split(n_rows, y_key, labels if is_column else None, group_key, groups)
+        split, why_split = suggest_split(n_rows, y_key, labels if is_column else None, group_key, groups)
     if split:
         settings["split"] = split if len(split) > 1 else split["val_fraction"]
     n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
@@ -382,7 +384,7 @@ def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settin
     return n_bytes
 
 
-def _suggest_split(
+def suggest_split(
     n_rows: int, y_key: str | None, labels: Column, group_key: str | None, groups: Column
 ) -> tuple[dict[str, Any], list[str]]:
     """Return how to split validation rows off: by group, by class, with a share that leaves rows on both sides."""
@@ -594,6 +596,11 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
     if x[0].members:
         name, inputs = x[0].name.strip("/"), listing(layout.key for layout in x)
         form = " (a tuple)" if len(x) > 1 else ""
+        if len(x) > 1 and not any(layout.row_shape for layout in x):
+            names = ", ".join(repr(layout.key) for layout in x[:3]) + (", ..." if len(x) > 3 else "")
+            hints += (
+                f" x_key={{{name.rpartition('/')[2]!r}: [{names}]}} makes one tensor of them, with a column for each."
+            )
         return f"{name!r} is a table: the input is {inputs}{form}{target}.{hints}"
     no_targets = [array.key for array in other_arrays if words_in(array.key) & NO_TARGET_WORDS and not array.row_shape]
     if no_targets and not y:
@@ -601,6 +608,21 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
     is_larger = [array for array in other_arrays if array.n_bytes > x[0].n_bytes and _is_called_target(array.key)]
     largest = "is the largest array" if not is_larger else "is, by the names, the largest array that is no target"
     return f"{x[0].key!r} {largest}{target}.{hints}"
+
+
+def _why_permute(x: Sequence[ArrayLayout]) -> list[str]:
+    """Return a sentence on images with their channels last, as most programs but torch have them."""
+    *pixels, n_channels = x[0].row_shape or (0,)
+    if (
+        len(x) > 1
+        or x[0].dtype != np.uint8
+        or len(pixels) != 2
+        or n_channels not in (1, 3, 4)
+        or min(pixels) < MIN_SIDE
+    ):
+        return []
+    why = f"Its rows {x[0].row_shape} have the channels last, and torch's layers take them first: x.permute(2, 0, 1) in"
+    return [f"{why} transform."]
 
 
 def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:

@@ -127,7 +127,7 @@ def _is_plain(value: Any) -> bool:
 def _tried_with_labels(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     """Return the advice for a guess, with targets from a table beside the files if the files have none."""
     settings = guess.settings or {}
-    if "y_key" not in settings and (labels := labels_beside(files)) is not None:
+    if "y_key" not in settings and (labels := labels_beside(files, settings.get("split"))) is not None:
         with suppress(H5Error):
             joined = replace(guess, settings={**settings, **labels[0]}, why=f"{guess.why} {labels[1]}")
             return _tried(joined, path, files)
