@@ -91,3 +91,21 @@ def test_a_copy_of_many_arrays_shows_those_that_were_written_again(make_h5, tmp_
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("x ")
     assert lines[3] == "... and 40 other arrays, smaller or as before; --json has all"
+
+
+def test_files_with_nothing_in_common_are_no_data_set(tmp_path):
+    for name in "abc":
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file[name] = np.zeros((40, 3), "f4")
+    advice = inspect_folder(tmp_path).example.advice
+    assert advice.datamodule is None
+    assert "have different arrays and are no data set together" in advice.reasons[0]
+    with h5py.File(tmp_path / "b.h5", "a") as file:
+        file["a"] = np.zeros((40, 3), "f4")
+    assert inspect_folder(tmp_path).example.advice.datamodule is not None
+
+
+def test_a_missing_file_is_answered_with_those_that_there_are(make_h5):
+    path = make_h5(x=np.zeros(3))
+    with pytest.raises(lightning_h5.H5FileError, match=r"does not exist; .* has the HDF5 file"):
+        inspect_file(f"{path}.hdf5")
