@@ -99,6 +99,7 @@ class Contents(NamedTuple):
         texts: arrays and members of tables with one text a row, by key.
         columns: number of rows of each array, or member of a table, with one number or text a row.
         software: the program or format that marks the file as its own; None if no mark is known.
+        described: the descriptions of all arrays, for a catalog of the file.
     """
 
     entries: tuple[Entry, ...]
@@ -106,7 +107,8 @@ class Contents(NamedTuple):
     layouts: dict[str, ArrayLayout]
     texts: dict[str, ArrayLayout]
     columns: dict[str, int]
-    software: str | None = None
+    software: str | None
+    described: AlikeArrays
 
 
 def contents_of(path: str) -> Contents:
@@ -118,7 +120,7 @@ def contents_of(path: str) -> Contents:
         entries = tuple(entries_of(file))
         describe = _Describer(file, path, layouts, texts, columns)
         arrays = tuple(describe(entry) for entry in entries if entry.kind == "array")
-        return Contents(entries, arrays, layouts, texts, columns, software_of(file))
+        return Contents(entries, arrays, layouts, texts, columns, software_of(file), describe.alike)
 
 
 class _Describer:
@@ -136,7 +138,8 @@ class _Describer:
         columns: dict[str, int],
     ) -> None:
         self._file, self._path, self._layouts, self._texts, self._columns = file, path, layouts, texts, columns
-        self._alike, self._files, self._guard = AlikeArrays(), FileOptions(), ChangeGuard.of_open(file, path)
+        self._files, self._guard = FileOptions(), ChangeGuard.of_open(file, path)
+        self.alike = AlikeArrays(remembers=True)
         self._axes: dict[str, set[str]] = {}  # of groups
         self._reports: dict[Any, ArrayReport] = {}  # by template, rows and stored bytes
 
@@ -150,7 +153,7 @@ class _Describer:
             return replace(report, problem=f"it is {entry.structure}, and no data")
         alike = f"{DIGITS.sub('#', last)} {entry.dtype} {(entry.shape or ())[1:]}"
         try:
-            layout, template = self._alike.describe_alike(
+            layout, template = self.alike.describe_alike(
                 self._file, self._path, entry.name, self._files, self._guard, alike=alike
             )
         except (H5Error, *FAULTS) as error:

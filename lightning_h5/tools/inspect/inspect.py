@@ -114,7 +114,7 @@ def inspect_file(path: PathLike) -> FileReport:
     if not (is_url(path) or os.path.exists(path)):
         expand_paths(path)  # raises an error that names the files that there are
     contents = contents_of(path)
-    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents)])
+    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents)], contents.described)
     return _report(path, contents, advice)
 
 
