@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Self, TextIO, TypeAlias, TypeVar
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias, TypeVar
 
 from .sizes import bytes_text
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 __all__ = ["Progress", "progress_bar", "with_bar"]
 
@@ -34,10 +35,14 @@ def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB
     is_terminal = False
     with suppress(AttributeError, OSError, ValueError):  # a stream without `isatty`, or a closed one
         is_terminal = bool(file.isatty())
+    if not shows_progress or file is None:
+        return _Lines(total, what, unit, None)
     if type(file).__module__.startswith("ipykernel"):
         file = sys.stdout  # notebooks show stderr on a red background
-    elif shows_progress and file is not None and not is_terminal:
+    elif not is_terminal:
         return _Lines(total, what, unit, file)
+    from tqdm import tqdm  # takes 10 ms to import
+
     counts_bytes = unit == "iB"  # tqdm adds the prefix K, M or G
     return tqdm(
         total=total,
@@ -48,7 +53,6 @@ def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB
         delay=delay,
         leave=False,
         file=file,
-        disable=not shows_progress or file is None,
     )
 
 
@@ -61,9 +65,9 @@ def with_bar(items: Sequence[T], what: str, *, shows_progress: bool, unit: str, 
 
 
 class _Lines:
-    """Progress in a log file: whole lines, none for short work."""
+    """Progress in a log file: whole lines, none for short work, or without a file."""
 
-    def __init__(self, total: float, what: str, unit: str, file: TextIO) -> None:
+    def __init__(self, total: float, what: str, unit: str, file: TextIO | None) -> None:
         self.total, self._what, self._unit, self._file = total, what, unit, file
         self._done: float = 0
         self._began = self._last = time.monotonic()
@@ -72,7 +76,8 @@ class _Lines:
         self._done += n
         if time.monotonic() >= self._last + SECONDS:
             self._last = time.monotonic()
-            self._write(f"{self._amount(self._done)} of {self._amount(self.total)}")
+            done = self._amount(self._done) if self._unit == "iB" else f"{self._done:,.0f}"
+            self._write(f"{done} of {self._amount(self.total)}")
 
     def set_postfix_str(self, text: str, /) -> None:
         pass
@@ -86,6 +91,8 @@ class _Lines:
         return bytes_text(n) if self._unit == "iB" else f"{n:,.0f} {self._unit}{'' if n == 1 else 's'}"
 
     def _write(self, text: str) -> None:
+        if self._file is None:
+            return
         with suppress(AttributeError, OSError, ValueError):  # a full or closed log must not stop the work
             print(f"{self._what}: {text}, {time.monotonic() - self._began:,.0f} s", file=self._file, flush=True)
 

@@ -50,9 +50,9 @@ def test_long_work_has_a_line_every_thirty_seconds_and_one_at_its_end(clock, cap
     for _ in with_bar(range(10), "looking at files", unit="file", shows_progress=True):
         clock(10)
     assert shown(capsys) == [
-        "looking at files: 3 files of 10 files, 30 s",
-        "looking at files: 6 files of 10 files, 60 s",
-        "looking at files: 9 files of 10 files, 90 s",
+        "looking at files: 3 of 10 files, 30 s",
+        "looking at files: 6 of 10 files, 60 s",
+        "looking at files: 9 of 10 files, 90 s",
         "looking at files: done, 10 files, 100 s",
     ]
 
@@ -103,7 +103,7 @@ def test_a_standard_error_without_isatty_has_lines(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", file := OfALogger())
     for _ in with_bar(range(2), "looking at files", unit="file", shows_progress=True):
         clock(20)
-    assert file.text == "looking at files: 2 files of 2 files, 40 s\nlooking at files: done, 2 files, 40 s\n"
+    assert file.text == "looking at files: 2 of 2 files, 40 s\nlooking at files: done, 2 files, 40 s\n"
 
 
 @pytest.mark.parametrize("shows_progress", [True, False])
@@ -164,9 +164,9 @@ def test_a_redirected_standard_error_has_lines():
     done = subprocess.run([sys.executable, "-c", REPACK], capture_output=True, text=True, check=True)
     assert "\r" not in done.stderr
     assert [re.sub(r"\d+ s$", "", line) for line in done.stderr.splitlines()] == [
-        "working: 1 run of 3 runs, ",
-        "working: 2 runs of 3 runs, ",
-        "working: 3 runs of 3 runs, ",
+        "working: 1 of 3 runs, ",
+        "working: 2 of 3 runs, ",
+        "working: 3 of 3 runs, ",
         "working: done, 3 runs, ",
     ]
 

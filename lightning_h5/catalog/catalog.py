@@ -46,6 +46,7 @@ class Catalog:
             files of the first table.
         matched: see ``Joins``.
         staging: how objects of stores are read.
+        described: descriptions of the files' arrays that were made before.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Catalog:
         first_files: Callable[[], Sequence[str]] = tuple,
         matched: dict[Any, Any] | None = None,
         staging: StagingOptions | None = None,
+        described: AlikeArrays | None = None,
     ) -> None:
         self.staging = staging
         self.categories, self._first_files = categories or Categories(), first_files
@@ -65,7 +67,7 @@ class Catalog:
         self._columns = tuple(dict.fromkeys(columns))
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
         self._of_all_ranks = of_all_ranks
-        self._alike = AlikeArrays()
+        self._alike = described or AlikeArrays()
         self._files: dict[tuple[str, FileOptions], FileContents | H5FileError] = {}
         self._n_rows: dict[tuple[str, str], int] = {}
         self._shared: dict[Any, Any] = {}

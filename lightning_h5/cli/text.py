@@ -32,12 +32,12 @@ MAX_OUTLIERS = 20
 SCREEN = 40  # lines that a report on alike groups takes
 MIN_ROOM = 30  # characters for the text after a name in the tree
 MAX_PROBLEMS = 200
-MAX_UNCHECKED = 6
+MAX_UNCHECKED = 3
 MAX_CHANNELS = 24
 SMALL_REQUEST = 256 << 10  # bytes, below which a request takes as long as one of this size
 NO_GAIN = 0.95  # relative to the size without compression
 MIN_GAIN = 64 << 10  # bytes of an array, below which its compression does not matter beside larger ones
-MAX_REPACKED = 20  # arrays of a copy that are shown, the largest
+MAX_REPACKED = 12  # arrays of a copy that are shown, the largest that were written again
 
 
 def _counted(n: int, noun: str) -> str:
@@ -283,7 +283,7 @@ def _facts(report: FileReport) -> Iterator[str]:
     if advice.datamodule is not None:
         keys = (*advice.x_keys, *advice.y_keys)
         names = safe(", ".join(keys)) if len(keys) <= MAX_NAMES else f"{len(keys)} fields"
-        unit = "rows" if advice.cost is None else "steps"
+        unit = "steps" if advice.cost is not None and advice.cost.n_segments else "rows"
         yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {unit} of {names}"])
     if (cost := advice.cost) is not None:
         yield paragraphs("samples    ", [_cost_text(cost)])
@@ -374,7 +374,10 @@ def bench_text(report: BenchReport) -> Iterator[str]:
 def repack_text(report: RepackReport) -> Iterator[str]:
     """Yield the report of ``repack``: how each array was stored before and after."""
     rows = [["array", "chunks", "filters", "stored", "a row costs"]]
-    largest = sorted(report.arrays, key=lambda array: -array.n_bytes)[:MAX_REPACKED]
+    arrays = report.arrays
+    if len(arrays) > MAX_REPACKED:
+        arrays = tuple(array for array in arrays if array.is_rewritten)
+    largest = sorted(arrays, key=lambda array: -array.n_bytes)[:MAX_REPACKED]
     shown_arrays = [array for array in report.arrays if array in largest]
     for array in shown_arrays:
         name = array.name + (" (rows shuffled)" if array.is_shuffled else "")
@@ -382,7 +385,7 @@ def repack_text(report: RepackReport) -> Iterator[str]:
         rows.append(["", *_stored_cells(array.after)] if array.is_rewritten else ["", "as before", "", "", ""])
     yield table(rows)
     if n_hidden := len(report.arrays) - len(shown_arrays):
-        yield faint(f"... and {_counted(n_hidden, 'smaller array')}; --json has all")
+        yield faint(f"... and {_counted(n_hidden, 'other array')}, smaller or as before; --json has all")
     names_of_notes: dict[str, list[str]] = {}
     for array in report.arrays:
         if array.note:

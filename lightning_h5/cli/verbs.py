@@ -304,15 +304,19 @@ def _stats(options: argparse.Namespace) -> int:
     )
     text, failure = stats_text(report), None
     if any(array.is_sparse for array in report.arrays):
-        text += ["", "Zeros that are not stored count. normalize= refuses sparse matrices: scale in a transform."]
-        text += [shlex.join(["Next:", "lightning-h5", "bench", *options.paths])]
+        refused = "" if options.output is not None else " normalize= refuses sparse matrices: scale in a transform."
+        text += ["", f"Zeros that are not stored count.{refused}"]
+        text += [shlex.join(["Next:", "lightning-h5", "bench", *options.paths])] if options.output is None else []
     elif options.output is None:
         command = shlex.join(["lightning-h5", "stats", *_words_of(options), "--output", "stats.json"])
         text += ["", f"Next: {command}", "      and pass normalize='stats.json' to the data module"]
     if options.output is not None:
         try:
             report.save(options.output, overwrite=options.force)
-            text += ["", f"wrote {options.output}: pass it as normalize={options.output!r}"]
+            text += [
+                "",
+                f"wrote {options.output}: pass it as normalize={options.output!r} in the call that inspect prints",
+            ]
             text.append(shlex.join(["Next:", "lightning-h5", "inspect", *options.paths]))
         except H5Error as error:  # still show the result
             failure = error

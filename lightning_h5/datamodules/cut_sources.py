@@ -17,7 +17,7 @@ from ..options import SplitOptions
 from ..samples import RowTable, SegmentChoice, SegmentSubset, rows_without_line
 from ..types import IntArray, Paths
 from .arguments import SPLITS, Split
-from .cut_splits import check_split_of_rows, cut_rows, cut_segments
+from .cut_splits import check_split_of_rows, cut_rows, cut_rows_in_time, cut_segments
 from .source_files import SourceFiles
 
 __all__ = ["check_kinds", "columns_of_sources", "cut_sources", "refuse_images_of_sources"]
@@ -116,7 +116,10 @@ def _cut_rows(
             lacks.append(np.zeros(n_rows - begin, np.bool_) if lacking_here is None else lacking_here)
     groups, labels, names = (_joined_columns(parts, argument) if parts else None for argument, parts in columns.items())
     lacking = np.concatenate(lacks) if any(map(np.any, lacks)) else None
-    cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=lacking)
+    if options.by == "time":
+        cut = cut_rows_in_time(np.diff([*starts.values(), n_rows]).tolist(), options, lacking)
+    else:
+        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=lacking)
     split_of = np.full(n_rows, -1)
     for split, rows in cut.items():
         split_of[rows] = SPLITS.index(split)

@@ -20,14 +20,14 @@ from ..catalog import Catalog
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing, near
 from ..hdf5 import OpenOptions, expand_user, file_number, list_data
 from ..options import SplitOptions
-from ..order import group_split, k_fold
+from ..order import group_split, k_fold, time_split
 from ..readers import open_reader
 from ..regular_files import read_json
 from ..samples import RowTable, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from ..types import IntArray, PathLike, Paths
 from .arguments import SPLITS, Split
 
-__all__ = ["check_split_of_rows", "cut_rows", "cut_segments", "read_splits"]
+__all__ = ["check_split_of_rows", "cut_rows", "cut_rows_in_time", "cut_segments", "read_splits"]
 
 
 FORMAT = "lightning_h5 splits"
@@ -59,11 +59,11 @@ def check_split_of_rows(options: SplitOptions) -> None:
     if (
         (options.key is not None and options.column is None)
         or options.group_pattern is not None
-        or options.by in ("segment", "time")
+        or options.by == "segment"
     ):
         raise H5ValueError(
-            "split.key, split.group_pattern and split.by='segment' or 'time' divide segments, and samples are rows. "
-            "Pass segments or a window, or split rows by fractions or group_key."
+            "split.key, split.group_pattern and split.by='segment' divide segments, and samples are rows. Pass "
+            "segments or a window, or split rows by fractions, group_key or by='time'."
         )
 
 
@@ -118,6 +118,40 @@ def cut_rows(
     if path is not None:
         write_splits(path, splits, options.group_key, groups, settings)
     return splits
+
+
+def cut_rows_in_time(
+    n_rows: Sequence[int], options: SplitOptions, lacks: npt.NDArray[np.bool_] | None = None
+) -> dict[Split, IntArray]:
+    """Divide the rows of each file in time, in the order of the file: each file is a segment.
+
+    Args:
+        n_rows: rows of each training file.
+        options: fractions, and the gap between parts, none by default: a row does not reach into the next.
+        lacks: which rows have no line in a side table; these are in no split, and count for none.
+
+    Returns:
+        For each split its rows in ascending order.
+
+    Raises:
+        H5ValueError: a split has no row.
+    """
+    bounds = np.cumsum([0, *n_rows])
+    rows = np.arange(bounds[-1]) if lacks is None else np.flatnonzero(~lacks)
+    bounds = np.searchsorted(rows, bounds)
+    place = np.arange(len(rows)) - np.repeat(bounds[:-1], np.diff(bounds))
+    parts = time_split(np.diff(bounds), options.val_fraction, options.test_fraction, gap=options.gap or 0)
+    cut: dict[Split, IntArray] = {}
+    for name, part in parts.items():
+        low, high = (np.repeat(steps, np.diff(bounds)) for steps in part)
+        cut[cast("Split", name)] = rows[(low <= place) & (place < high)]
+        if not len(cut[cast("Split", name)]):
+            raise H5ValueError(
+                f"split.by='time' leaves no row for {name!r}: it divides the rows of each file, and the longest of "
+                f"{len(n_rows):,} files has {int(np.diff(bounds).max(initial=0)):,}. Pass other fractions, a smaller "
+                f"gap, or {'val' if name == 'train' else name}_path with files of their own."
+            )
+    return cut
 
 
 def _cut_numbers(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, IntArray]:

@@ -35,9 +35,14 @@ class AlikeArrays:
     """Describes arrays of many files, the first two of each structure in full.
 
     Not for files with a live writer: headers can change while they are compared.
+
+    Args:
+        remembers: keep each description, and return it if the array of an unchanged file is asked for again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembers: bool = False) -> None:
+        self._remembers = remembers
+        self._described: dict[tuple[str, str], tuple[FileOptions, ArrayLayout, int]] = {}
         # By key and structure: the number of the first array among the templates, and whether the second one showed
         # that its description can be reused.
         self._structures: dict[tuple[Any, ...], tuple[int, bool]] = {}
@@ -98,7 +103,18 @@ class AlikeArrays:
         Raises:
             H5Error: see ``describe_array``.
         """
-        alike = alike or key
+        if (known := self._described.get((path, key))) is not None:
+            known_files, layout, number = known
+            if known_files == files and layout.guard == guard:
+                return layout, number
+        layout, template = self._describe(file, path, key, files, guard, alike or key, takes_scalars)
+        if self._remembers and template is not None:
+            self._described[path, key] = files, layout, template
+        return layout, template
+
+    def _describe(
+        self, file: Any, path: str, key: str, files: FileOptions, guard: ChangeGuard, alike: str, takes_scalars: bool
+    ) -> tuple[ArrayLayout, int | None]:
         lookup = None if alike in self._members else self._header(file, key, alike)
         if lookup is None:
             layout = self._full_layout(file, path, key, files, alike, takes_scalars)

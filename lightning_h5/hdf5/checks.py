@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 INTEGRITY = (
-    "most damage to its values shows nowhere",
-    "damage to its values shows; damage to the file's own tables may not",
-    "damage shows, but for chunks that were overwritten with zeros",
-    "damage shows, but for whole chunks that took each other's place",
+    "most damage to values would go unnoticed",
+    "damage to values is noticed; damage to the file's own tables may not be",
+    "damage is noticed, except in chunks that were overwritten with zeros",
+    "damage is noticed, except if whole chunks were exchanged",
     "rows are compared with digests that were made of them",
 )
 """What each integrity level means; the last one is reached only by digests next to a file."""

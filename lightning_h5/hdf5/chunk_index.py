@@ -67,8 +67,8 @@ class ChunkTable:
             n_filters: filters of the array.
             chunk_bytes: bytes of a chunk before any filter.
         """
-        skip = self.masks == (1 << n_filters) - 1
-        return bool((skip & (self.offsets >= 0) & (self.sizes == chunk_bytes)).all())
+        is_skipped = self.masks == (1 << n_filters) - 1
+        return bool(is_skipped.all() and (self.offsets >= 0).all() and (self.sizes == chunk_bytes).all())
 
 
 def grid_of(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
@@ -102,6 +102,9 @@ def chunk_table(
 
     array_id.chunk_iter(note)
     n_chunks = math.prod(grid)
+    if n_chunks == 1 and len(records) == 3 and not any(coordinates):  # 5 microseconds instead of 30, for many arrays
+        offset, size, mask = (np.array([number], dtype=np.int64) for number in records)
+        return ChunkTable(grid, offset, size, mask.astype(np.uint32))
     table = ChunkTable(
         grid,
         np.full(n_chunks, -1, dtype=np.int64),

@@ -35,6 +35,9 @@ _NAMES = (
 )
 """Dtypes of torch, by the names that torch and NumPy have in common."""
 
+_CODES = {np.dtype(name).str[1:] for name in _NAMES if name != "bfloat16"}
+"""The same without bfloat16, which NumPy lacks, as NumPy codes them without a byte order: "f4"."""
+
 MAX_MEMBERS = 6  # members of a compound to list in one line
 
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
@@ -76,11 +79,9 @@ def kind_of(dtype: np.dtype[Any]) -> NumberKind:
     base = dtype.base
     if base.names is not None:
         return "compound"
-    if h5py.check_string_dtype(base) is not None or base.kind in "SU":
-        return "text"
-    if base.kind in "biufc" and base.newbyteorder("=").name in _NAMES:
-        return "number"
-    return "object"
+    if base.kind in "biufc":
+        return "number" if base.str[1:] in _CODES else "object"
+    return "text" if base.kind in "SU" or h5py.check_string_dtype(base) is not None else "object"
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -142,7 +143,7 @@ def numpy_dtype(array: Any) -> np.dtype[Any] | None:
     try:
         kind = (array.id if isinstance(array, h5py.Dataset) else array).get_type()
         if kind.get_class() != h5py.h5t.COMPOUND:
-            dtype: np.dtype[Any] = array.dtype
+            dtype: np.dtype[Any] = kind.dtype
             return dtype
         return _dtype_of_table(kind.encode())
     except (TypeError, ValueError):

@@ -20,6 +20,7 @@ __all__ = [
     "COORDINATES",
     "DIMENSION_SCALE",
     "FIELD_GROUPS",
+    "INDEX_PREFIX",
     "MATLAB_EMPTY",
     "MATLAB_TEXT",
     "SPARSE_PARTS",
@@ -28,6 +29,7 @@ __all__ = [
     "biom_shape",
     "field_groups_among",
     "is_empty_matlab",
+    "is_in_index",
     "is_private_group",
     "is_text_of_matlab",
     "matrices_among",
@@ -57,6 +59,9 @@ MATLAB_EMPTY = b"MATLAB_empty"
 MAX_ROOT_NAMES = 8  # that are asked for a mark of MATLAB
 
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+
+INDEX_PREFIX = "_i_"
+"""How PyTables names the group with the index of a table."""
 
 DIMENSION_SCALE = "a dimension scale"
 WEIGHTS = "weights of a Keras model"
@@ -175,11 +180,16 @@ def field_groups_among(names: Collection[str]) -> dict[str, str]:
 
 def is_private_group(name: str) -> bool:
     """Return whether the name of a group alone marks it as one that other software keeps beside its data."""
-    return name in ("#refs#", "#subsystem#") or name.startswith("_i_")
+    return name in ("#refs#", "#subsystem#") or name.startswith(INDEX_PREFIX)
+
+
+def is_in_index(name: str) -> bool:
+    """Return whether an array belongs to an index of PyTables, whose chunks must stay: PyTables counts rows by them."""
+    return any(group.startswith(INDEX_PREFIX) for group in name.split("/")[:-1])
 
 
 def _is_index(item: _Attributes, name: str) -> bool:
-    return name.startswith("_i_") or item.text(b"CLASS") in (b"INDEX", b"TINDEX")
+    return name.startswith(INDEX_PREFIX) or item.text(b"CLASS") in (b"INDEX", b"TINDEX")
 
 
 def _is_of_matlab(item: _Attributes, name: str) -> bool:

@@ -46,10 +46,11 @@ class SplitOptions(Options):
         key: arrays of the training files that list the names of the segments of each split, as
             ``{"train": "mask/train", "val": "mask/valid"}`` or one pattern, ``"mask/{split}"``; or a column of a table
             that has "train", "val", "test" or "predict" for each row or segment, ``"table/split"``.
-        by: what is divided: "row", "segment", or each segment in "time", training first. "auto" divides segments if
-            samples are made of these, and rows otherwise.
+        by: what is divided: "row", "segment", or each segment in "time", training first. Without segments, each file is
+            one, and "time" divides its rows in their order. "auto" divides segments if samples are made of these, and
+            rows otherwise.
         gap: steps between the parts of a segment that is divided in time. None is the reach of a window less 1, so that
-            no step is in two splits.
+            no step is in two splits; without windows there is no gap.
     """
 
     shorthand = "a number such as 0.1, [train, val], [train, val, test]"
@@ -72,6 +73,8 @@ class SplitOptions(Options):
         check_whole(self.gap, "split.gap", 0)
         if self.gap is not None and self.by != "time":
             raise H5ValueError(f"split.gap={self.gap} was given without split.by='time', which alone leaves gaps.")
+        if self.by == "time":
+            self._check_time()
         if self.group_key is not None and self.group_pattern is not None:
             raise H5ValueError("split.group_key and split.group_pattern were given, which both name groups. Pass one.")
         if self.key is not None and (self.has_fractions or self.file is not None):
@@ -113,6 +116,20 @@ class SplitOptions(Options):
                     f"{name}={getattr(self, name)!r} was given, but nothing is split. Pass val_fraction, "
                     f"test_fraction or num_folds and fold, or leave {name} out."
                 )
+
+    def _check_time(self) -> None:
+        """Raise an ``H5ValueError`` for settings that a split in time would ignore."""
+        others = ("group_key", "group_pattern", "stratify_key", "num_folds", "file", "key")
+        if given := [f"split.{name}" for name in others if getattr(self, name) is not None]:
+            raise H5ValueError(
+                f"split.by='time' was given with {' and '.join(given)}, but divides every segment at the same "
+                "fractions. Pass one of them."
+            )
+        if not self.has_fractions:
+            raise H5ValueError(
+                "split.by='time' was given without fractions. Pass val_fraction, test_fraction or both, as split={"
+                "'val_fraction': 0.1, 'by': 'time'}."
+            )
 
     @classmethod
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:

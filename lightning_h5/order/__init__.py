@@ -46,7 +46,7 @@ from .shards import (
     rows_at,
     union,
 )
-from .splits import group_split, k_fold
+from .splits import group_split, k_fold, time_split
 from .token_batches import TokenRecipe
 from .token_mixture import TokenMixtureRecipe
 from .weight_schedule import WeightSchedule
@@ -129,6 +129,7 @@ __all__ = [
     "run_settings",
     "saved_mode",
     "stream",
+    "time_split",
     "uniform",
     "union",
 ]

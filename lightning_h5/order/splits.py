@@ -1,4 +1,4 @@
-"""Splits and folds of rows, or of whole groups of rows."""
+"""Splits and folds of rows, of whole groups of rows, or of each segment in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import H5ValueError
 from ..types import IntArray
 from .permutation import stream
 
-__all__ = ["group_split", "k_fold"]
+__all__ = ["group_split", "k_fold", "time_split"]
 
 SPLIT, FOLD = 1, 2  # purposes of the random streams
 
@@ -104,6 +104,34 @@ def k_fold(
         fold_of_group = _fill_splits(order, counts, np.full(num_folds, 1 / num_folds))
     is_held_out = fold_of_group[codes] == fold
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+
+
+def time_split(
+    lengths: IntArray, val_fraction: float, test_fraction: float, *, gap: int = 0, beat: int = 1
+) -> dict[str, tuple[IntArray, IntArray]]:
+    """Divide each segment in time: training first, then validation, then test.
+
+    Args:
+        lengths: steps of each segment, shape ``(n_segments,)``.
+        val_fraction: share of the steps for validation, of those that are not in a gap; no such split if 0.
+        test_fraction: the same for the test.
+        gap: steps between two parts, in no split.
+        beat: validation and test begin at a multiple of so many steps.
+
+    Returns:
+        For each split the first step of each segment's part, and the step after its last. Parts may be empty.
+    """
+    shares = {"val": val_fraction, "test": test_fraction}
+    cuts = [name for name, share in shares.items() if share]
+    room = np.maximum(lengths - gap * len(cuts), 0)
+    sizes = {name: np.round(room * shares[name]).astype(np.int64) for name in cuts}
+    end = np.maximum(room - sum(sizes.values()), 0)
+    parts = {"train": (np.zeros(len(lengths), dtype=np.int64), end)}
+    for name in cuts:
+        low = np.minimum(-(-(end + gap) // beat) * beat, lengths)
+        end = np.minimum(low + sizes[name], lengths)
+        parts[name] = low, end
+    return parts
 
 
 def _codes(groups: int | npt.ArrayLike) -> tuple[IntArray, IntArray]:

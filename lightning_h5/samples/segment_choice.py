@@ -22,6 +22,7 @@ from ..counters import Counters
 from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions, is_attribute_key
 from ..options import SplitOptions
+from ..order import time_split
 from ..readers import run_with_progress
 from ..types import IntArray
 from .indexer import Indexer
@@ -173,20 +174,11 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
     """
     indexer = table.indexer
     gap = indexer.reach - 1 if options.gap is None else options.gap
-    n, beat = indexer.segments.lengths, indexer.segments.beat
-    shares = {"val": options.val_fraction, "test": options.test_fraction}
-    cuts = [name for name, share in shares.items() if share]
-    room = np.maximum(n - gap * len(cuts), 0)
-    sizes = {name: np.round(room * share).astype(np.int64) for name, share in shares.items() if share}
-    low = {"train": np.zeros(len(n), dtype=np.int64)}
-    high = {"train": np.maximum(room - sum(sizes.values()), 0)}
-    end = high["train"]
-    for name in cuts:
-        low[name] = np.minimum(-(-(end + gap) // beat) * beat, n)
-        high[name] = end = np.minimum(low[name] + sizes[name], n)
+    n = indexer.segments.lengths
+    parts = time_split(n, options.val_fraction, options.test_fraction, gap=gap, beat=indexer.segments.beat)
     subsets = {}
-    for name in low:
-        subsets[name] = SegmentSubset(low=low[name], high=high[name])
+    for name, (low, high) in parts.items():
+        subsets[name] = SegmentSubset(low=low, high=high)
         if not len(subsets[name].of(indexer)):
             raise H5ValueError(
                 f"split.by='time' leaves no sample for {name!r}: the longest of {len(n):,} segments has "

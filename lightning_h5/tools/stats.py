@@ -299,7 +299,10 @@ def suggested_input(paths: Sequence[str]) -> tuple[Keys, tuple[Any, Any, Any, An
             else option
             for name, option in segments.items()
         }
-    return keys, (sample, segments, select or None, settings.get("decode"))
+    decode = {
+        key.replace("{split}", "train"): how for key, how in settings.get("decode", {}).items() if key in fields.names
+    }
+    return keys, (sample, segments, select or None, decode or None)
 
 
 def _as_likely(layouts: Mapping[str, ArrayLayout], x_keys: Sequence[str]) -> list[str]:

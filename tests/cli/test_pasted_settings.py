@@ -229,7 +229,7 @@ EXPECTED = {
     "uint8 images": {"x_dtype": "float32", "y_dtype": "int64", "stratify_key": "labels"},
     "grouped recordings": {"y_key": "stage", "group_key": "recording_id", "stratify_key": "stage"},
     "table": {"x_key": ["events/energy", "events/hits"], "y_key": "events/class", "x_dtype": "float32"},
-    "text targets": {"x_key": "features"},
+    "text targets": {"y_key": "label", "decode": {"label": "category"}, "stratify_key": "label"},
     "sorted labels": {"stratify_key": "label", "y_dtype": "int64"},
     "many files": {"group_key": "subject", "y_key": "target", "x_dtype": "float32"},
     "one array": {"x_key": "data", "x_dtype": "float32", "batch_size": 64},
@@ -244,7 +244,7 @@ def test_the_settings_suit_the_file(make_h5, tmp_path, run, name):
     found = settings_of(run("inspect", write(name, make_h5, tmp_path)))
     assert found.items() >= EXPECTED[name].items()
     assert found["batch_size"] in (1, 2, 4, 8, 16, 32, 64)
-    absent = {"text targets": {"y_key", "x_dtype"}, "one array": {"y_key", "group_key"}, "AnnData": {"x_dtype"}}
+    absent = {"text targets": {"x_dtype"}, "one array": {"y_key", "group_key"}, "AnnData": {"x_dtype"}}
     assert not absent.get(name, set()) & found.keys()
 
 
@@ -276,9 +276,11 @@ def test_training_and_validation_have_all_classes_shuffled_and_no_group_of_both(
     module.teardown("fit")
 
 
-def test_a_text_target_is_left_out_with_a_comment(make_h5, tmp_path, run):
-    text = pasted(run("inspect", write("text targets", make_h5, tmp_path)))
+def test_text_that_does_not_repeat_is_left_out_with_the_call_that_takes_it(make_h5, run):
+    path = make_h5(features=normal(100, 6), label=np.array([f"n{number}" for number in range(100)], "S"))
+    text = pasted(run("inspect", path))
     assert text.startswith("# 'label' is text and left out")
+    assert "decode={'label': 'category'}" in " ".join(text.replace("#", " ").split())
 
 
 def test_codes_with_missing_values_are_no_target(make_h5, run):

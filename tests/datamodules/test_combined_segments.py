@@ -248,7 +248,7 @@ def test_text_that_no_segment_has_is_a_warning(folder):
         dataset(folder, where={"@site": ["a", "c"]}, window=3)
 
 
-@pytest.mark.parametrize("split", [{"by": "time"}, {"by": "segment"}, {"group_pattern": "(demo)"}])
+@pytest.mark.parametrize("split", [{"by": "segment"}, {"group_pattern": "(demo)"}])
 def test_rows_are_not_split_by_what_segments_alone_have(folder, split):
     options = {"fields": ["data/demo_0/x"], "segments": None, "window": None}
     with pytest.raises(H5ValueError, match="divide segments, and samples are rows"):

@@ -367,4 +367,4 @@ def test_integrity_levels_are_logged_once_and_for_debugging_alone(module, make_h
         data.setup("validate")
     (record,) = [record for record in caplog.records if "integrity levels" in record.getMessage()]
     assert record.levelname == "DEBUG"
-    assert "y: 0, x: 1 (level 0: most damage to its values shows nowhere)" in record.getMessage()
+    assert "y: 0, x: 1 (level 0: most damage to values would go unnoticed)" in record.getMessage()

@@ -159,3 +159,21 @@ def test_a_table_is_described_once_for_all_its_numbers(
             assert isinstance(found, str) == isinstance(expected, str)
             assert found == expected if isinstance(found, str) else _is_equal(found, expected)
         assert len(full) == 5  # the first member, the table, text, a member with members, and one of these
+
+
+def test_a_description_is_remembered_until_the_file_changes(tmp_path: Path) -> None:
+    path, files, described = str(tmp_path / "a.h5"), FileOptions(), AlikeArrays(remembers=True)
+    with h5py.File(path, "w") as file:
+        for number in range(4):
+            file[f"x{number}"] = np.zeros((9, 2))
+
+    def describe(alike_name: str) -> ArrayLayout:
+        with open_h5(path) as file:
+            guard = ChangeGuard.of_open(file, path)
+            return [described.describe(file, path, f"x{n}", files, guard, alike=alike_name) for n in range(4)][-1]
+
+    first = describe("x*")
+    assert describe("another name") is first
+    with h5py.File(path, "a") as file:
+        file["x3"][0] = 1
+    assert describe("x*") is not first

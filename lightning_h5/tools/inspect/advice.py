@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from textwrap import wrap
 from typing import Any
 
@@ -49,6 +50,7 @@ MAX_SHUFFLE = 4 << 30
 """The largest buffer to suggest for mixing rows, before a copy of the file is suggested instead."""
 
 MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
+MIN_SIDE = 8  # pixels of an image
 MIN_ROWS = 10  # minimum to validate on a tenth of them
 
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # for validation; the first with all classes in both splits is used
@@ -165,7 +167,10 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         if any(array.structure == WEIGHTS for array in contents.arrays):
             reason = "The file holds weights of a Keras model: there are no samples in it. Name another file."
         return Advice(datamodule=None, settings={}, reasons=(reason,))
-    x, y, other_arrays = _choose_arrays(layouts)
+    largest = _largest_input(layouts)
+    classes, other_texts = _text_targets(contents, largest.n_rows, files)
+    x, y, other_arrays = _choose_arrays(largest, layouts, classes)
+    comments = [] if y else [_why_no_target(array.key) for array in other_texts]
     if len(x) == 1 and (why_none := _why_no_samples(x[0], other_arrays, len(contents.layouts))) is not None:
         return Advice(datamodule=None, settings={}, reasons=(why_none,))
     has_axes = any(array.structure == AXIS for array in contents.arrays)  # and so names its signal
@@ -183,17 +188,15 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     rows = x[0].n_rows if n_rows is None else n_rows
     x_keys, y_keys = [layout.key for layout in x], [layout.key for layout in y]
     group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
-    choices, why = suggest(x, y, rows, group_key, files)
+    splits = _splits_beside([*x_keys, *y_keys], {**contents.layouts, **contents.texts})
+    choices, why = suggest(x, y, rows, group_key, files, has_val="val" in splits)
     row_bytes = trained_row_bytes(x, y, choices)
     name, module_settings, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
-    columns = {name for name, length in contents.columns.items() if length == x[0].n_rows}
-    texts = [array.name for array in contents.arrays if array.name in columns and array.dtype[:4] == "text"]
-    named_texts = [] if y else [key for key in texts if _names_target(key) and not _are_dates(files, key)]
-    comments = [_why_no_target(key) for key in named_texts[:1]]
     header = {array.key.rpartition("/")[0] for array in layouts if _is_in_header(array.key)}
     is_left_out = header and not any(_is_in_header(key) for key in x_keys)
     reasons = [
         _why_these(x, y, other_arrays),
+        *_why_permute(x),
         *([f"Arrays in {listing(sorted(header), 2)} are no input, by the name."] if is_left_out else []),
         *why,
         *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
@@ -202,10 +205,11 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     ]
     keys: dict[str, Any] = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys}
     keys |= {"y_key": y_keys[0]} if y_keys else {}
-    if (splits := _splits_beside([*x_keys, *y_keys], contents.layouts)) is not None:
+    if splits:
         keys = {argument: value.replace("train", "{split}", 1) for argument, value in keys.items()}
         reasons.insert(1, f"{{split}} stands for train, {' and '.join(splits)}: the file has arrays for each.")
-        choices = {name: value for name, value in choices.items() if name != "split" or "val" not in splits}
+        if "decode" in choices:
+            choices["decode"] = {key.replace("train", "{split}", 1): how for key, how in choices["decode"].items()}
     return Advice(
         datamodule=name,
         settings={"train_path": path, **keys, **choices, **module_settings},
@@ -218,16 +222,21 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     )
 
 
-def _splits_beside(keys: Sequence[str], names: Collection[str]) -> list[str] | None:
+def _splits_beside(keys: Sequence[str], names: Collection[str]) -> list[str]:
     """Return the other splits, val or test, that a file has arrays for if ``train`` in each key is replaced."""
     if not all(len(re.findall(r"(?<![a-zA-Z])train(?![a-zA-Z])", key)) == 1 for key in keys):
-        return None
-    splits = [s for s in ("val", "test") if all(key.replace("train", s, 1) in names for key in keys)]
-    return splits or None
+        return []
+    return [s for s in ("val", "test") if all(key.replace("train", s, 1) in names for key in keys)]
 
 
 def suggest(
-    x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], n_rows: int, group_key: str | None, files: Sequence[str]
+    x: Sequence[ArrayLayout],
+    y: Sequence[ArrayLayout],
+    n_rows: int,
+    group_key: str | None,
+    files: Sequence[str],
+    *,
+    has_val: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return dtypes, split and batch size for arrays to train from, as arguments of a data module, and why.
 
@@ -237,15 +246,20 @@ def suggest(
         n_rows: rows of all files.
         group_key: an array that seems to name groups, if any.
         files: paths of files to read columns from.
+        has_val: whether rows for validation are known, so that none are split off.
     """
     y_key = y[0].key if len(y) == 1 and math.prod(y[0].row_shape) == 1 else None
     labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
+    labels = _class_numbers(labels)
     settings, why_dtypes = suggest_dtypes(x, y, labels)
     if y_key is not None and len(y[0].row_shape) == 1:
         settings["select"] = {y_key: {1: 0}}
         why_dtypes.append(f"select: {y_key!r} has rows of one value, {y[0].row_shape}; losses take the value.")
     is_column = y_key is not None and not y[0].row_shape
-    split, why_split = _suggest_split(n_rows, y_key, labels if is_column else None, group_key, groups)
+    split: dict[str, Any] = {}
+    why_split: list[str] = []
+    if not has_val:
+        split, why_split = suggest_split(n_rows, y_key, labels if is_column else None, group_key, groups)
     if split:
         settings["split"] = split if len(split) > 1 else split["val_fraction"]
     n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
@@ -296,6 +310,12 @@ def suggest_dtypes(
         elif any(array.dtype.kind in "iu" for array in inputs):
             text += " (leave it out if they are indices, as for an embedding)"
         reasons.append(f"{text}.")
+    decode: dict[str, str] = {}
+    for target in y:
+        if kind_of(target.dtype) == "text":
+            decode[target.key] = "category"
+            reasons.append(f"decode: {target.key!r} is text, and 'category' gives each distinct text a class number.")
+    labels = _class_numbers(labels)
     fits_int64 = labels is None or not (labels > np.iinfo("i8").max).any()
     if (classes := _classes_as_floats(labels)) is not None and _to_cast(y, "f", "int64"):
         dtypes["y_dtype"] = "int64"
@@ -324,9 +344,15 @@ def suggest_dtypes(
         if packing.policy == "refuse":
             refused_keys.append(array.key)
         reasons.append(f"{array.key!r} holds packed {kind}, which are decoded ({packing.formula}).")
-    if refused_keys:
-        dtypes["decode"] = dict.fromkeys(refused_keys, "cf")
-    return dtypes, reasons
+    decode |= dict.fromkeys(refused_keys, "cf")
+    return {**dtypes, **({"decode": decode} if decode else {})}, reasons
+
+
+def _class_numbers(labels: Column) -> Column:
+    """Return a column with numbers in place of text."""
+    if labels is None or labels.dtype.kind in "biufc":
+        return labels
+    return np.unique(labels.astype(str), return_inverse=True)[1]
 
 
 def _classes_as_floats(labels: Column) -> Column:
@@ -358,7 +384,7 @@ def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settin
     return n_bytes
 
 
-def _suggest_split(
+def suggest_split(
     n_rows: int, y_key: str | None, labels: Column, group_key: str | None, groups: Column
 ) -> tuple[dict[str, Any], list[str]]:
     """Return how to split validation rows off: by group, by class, with a share that leaves rows on both sides."""
@@ -426,8 +452,8 @@ def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[st
     return next((name for name in names if words_in(name) & GROUP_WORDS), None)
 
 
-def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
-    """Return input, target (if one stands out), and other arrays with the same number of rows."""
+def _largest_input(layouts: Sequence[ArrayLayout]) -> ArrayLayout:
+    """Return the array that is the input, or one of its members if it is a table: the largest that is no target."""
 
     def size_as_input(array: ArrayLayout) -> tuple[bool, int, int]:
         return bool(array.row_shape), array.n_rows * math.prod(array.row_shape), array.n_bytes
@@ -438,6 +464,19 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
     if _is_called_target(x.key):
         alternatives = [a for a in candidates if a.n_rows == x.n_rows and not _is_called_target(a.key)]
         x = max((a for a in alternatives if not names_rows(a.key)), key=size_as_input, default=x)
+    return x
+
+
+def _choose_arrays(
+    x: ArrayLayout, layouts: Sequence[ArrayLayout], text: list[ArrayLayout]
+) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
+    """Return input, target (if one stands out), and other arrays with the same number of rows.
+
+    Args:
+        x: the input, or one of its members.
+        layouts: all arrays of numbers.
+        text: columns of text that may be the target.
+    """
     other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
     columns += [a for a in other_arrays if a.row_shape == (1,) and _is_called_target(a.key)]  # as MATLAB stores them
@@ -445,7 +484,7 @@ def _choose_arrays(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], l
     columns = [array for array in columns if array.n_rows > 1 and not _is_coordinate_beside(array.key, keys)]
     named_targets = [array for array in columns if _names_target(array.key)]
     is_clear = len(columns) == 1 and x.n_rows >= MIN_ROWS and not words_in(columns[0].key) & NO_TARGET_WORDS
-    y = named_targets[:1] or (columns if is_clear else [])
+    y = (named_targets or text)[:1] or (columns if is_clear else [])
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
@@ -482,7 +521,12 @@ def _why_no_samples(x: ArrayLayout, other_arrays: Sequence[ArrayLayout], n_array
 
 
 def _is_in_header(key: str) -> bool:
-    return any(words_in(group) & HEADER_WORDS for group in key.split("/")[:-1])
+    return _are_in_header(key.rpartition("/")[0])
+
+
+@lru_cache(maxsize=16)  # the arrays of a group follow each other
+def _are_in_header(group: str) -> bool:
+    return any(words_in(part) & HEADER_WORDS for part in group.split("/"))
 
 
 def _is_time(array: ArrayLayout) -> bool:
@@ -510,6 +554,20 @@ def _may_be_places(values: Column) -> bool:
     return ascends and len(np.unique(values)) > MAX_CLASSES * len(values)
 
 
+def _text_targets(contents: Contents, n_rows: int, files: Sequence[str]) -> tuple[list[ArrayLayout], list[ArrayLayout]]:
+    """Return a column of text that is a target by its name, if its values are classes; or the one whose are not."""
+    keys = [key for key in contents.texts if contents.columns[key] == n_rows and _names_target(key)]
+    if (key := next((key for key in keys if not _are_dates(files, key)), None)) is None:
+        return [], []
+    values, text = read_column(files, key), [contents.texts[key]]
+    return (text, []) if values is None or _are_classes(values) else ([], text)
+
+
+def _are_classes(values: npt.NDArray[Any]) -> bool:
+    """Return whether values repeat as classes do."""
+    return 2 <= len(np.unique(values.astype(str))) <= MAX_CLASSES * len(values)
+
+
 def _are_dates(files: Sequence[str], key: str) -> bool:
     values = read_column(files[:1], key)
     return values is not None and values.dtype.kind in "OSUiu" and are_dates(values.tolist())
@@ -517,8 +575,8 @@ def _are_dates(files: Sequence[str], key: str) -> bool:
 
 def _why_no_target(key: str) -> str:
     return (
-        f"{key!r} is text and left out: y_key={key!r} gives batches a list of str. Store class numbers, or pass it "
-        "with a target_transform that converts it to numbers."
+        f"{key!r} is text and left out, since it does not repeat a few classes: y_key={key!r} gives batches a list of "
+        f"str, and decode={{{key!r}: 'category'}} with it a number for each distinct text."
     )
 
 
@@ -538,6 +596,11 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
     if x[0].members:
         name, inputs = x[0].name.strip("/"), listing(layout.key for layout in x)
         form = " (a tuple)" if len(x) > 1 else ""
+        if len(x) > 1 and not any(layout.row_shape for layout in x):
+            names = ", ".join(repr(layout.key) for layout in x[:3]) + (", ..." if len(x) > 3 else "")
+            hints += (
+                f" x_key={{{name.rpartition('/')[2]!r}: [{names}]}} makes one tensor of them, with a column for each."
+            )
         return f"{name!r} is a table: the input is {inputs}{form}{target}.{hints}"
     no_targets = [array.key for array in other_arrays if words_in(array.key) & NO_TARGET_WORDS and not array.row_shape]
     if no_targets and not y:
@@ -545,6 +608,21 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
     is_larger = [array for array in other_arrays if array.n_bytes > x[0].n_bytes and _is_called_target(array.key)]
     largest = "is the largest array" if not is_larger else "is, by the names, the largest array that is no target"
     return f"{x[0].key!r} {largest}{target}.{hints}"
+
+
+def _why_permute(x: Sequence[ArrayLayout]) -> list[str]:
+    """Return a sentence on images with their channels last, as most programs but torch have them."""
+    *pixels, n_channels = x[0].row_shape or (0,)
+    if (
+        len(x) > 1
+        or x[0].dtype != np.uint8
+        or len(pixels) != 2
+        or n_channels not in (1, 3, 4)
+        or min(pixels) < MIN_SIDE
+    ):
+        return []
+    why = f"Its rows {x[0].row_shape} have the channels last, and torch's layers take them first: x.permute(2, 0, 1) in"
+    return [f"{why} transform."]
 
 
 def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:

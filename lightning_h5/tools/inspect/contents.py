@@ -96,26 +96,31 @@ class Contents(NamedTuple):
         entries: all names.
         arrays: the reports of all arrays.
         layouts: trainable arrays and members of tables, by key.
+        texts: arrays and members of tables with one text a row, by key.
         columns: number of rows of each array, or member of a table, with one number or text a row.
         software: the program or format that marks the file as its own; None if no mark is known.
+        described: the descriptions of all arrays, for a catalog of the file.
     """
 
     entries: tuple[Entry, ...]
     arrays: tuple[ArrayReport, ...]
     layouts: dict[str, ArrayLayout]
+    texts: dict[str, ArrayLayout]
     columns: dict[str, int]
-    software: str | None = None
+    software: str | None
+    described: AlikeArrays
 
 
 def contents_of(path: str) -> Contents:
     """Return the contents of a file."""
     layouts: dict[str, ArrayLayout] = {}
+    texts: dict[str, ArrayLayout] = {}
     columns: dict[str, int] = {}
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
-        describe = _Describer(file, path, layouts, columns)
+        describe = _Describer(file, path, layouts, texts, columns)
         arrays = tuple(describe(entry) for entry in entries if entry.kind == "array")
-        return Contents(entries, arrays, layouts, columns, software_of(file))
+        return Contents(entries, arrays, layouts, texts, columns, software_of(file), describe.alike)
 
 
 class _Describer:
@@ -124,9 +129,17 @@ class _Describer:
     Arrays of one structure are described once, as far as they do not differ: see ``AlikeArrays``.
     """
 
-    def __init__(self, file: Any, path: str, layouts: dict[str, ArrayLayout], columns: dict[str, int]) -> None:
-        self._file, self._path, self._layouts, self._columns = file, path, layouts, columns
-        self._alike, self._guard = AlikeArrays(), ChangeGuard.of_open(file, path)
+    def __init__(
+        self,
+        file: Any,
+        path: str,
+        layouts: dict[str, ArrayLayout],
+        texts: dict[str, ArrayLayout],
+        columns: dict[str, int],
+    ) -> None:
+        self._file, self._path, self._layouts, self._texts, self._columns = file, path, layouts, texts, columns
+        self._files, self._guard = FileOptions(), ChangeGuard.of_open(file, path)
+        self.alike = AlikeArrays(remembers=True)
         self._axes: dict[str, set[str]] = {}  # of groups
         self._reports: dict[Any, ArrayReport] = {}  # by template, rows and stored bytes
 
@@ -140,8 +153,8 @@ class _Describer:
             return replace(report, problem=f"it is {entry.structure}, and no data")
         alike = f"{DIGITS.sub('#', last)} {entry.dtype} {(entry.shape or ())[1:]}"
         try:
-            layout, template = self._alike.describe_alike(
-                self._file, self._path, entry.name, FileOptions(), self._guard, alike=alike
+            layout, template = self.alike.describe_alike(
+                self._file, self._path, entry.name, self._files, self._guard, alike=alike
             )
         except (H5Error, *FAULTS) as error:
             report = replace(report, problem=f"{error}")
@@ -168,8 +181,12 @@ class _Describer:
             single = [member for member in members if not layout.stored[member].shape]
             keys = [f"{name}/{member}" for member in single if kind_of(layout.stored[member]) in ("number", "text")]
             self._columns.update(dict.fromkeys(keys, n_rows))
+            text = [layout.member(member) for member in single if kind_of(layout.stored[member]) == "text"]
+            self._texts.update({column.key: column for column in text})
         elif not layout.row_shape:
             self._columns[name] = n_rows
+            if kind == "text":
+                self._texts[name] = layout
 
 
 def _with_layout(report: ArrayReport, layout: ArrayLayout) -> ArrayReport:

@@ -111,8 +111,10 @@ def inspect_file(path: PathLike) -> FileReport:
         H5FileError: it does not exist, is no HDF5 file, or cannot be read.
     """
     path = expand_user(path)
+    if not (is_url(path) or os.path.exists(path)):
+        expand_paths(path)  # raises an error that names the files that there are
     contents = contents_of(path)
-    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents)])
+    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents)], contents.described)
     return _report(path, contents, advice)
 
 
@@ -194,6 +196,12 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
             break
     else:
         advice = rows
+    if len(all_findings) > 1 and not _is_shared(advice, example_files, all_findings):
+        why = (
+            f"These {len(all_findings)} files have different arrays and are no data set together. Inspect one of them, "
+            "or the files that belong together, by their folder or a pattern such as 'run_*.h5'."
+        )
+        advice = Advice(datamodule=None, settings={}, reasons=(why,))
     outliers = errors | outliers
     return FolderReport(
         paths=tuple(paths),
@@ -203,6 +211,16 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         n_alike=len(example_files),
         outliers={file: outliers[file] for file in paths if file in outliers},
     )
+
+
+def _is_shared(advice: Advice, example_files: Sequence[Findings], all_findings: Sequence[Findings]) -> bool:
+    """Return whether several files have the input of a suggestion; patterns and groups are always shared."""
+    if advice.datamodule is None or len(example_files) > 1 or "segments" in advice.settings:
+        return True
+    (example,) = example_files
+    names = [name for key in advice.x_keys for name in example.arrays if f"{key}/".startswith(f"{name}/")]
+    others = [findings.arrays for findings in all_findings if findings is not example]
+    return not names or any(name in arrays for arrays in others for name in names)
 
 
 def _as_glob(names: list[str]) -> str | list[str]:

@@ -330,9 +330,11 @@ def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         firsts = [look.shape[0] for look in arrays.values() if len(look.shape) > 1]
         is_longest = all(n >= max(look.shape) for look in arrays.values())
         groups = {name.rpartition("/")[0] for name in fields}
-        if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or not is_longest or len(groups) > 1:
+        if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or len(groups) > 1:
             return []
         target = next((name for name in fields if words_in(name) & TARGETS and name != main), "")
+        if not is_longest and not (target and arrays[target].shape == (1, n)):
+            return []
         if target and len(fields) == 2:
             settings = {"x_key": main, "y_key": target}
         else:

@@ -46,7 +46,10 @@ SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wav
 PICTURES = {"image", "img", "picture", "photo", "tile", "pixel", "scan", "slice", "mask", "micrograph", "frame"}
 RATES = {"rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
 
-TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
+TARGETS = {
+    word.removesuffix("s")  # as `words_in` returns them
+    for word in ("label", "target", "y", "class", "classes", "annotation", "segmentation", "diagnosis", "outcome")
+}
 
 PERSON = r"((?:patient|subject|subj|sub|case)[-_]?\w*?\d+)"
 YEAR = re.compile(r"(19|20)\d\d")

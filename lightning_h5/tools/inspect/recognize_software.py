@@ -136,7 +136,7 @@ def split_in_order(n: int, labels: Any) -> tuple[Settings, str]:
             "No split: they are sorted, and the last tenth of them lacks classes. Pass val_path, or write samples "
             "along axis 0, where rows can be drawn."
         )
-    why = "The last tenth of them is held out for validation: a split draws rows along axis 0 alone."
+    why = "The last tenth of them is for validation, since random splits need samples along axis 0."
     return {"split": {"val_fraction": 0.1, "by": "time"}}, why
 
 

@@ -14,6 +14,7 @@ from ...catalog import ArrayRequest, Catalog
 from ...errors import H5Error, H5ValueError, listing
 from ...hdf5 import (
     FAULTS,
+    AlikeArrays,
     ArrayLayout,
     OpenOptions,
     field_names,
@@ -42,7 +43,9 @@ N_MEASURED = 256  # samples whose chunks are counted
 MAX_STEPS = 1 << 20  # of a segment whose chunks are counted one by one, over all fields
 
 
-def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]) -> Advice:
+def with_samples(
+    rows: Advice, path: str | list[str], looks: Sequence[FileLooks], described: AlikeArrays | None = None
+) -> Advice:
     """Return the advice for files: segments or windows if a guess fits, otherwise ``rows``.
 
     A guess that a dataset refuses is left out. Reads metadata, and small columns of the first file.
@@ -51,6 +54,7 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
         rows: the advice if rows are samples.
         path: the files as the user named them.
         looks: the arrays of each file.
+        described: descriptions of their arrays that were made before.
     """
     if rows.datamodule is None and all(look.has_only_coordinates for look in looks):
         return rows
@@ -70,7 +74,7 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
             advised.append((guess, rows))
         else:
             try:
-                advised.append((guess, _tried_with_labels(guess, path, files)))
+                advised.append((guess, _tried_with_labels(guess, path, files, described)))
             except H5Error as error:
                 refusals.append(f"{guess.why} But: {error}")
     if not advised:
@@ -124,24 +128,26 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _tried_with_labels(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
+def _tried_with_labels(
+    guess: Guess, path: str | list[str], files: Sequence[str], described: AlikeArrays | None
+) -> Advice:
     """Return the advice for a guess, with targets from a table beside the files if the files have none."""
     settings = guess.settings or {}
-    if "y_key" not in settings and (labels := labels_beside(files)) is not None:
+    if "y_key" not in settings and (labels := labels_beside(files, settings.get("split"))) is not None:
         with suppress(H5Error):
             joined = replace(guess, settings={**settings, **labels[0]}, why=f"{guess.why} {labels[1]}")
-            return _tried(joined, path, files)
-    return _tried(guess, path, files)
+            return _tried(joined, path, files, described)
+    return _tried(guess, path, files, described)
 
 
-def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
+def _tried(guess: Guess, path: str | list[str], files: Sequence[str], described: AlikeArrays | None) -> Advice:
     """Return the advice for a guess.
 
     Raises:
         H5Error: the guess does not fit the files.
     """
     settings = dict(guess.settings or {})
-    table, names, n_inputs, columns = _opened(files, settings)
+    table, names, n_inputs, columns = _opened(files, settings, described)
     x_keys, y_keys = keys_in(settings["x_key"]), keys_in(settings.get("y_key"))
     if not table.n_samples:
         raise H5ValueError(f"there is no sample of {listing(x_keys)}")
@@ -177,7 +183,9 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     )
 
 
-def _opened(files: Sequence[str], settings: Mapping[str, Any]) -> tuple[RowTable, list[str], int, set[int]]:
+def _opened(
+    files: Sequence[str], settings: Mapping[str, Any], described: AlikeArrays | None
+) -> tuple[RowTable, list[str], int, set[int]]:
     """Return the samples that a data module has with some settings, as it opens them, and its fields.
 
     Returns:
@@ -205,7 +213,7 @@ def _opened(files: Sequence[str], settings: Mapping[str, Any]) -> tuple[RowTable
         ArrayRequest.of(key, codec, stack, text_ok=text_ok, takes_packed=True)
         for key, codec, stack, text_ok in zip(keys, codecs, stacks, is_text, strict=True)
     ]
-    catalog, options = Catalog(), OpenOptions()
+    catalog, options = Catalog(described=described), OpenOptions()
     catalog.joins.use(settings.get("table"))
     kind = sample_kind(catalog, files, keys, options, samples)
     table, _, matrices = open_table(catalog, files, requests, names, options, kind, SegmentChoice())

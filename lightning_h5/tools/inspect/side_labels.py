@@ -9,9 +9,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import NamedTuple
 
+import numpy as np
+
 from ...errors import listing
-from ...hdf5 import words_in
+from ...hdf5 import GROUP_WORDS, words_in
 from ...staging import is_url
+from .advice import suggest_split
 from .dates import are_dates
 from .recognize_parts import TARGETS, Settings
 
@@ -21,16 +24,20 @@ MAX_TABLES, MAX_TABLE_BYTES = 8, 16 << 20
 
 
 class _Column(NamedTuple):
-    """The column of a table that names files, and the columns that may be targets."""
+    """The column of a table that names files, and the values of the columns that may be targets."""
 
     name: str
-    others: list[str]
+    others: dict[str, list[str]]
 
 
-def labels_beside(files: Sequence[str]) -> tuple[Settings, str] | None:
+def labels_beside(files: Sequence[str], split: object = None) -> tuple[Settings, str] | None:
     """Return the settings that join a table with a line for each file, and why; None without such a table.
 
     Looks for CSV and TSV files in the folder of the files, and in the folder above.
+
+    Args:
+        files: the files.
+        split: the split that is suggested without the table. A fraction becomes one of groups, if a column names them.
     """
     folders = {os.path.dirname(os.path.abspath(file)) for file in files}
     if len(files) < 2 or len(folders) != 1 or any(map(is_url, files)) or find_spec("pyarrow") is None:
@@ -45,15 +52,25 @@ def labels_beside(files: Sequence[str]) -> tuple[Settings, str] | None:
         shown = path if shown.startswith("..") else shown
         settings: Settings = {"table": {"path": shown, "on": {column.name: "@stem"}}}
         named = [name for name in column.others if words_in(name) & TARGETS]
-        targets = named or (column.others if len(column.others) == 1 else [])
+        targets = named or (list(column.others) if len(column.others) == 1 else [])
         why = f"{shown!r} has a line for each file, by its column {column.name!r}"
         if len(targets) == 1:
             settings["y_key"] = f"table/{targets[0]}"
             why += f", and {targets[0]!r} is {'a target by its name' if named else 'the only other column'}."
         else:
-            why += ": y_key='table/COLUMN' takes a target from it."
+            why += (
+                ": y_key='table/COLUMN' takes a target from it, with decode={'table/COLUMN': 'category'} if it is text."
+            )
         others = [name for name in column.others if name not in targets[:1]]
-        return settings, why + (f" Other columns: {listing(others, 6)}." if others else "")
+        why += f" Other columns: {listing(others, 6)}." if others else ""
+        group = next((name for name in others if words_in(name) & GROUP_WORDS), None)
+        if group is not None and isinstance(split, float):
+            values = np.array(column.others[group])
+            by_group, reasons = suggest_split(len(values), None, None, f"table/{group}", values)
+            if "group_key" in by_group:
+                settings["split"] = by_group
+                why = " ".join([why, *reasons])
+        return settings, why
     return None
 
 
@@ -74,7 +91,13 @@ def _column_of_files(path: str, stems: set[str]) -> _Column | None:
         for at, name in enumerate(header):
             values = [line[at] for line in lines]
             if name and stems <= set(values) and len(set(values)) == len(values):
-                is_date = [are_dates(line[other] for line in lines) for other in range(len(header))]
-                others = zip(header, is_date, strict=True)
-                return _Column(name, [other for other, is_no in others if other and other != name and not is_no])
+                columns = {other: [line[place] for line in lines] for place, other in enumerate(header)}
+                return _Column(
+                    name,
+                    {
+                        other: column
+                        for other, column in columns.items()
+                        if other not in ("", name) and not are_dates(column)
+                    },
+                )
     return None

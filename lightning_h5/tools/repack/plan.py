@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from ...hdf5 import ArrayHandle, filters_of, layout_of, numpy_dtype, shape_of
 from ...hdf5.checks import check_library, check_sizes, ensure_filters, may_run_code
 from ...hdf5.chunk_index import moves_axis
 from ...hdf5.contents import resolve_path
+from ...hdf5.structures import INDEX_PREFIX, is_in_index
 from ...options import FileOptions
 from ...readers import check_readable_text
 from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, fitting_steps, stored_steps
@@ -119,6 +120,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
             arrays[link.address] = _Array(link.shown, link.item, shape, row_bytes, is_column)
     key_addresses = arrays.keys() if options.keys is None else _named_addresses(file, options.keys, "keys")
     shuffled_addresses = _permuted_arrays(file, arrays, options)
+    _check_indexes(arrays, shuffled_addresses)
     has_rows = any(not array.is_column and array.row_bytes and all(array.shape) for array in arrays.values())
     plans = {}
     for address, array in arrays.items():
@@ -130,6 +132,18 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
         if plan.way != "elsewhere":
             _check_plan(file, array.id, plan, options)
     return plans
+
+
+def _check_indexes(arrays: Mapping[int, _Array], shuffled_addresses: Collection[int]) -> None:
+    """Raise an ``H5ValueError`` if a table is to be shuffled that PyTables searches by an index of its rows."""
+    names = [array.name for array in arrays.values()]
+    for address in shuffled_addresses:
+        group, slash, name = arrays[address].name.rpartition("/")
+        if any(other.startswith(f"{group}{slash}{INDEX_PREFIX}{name}/") for other in names):
+            raise H5ValueError(
+                f"{arrays[address].name!r} is to be shuffled and has an index of PyTables, which would name other "
+                "rows. Remove the index (table.cols.COLUMN.remove_index() in PyTables), and make it again in the copy."
+            )
 
 
 def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> None:
@@ -203,6 +217,8 @@ def _plan(
     layout = plist.get_layout()
     if layout == h5py.h5d.VIRTUAL or plist.get_external_count():
         return _plan_elsewhere(plan, h5py.Dataset(array.id), options)
+    if is_in_index(array.name):
+        return replace(plan, note="belongs to an index of PyTables and stays as it is")
     has_references = has_class(stored, h5py.h5t.REFERENCE)
     is_moved = layout == h5py.h5d.CHUNKED and moves_axis(array.id)
     # HDF5's own copy loses references, and can crash if it reports wrong coordinates of chunks.
@@ -214,7 +230,7 @@ def _plan(
     elif is_variable(stored):
         if is_shuffled:
             return replace(plan, way="values")
-        why = "has text or lists of any length, which no filter reaches,"
+        why = "is variable-length, which HDF5 cannot compress,"
     elif array.row_bytes > MAX_CHUNK_BYTES:
         why = f"has rows of more than {MAX_CHUNK_BYTES >> 20} MiB"
     elif loses and (layout_options is None or layout_options.compression == "keep"):

@@ -182,6 +182,8 @@ def repack_file(
         files=FileOptions(trusted=trusted),
     )
     source, target = expand_user(source), expand_user(target)
+    if os.path.isdir(source):
+        raise H5FileError(f"{source!r} is a directory, and one file is copied at a time. Pass each of its files.")
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
         raise H5FileError(f"{target!r} is the file to be repacked. Name another file; rename it afterwards.")
     try:
