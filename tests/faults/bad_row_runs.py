@@ -183,6 +183,8 @@ def trained(case, rank, *, devices=1, world_size=None, callbacks=(), ckpt_path=N
     """The batches that a fit trained on, by epoch, and the ledger at its end."""
     model = Batches(case)
     options = {} if devices == 1 else {"devices": devices, "strategy": "ddp"}
+    if (world_size or devices) > 1:  # a rank's part of the validation may be one bad chunk, and raises
+        options["limit_val_batches"] = 0
     trainer = quiet_trainer(max_epochs=EPOCHS, callbacks=list(callbacks), num_sanity_val_steps=0, **options)
     datamodule = case.datamodule(rank, is_bad=is_bad, world_size=world_size)
     with held_or_read(case):

@@ -327,7 +327,10 @@ def weights(rng, folder):
 
 def filtered(rng, folder):
     """Rows that a filter and a split leave of several files."""
-    files, first = Files(folder, {"fields": ["x"], "where": {"kept": 1}, "split": 0.2}, "*.h5"), 0
+    files, first = (
+        Files(folder, {"fields": ["x"], "where": {"kept": 1}, "split": 0.2, "eval_batch_size": 64}, "*.h5"),
+        0,
+    )
     for name in "ab":
         n = int(rng.integers(20, 50))
         put_rows(files, f"{name}.h5", "x", "x", numbered(first, n), int(rng.integers(1, 6)), first, a_storage(rng))
