@@ -389,6 +389,10 @@ OF_ROWS = {"rows", "input_and_target", "narrow_chunks", "contiguous", "many_file
 OF_ROWS |= {"mixture", "weights", "filtered", "staged"}
 """Kinds of which a sample is a row."""
 
+WITH_MANY = {"rows", "input_and_target", "narrow_chunks", "many_files", "stacked", "tables", "virtual", "staged"}
+WITH_MANY |= {"mixture", "weights", "token_batches"}
+"""Kinds with a batch of nine samples for each of three ranks at least."""
+
 
 class Refuse:
     """A transform that fails for samples with some ids in a field."""
@@ -432,7 +436,7 @@ class Case:
             "seed": int(rng.integers(99)),
             "drop_last": bool(rng.integers(4) == 0),
         }
-        if self.kind in ("segment_samples", "references", "contiguous", "windows", "images", "filtered"):  # few samples
+        if self.kind not in WITH_MANY:
             self.options |= {"batch_size": int(rng.integers(2, 5)), "drop_last": False}
         if self.kind == "token_batches":
             del self.options["batch_size"], self.options["drop_last"]
