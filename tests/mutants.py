@@ -44,6 +44,7 @@ LOOPS = (
 )
 NORMALIZATION = ("tests/datasets/test_normalization.py",)
 WINDOWS = ("tests/datasets/test_windows.py", "tests/datasets/test_segments.py", "tests/layouts/test_layouts.py")
+BAD_ROWS = ("tests/faults/test_bad_rows.py", "tests/faults/test_random_bad_rows.py")
 SEGMENTS = ("tests/datamodules/test_segment_splits.py", "tests/datamodules/test_combined_segments.py")
 
 MUTANTS = [
@@ -548,6 +549,34 @@ MUTANTS = [
         'if head["meaning"] != self.meaning:',
         "if False:",
         ("tests/datasets/test_many_parts.py",),
+    ),
+    Mutant(
+        "a batch that comes again counts its bad samples again",
+        "datasets/bad_sample_ledger.py",
+        "_place_in_run(sample) <= _place_in_run(entry.sample)",
+        "_place_in_run(sample) < _place_in_run(entry.sample)",
+        BAD_ROWS,
+    ),
+    Mutant(
+        "bad samples are named by their places in a rank's shard",
+        "datasets/held_dataset.py",
+        "return self.rows[held]",
+        "return held",
+        BAD_ROWS,
+    ),
+    Mutant(
+        "a damaged chunk takes the good rows of its block along",
+        "readers/chunked.py",
+        "            if not isinstance(error, H5CorruptError):\n                raise error\n",
+        "            raise error\n",
+        BAD_ROWS,
+    ),
+    Mutant(
+        "a mixture keeps places in caches after an error",
+        "datasets/mixture.py",
+        "            failures.append(error)\n",
+        "            failures.append(error)\n            break\n",
+        BAD_ROWS,
     ),
 ]
 

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from ..distributed import Bulletin
@@ -16,6 +17,7 @@ __all__ = ["BadSample", "BadSampleLedger"]
 logger = logging.getLogger(__name__)
 
 MAX_NAMED = 100  # samples that a log, a checkpoint and other ranks get by name; further ones by number
+PAGE = 100  # samples that are posted together
 MAX_SHOWN = 3  # samples that a message names
 
 
@@ -74,7 +76,7 @@ class BadSampleLedger:
         self._bulletin: Bulletin | None = None
         self._restored: Entries = {}  # of a checkpoint, the same on all ranks
         self._own: Entries = {}  # of this rank since then
-        self._n_posted = self._n_logged = 0
+        self._n_logged = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BadSampleLedger, (self._limit,)  # a process that is started counts for itself
@@ -82,18 +84,16 @@ class BadSampleLedger:
     def share(self, bulletin: Bulletin) -> None:
         """Exchange with other ranks by a bulletin that all of them have made."""
         with self._lock:
-            self._bulletin, self._n_posted = bulletin, 0
+            self._bulletin = bulletin
             if self._own:
                 bulletin.add(len(self._own))
-                self._post()
+                self._post(self._own)
 
     def clear(self) -> None:
         """Forget all samples, as another run begins."""
         with self._lock:
-            had_own = bool(self._own)
-            self._restored, self._own, self._n_logged, self._n_posted = {}, {}, 0, 0
-            if had_own:
-                self._post()
+            self._restored, self._n_logged = {}, 0
+            self._drop_own()
 
     # Samples -------------------------------------------------------------------------------------------------
 
@@ -114,9 +114,7 @@ class BadSampleLedger:
                 self._count(sample)
             if not counted:
                 return counted
-            # A long ledger is posted less often, since it is posted as a whole.
-            if len(self._own) <= MAX_NAMED or len(self._own) * 16 >= self._n_posted * 17:
-                self._post()
+            self._post(keys)
             n_ranks = len(self._own) if self._bulletin is None or not n_new else self._bulletin.add(n_new)
             may_exceed = len(self._restored) + n_ranks > self._limit  # several ranks may have left out the same one
             if may_exceed and (text := self._excess()):
@@ -138,10 +136,21 @@ class BadSampleLedger:
                 logger.warning("rank %d leaves out a sample: %s.%s", rank, sample, more)
         self._own[key] = LedgerEntry(sample, 1 if entry is None else entry.n_times + 1)
 
-    def _post(self) -> None:
-        self._n_posted = len(self._own)
+    def _drop_own(self) -> None:
+        n_posted = len(self._own)
+        self._own = {}
+        self._post_pages(range(-(-n_posted // PAGE)))
+
+    def _post(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Post samples that were counted, with the others of their pages."""
+        places = {key: place for place, key in enumerate(self._own)}
+        self._post_pages(sorted({places[key] // PAGE for key in keys}))
+
+    def _post_pages(self, pages: Iterable[int]) -> None:
         if self._bulletin is not None:
-            self._bulletin.post(json.dumps(_as_lists(self._own)))
+            for page in pages:
+                own = islice(self._own.items(), page * PAGE, (page + 1) * PAGE)
+                self._bulletin.post(json.dumps(_as_lists(dict(own), MAX_NAMED - page * PAGE)), page)
 
     def excess(self) -> str:
         """Return the message about more samples than ranks together may leave out, with the first few; "" otherwise."""
@@ -195,8 +204,8 @@ class BadSampleLedger:
     def load(self, state: Sequence[Sequence[Any]]) -> None:
         """Continue with the samples that a checkpoint has."""
         with self._lock:
-            self._restored, self._own = _entries_of(state), {}
-            self._post()
+            self._restored = _entries_of(state)
+            self._drop_own()
 
 
 def _place_in_run(sample: BadSample) -> tuple[int, int]:
@@ -208,9 +217,9 @@ def _listed(entries: Sequence[LedgerEntry]) -> str:
     return "; ".join(map(str, entries[:MAX_SHOWN])) + more
 
 
-def _as_lists(entries: Entries) -> list[list[Any]]:
+def _as_lists(entries: Entries, n_named: int = MAX_NAMED) -> list[list[Any]]:
     return [
-        [*(sample if at < MAX_NAMED else sample._replace(file="", place="", cause="")), n_times]
+        [*(sample if at < n_named else sample._replace(file="", place="", cause="")), n_times]
         for at, (sample, n_times) in enumerate(entries.values())
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -82,6 +83,19 @@ class MixedColumn(Sequence[Any]):
         return self._parts[numbers[0]][rows[0] : rows[-1] + 1] if rows else self._parts[0][:0]
 
 
+def _completed(reads: Sequence[Callable[[], RawBatch]]) -> list[RawBatch]:
+    """Complete reads, also after one of them failed: until then they hold places in the caches of their sources."""
+    raws, failures = list[RawBatch](), list[BaseException]()
+    for read in reads:
+        try:
+            raws.append(read())
+        except BaseException as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return raws
+
+
 def _are_alike(parts: Sequence[Column]) -> bool:
     """Return whether columns can be joined: tensors of one dtype and row shape, matrices of one width, or lists."""
     kinds: set[Any] = set()
@@ -145,8 +159,14 @@ class MixtureDataset(RowDataset):
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``."""
         shares = self.shares(rows, epoch)
-        reads = [self.sources[share.source].begin(share.rows, share.cycle, at_once=at_once) for share in shares]
-        return lambda: self._together(rows, shares, [read() for read in reads])
+        reads: list[Callable[[], RawBatch]] = []
+        try:
+            reads.extend(self.sources[share.source].begin(share.rows, share.cycle, at_once=at_once) for share in shares)
+        except BaseException:
+            with suppress(Exception):
+                _completed(reads)
+            raise
+        return lambda: self._together(rows, shares, _completed(reads))
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""

@@ -120,7 +120,7 @@ class BlockSource(Protocol):
         ...
 
     def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """Read rows of a block that does not fit into the cache; ``rows`` are counted inside it."""
+        """Read rows of a block that has no place in the cache; ``rows`` are counted inside it."""
         ...
 
 

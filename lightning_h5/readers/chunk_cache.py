@@ -189,12 +189,12 @@ class ChunkCache:
             while not self.is_loaded(lease):
                 self._changed.wait()
 
-    def error(self, lease: Lease) -> Exception | None:
-        """Return the error that was raised while a block of the lease was loaded, if any."""
+    def errors(self, lease: Lease) -> dict[int, Exception]:
+        """Return the errors that were raised while blocks of the lease were loaded, by their slots."""
         if not self._errors:
-            return None
+            return {}
         with self._changed:
-            return next((self._errors[slot] for slot in lease.slots.tolist() if slot in self._errors), None)
+            return {slot: self._errors[slot] for slot in lease.slots.tolist() if slot in self._errors}
 
     def _place(self, blocks: IntArray, n_tasks: IntArray) -> Lease:
         slots = self._slot_of[blocks].astype(np.int64)

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
+from ..errors import H5CorruptError
 from ..types import IntArray
 from .base import row_slices, take_rows
 from .block_map import BlockMap, Boxes, Pieces
 from .block_sources import BlockSources, Change, CopyChange, FieldLayouts
-from .chunk_cache import ChunkCache, Lease, load_tasks
+from .chunk_cache import NOWHERE, ChunkCache, Lease, load_tasks
 from .thread_pool import TaskQueue
 
 __all__ = ["BegunRead", "Changes", "ChunkedReader", "CopyRows", "CountReads"]
@@ -282,11 +283,11 @@ class ChunkedReader:
         for file in np.unique(files).tolist():
             self._sources[file].will_need(blocks[files == file] - self.map.first_block[file])
 
-    def wait(self, cache: ChunkCache, lease: Lease) -> None:
-        """Execute tasks until all blocks of a lease are loaded.
+    def wait(self, cache: ChunkCache, lease: Lease) -> list[int]:
+        """Execute tasks until all blocks of a lease are loaded; return the slots of damaged ones, which are not.
 
         Raises:
-            H5Error: a block could not be loaded.
+            H5Error: a block could not be loaded for another reason.
         """
         self._work.pace.look(self._counters)
         if not cache.is_loaded(lease):
@@ -294,8 +295,11 @@ class ChunkedReader:
                 while not cache.is_loaded(lease):
                     if not self._work.help():
                         cache.wait(lease)
-        if (error := cache.error(lease)) is not None:
-            raise error
+        errors = cache.errors(lease)
+        for error in errors.values():
+            if not isinstance(error, H5CorruptError):
+                raise error
+        return [*errors]
 
     def _make_tasks(self, cache: ChunkCache, blocks: IntArray, slots: IntArray) -> list[partial[None]]:
         tasks: list[partial[None]] = []
@@ -339,7 +343,7 @@ class ChunkedReader:
         return self.map.rows_of_blocks().astype(np.int32)
 
     def pick(self, block: int, within: IntArray) -> npt.NDArray[Any]:
-        """Read rows of a block that does not fit into the cache."""
+        """Read rows of a block that has no place in the cache."""
         file = int(self._file_of(np.array([block]))[0])
         rows = np.empty((len(within), *self.row_shape), dtype=self.dtype)
         self._sources[file].pick(block - int(self.map.first_block[file]), within, rows)
@@ -378,15 +382,26 @@ class _CompleteRead:
 
 
 class _PickedRead:
-    """Rows of blocks that do not fit into the cache, which are read one after the other."""
+    """Rows of blocks that have no place in the cache, which are read one after the other.
 
-    def __init__(self, reader: ChunkedReader, blocks: IntArray, pieces: Pieces, copy: CopyRows) -> None:
+    Args:
+        reader: reads them.
+        blocks: different blocks.
+        pieces: the rows, with numbers among these blocks.
+        copy: copies rows to where they belong.
+        numbers: reads the rows of these blocks alone; None of all.
+    """
+
+    def __init__(
+        self, reader: ChunkedReader, blocks: IntArray, pieces: Pieces, copy: CopyRows, numbers: IntArray | None = None
+    ) -> None:
         self._reader, self._blocks, self._copy = reader, blocks, copy
+        self._numbers = np.arange(len(blocks)) if numbers is None else numbers
         self._block_of_rows, self._within = pieces.repeated(pieces.blocks), pieces.of_rows(pieces.within)
 
     def finish(self) -> None:
         """Read and decode the rows."""
-        for number, block in enumerate(self._blocks.tolist()):
+        for number, block in zip(self._numbers.tolist(), self._blocks[self._numbers].tolist(), strict=True):
             out_places = np.flatnonzero(self._block_of_rows == number)
             within, places = np.unique(self._within[out_places], return_inverse=True)
             self._copy(self._reader.pick(block, within), places, out_places)
@@ -425,8 +440,12 @@ class _CachedRead:
         assert lease is not None, "it was finished before"
         is_done = np.zeros(len(self._part), dtype=np.bool_)
         try:
-            self._reader.wait(self._cache, lease)
-            self._copy(lease)
+            slots = lease.slots
+            if damaged := self._reader.wait(self._cache, lease):
+                is_damaged = np.isin(slots, damaged)
+                self._pick(self._part[is_damaged])
+                slots = np.where(is_damaged, NOWHERE, slots)
+            self._copy(slots)
             if self._epoch is not None:
                 is_done = self._note(lease, self._epoch)
         finally:
@@ -438,13 +457,17 @@ class _CachedRead:
             self._cache.give_back(self._lease, np.zeros(len(self._part), dtype=np.bool_))
             self._lease = None
 
-    def _copy(self, lease: Lease) -> None:
+    def _pick(self, numbers: IntArray) -> None:
+        """Read rows of damaged blocks without the others: a block may have several chunks, and theirs may be sound."""
+        _PickedRead(self._reader, self._blocks, self._pieces, self._copy_rows, numbers).finish()
+
+    def _copy(self, slots_of_part: IntArray) -> None:
         """Copy rows out of the cache, without those of other blocks."""
-        slot_of = np.full(len(self._blocks), -1, dtype=np.int64)
-        slot_of[self._part] = lease.slots
+        slot_of = np.full(len(self._blocks), NOWHERE, dtype=np.int64)
+        slot_of[self._part] = slots_of_part
         pieces, slots = self._pieces, slot_of[self._pieces.blocks]
         places = pieces.of_rows(slots * self._cache.slot_rows + pieces.within)
-        is_all = len(self._part) == len(self._blocks) and not len(self.left)
+        is_all = bool((slot_of >= 0).all())
         out_places = None if is_all else np.flatnonzero(pieces.repeated(slots >= 0))
         self._copy_rows(self._cache.rows, places if out_places is None else places[out_places], out_places)
 

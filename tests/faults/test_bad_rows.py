@@ -9,7 +9,19 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from bad_rows import BAD_FILES, GZIP, ROWS, WIDTH, chunk_of_rows, damage_chunk, images, numbered, windows
+from bad_rows import (
+    BAD_FILES,
+    GZIP,
+    ROWS,
+    WIDTH,
+    BadFile,
+    chunk_of_rows,
+    damage_chunk,
+    flip,
+    images,
+    numbered,
+    windows,
+)
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_models import Recorder, quiet_trainer, together
 from processes import run_ranks, values
@@ -28,6 +40,7 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
     RankMemCachedH5Dataset,
+    check_files,
     create_optimized_dataloader,
 )
 
@@ -594,9 +607,8 @@ def fit_on_rank(rank, world_size, path, options, module=LazyH5DataModule, ckpt_p
         path,
         x_key="x",
         y_key="y",
-        batch_size=4,
         with_index=True,
-        **{"on_bad_row": "skip"} | options,
+        **{"on_bad_row": "skip", "batch_size": 4} | options,
     )
     trainer = quiet_trainer(devices=world_size, strategy="ddp", max_epochs=2, num_sanity_val_steps=0)
     try:
@@ -656,3 +668,68 @@ def test_the_ledger_of_a_checkpoint_is_of_all_ranks(tmp_path):
         if isinstance(value, dict) and "bad_samples" in value
     )
     assert {number: n_times for _, number, *_, n_times in state["bad_samples"]} == dict.fromkeys(case.bad, 2)
+
+
+@pytest.mark.wide
+def test_ranks_know_all_of_long_ledgers(tmp_path):
+    """Each rank has more bad samples than it posts together."""
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = numbered(600), np.arange(600)
+    options = {"on_bad_row": {"limit": 900}, "transform": refuse_most, "batch_size": 100, "shuffle": False}
+    ranks = values(run_ranks(fit_on_rank, 2, tmp_path, 2, path, options))
+    expected = {row: 2 for row in range(600) if row % 8}
+    assert all(ledger == expected for _, ledger in ranks)
+
+
+# Blocks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_bytes", [4000, 0], ids=["cache", "no cache"])
+def test_good_rows_of_a_block_with_several_chunks_are_read(tmp_path, nothing_held, n_bytes):
+    """Stacked arrays have blocks of the largest chunks; a smaller one that is damaged has fewer rows."""
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        for key, rows in (("a", 6), ("b", 2)):
+            file.create_dataset(key, data=numbered(), chunks=(rows, WIDTH), compression="gzip")
+    damage_chunk(path, "b", (20, 0))
+    dataset = H5LazyDataset(path, {"x": ["a", "b"]}, files={"cache_bytes": n_bytes})
+    good = sorted({*range(ROWS)} - {20, 21})
+    assert np.array_equal(dataset.read_batch(good)["x"], np.stack([numbered()[good]] * 2, -1))
+    with pytest.raises(H5CorruptError, match=r"rows 20 to 21\) of 'b'"):
+        dataset.read_batch([19, 21])
+
+
+def test_good_rows_of_a_run_without_chunks_are_read(tmp_path, nothing_held):
+    """An order of runs reads a megabyte together; a digest is of less."""
+    n_rows, width = 24, 1 << 16
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(n_rows, dtype="i4")[:, None] + np.zeros(width, "i4")
+        offset = file["x"].id.get_offset()
+    assert check_files(path, write_digests=True).digested
+    flip(path, offset + 13 * 4 * width + 99)
+    case = BadFile(path, {"x_key": "x", "files": {"verify": "digest"}}, {13}, n_rows, "digest")
+    check_ranks(LazyH5DataModule, case, 1, shuffle="chunks")
+
+
+def test_sources_of_a_mixture_give_back_their_places_after_an_error(tmp_path, nothing_held):
+    """Otherwise the cache of a source is full once as many batches failed, and reading waits forever."""
+    a, b = (str(tmp_path / name) for name in ("a.h5", "b.h5"))
+    for path in (a, b):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=numbered(), chunks=(1, WIDTH), compression="gzip")
+    for row in range(0, ROWS, 3):
+        damage_chunk(a, "x", (row, 0))
+    datamodule = LazyH5DataModule(
+        mixture={"a": a, "b": b},
+        fields=["x"],
+        on_bad_row="skip",
+        batch_size=8,
+        with_index=True,
+        files={"cache_bytes": 16 * 4 * WIDTH},
+    )
+    datamodule.setup("fit")
+    rows = sorted(row for batch in datamodule.train_dataloader() for row in batch["index"].tolist())
+    assert rows == sorted({*range(2 * ROWS)} - {*range(0, ROWS, 3)})
+    datamodule.teardown()

@@ -119,7 +119,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.is_loaded(got)
         self.pool.wait(got)
         wrong = [slot for slot in got.slots.tolist() if slot in self.failed]
-        assert self.pool.error(got) is (self.failed[wrong[0]] if wrong else None)
+        assert self.pool.errors(got) == {slot: self.failed[slot] for slot in wrong}
         is_done = np.array([bool(done >> at & 1) for at in range(len(blocks))]) & (not wrong)
         self.held = [other for other in self.held if other is not given]
         self.pool.give_back(got, is_done)
@@ -154,7 +154,7 @@ class PoolMachine(RuleBasedStateMachine):
             for block, slot in zip(left[there].tolist(), got.slots[there].tolist(), strict=True):
                 assert slot in self.failed or (slot_of(self.pool, slot) == block).all()
             if there.any():
-                self.pool.error(got)
+                self.pool.errors(got)
                 self.pool.give_back(got, np.zeros(len(left), dtype=bool))
             left = left[~there]
             if not len(left):
@@ -233,13 +233,13 @@ def test_an_error_is_told_to_all_who_hold_the_block_and_then_tried_again():
     pool.finish_task(first.slots[1:])
     for held in (first, second):
         assert pool.is_loaded(held)
-        assert pool.error(held) is broken
+        assert [*pool.errors(held).values()] == [broken]
     give_back(pool, first)
     give_back(pool, second)
     again = lease(pool, [3, 4])
     assert again.is_new.tolist() == [True, False]
     load(pool, [3, 4], again)
-    assert pool.error(again) is None
+    assert not pool.errors(again)
 
 
 def test_an_error_of_a_block_that_was_thrown_out_is_forgotten():
@@ -247,7 +247,7 @@ def test_an_error_of_a_block_that_was_thrown_out_is_forgotten():
     pool.finish_task(reserve(pool, [3]).slots, ValueError("broken"))
     held = lease(pool, [4])
     load(pool, [4], held)
-    assert pool.error(held) is None
+    assert not pool.errors(held)
 
 
 def test_a_block_of_several_tasks_is_there_when_the_last_one_is_done():

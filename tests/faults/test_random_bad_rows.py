@@ -1,0 +1,40 @@
+"""Random cases of bad samples: only these are missing, ledgers have all of them, resumed runs are the same."""
+
+import pytest
+from bad_row_runs import check_ranks, run
+from random_bad_rows import KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_random_case_of_each_kind(tmp_path, kind):
+    run(11, tmp_path, kinds=(kind,))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("seed", range(30))
+def test_random_cases(tmp_path, seed):
+    run(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", range(30, 1000, 50))
+def test_a_thousand_random_cases(tmp_path, first):
+    for seed in range(first, min(first + 50, 1000)):
+        run(seed, tmp_path / str(seed))
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_random_cases_on_real_ranks(tmp_path, world_size):
+    """Each is trained unbroken, stopped after a step, and resumed; all ranks have the ledger of all."""
+    assert check_ranks(range(8), tmp_path, world_size) > 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("first", range(8, 72, 16))
+def test_more_random_cases_on_real_ranks(tmp_path, first, world_size):
+    assert check_ranks(range(first, first + 16), tmp_path, world_size)
