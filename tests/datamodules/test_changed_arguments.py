@@ -75,6 +75,7 @@ def negative(batch):
 VALUES = {"stays": negative}
 
 
+@pytest.mark.wide
 @ALL
 @given(names=st.lists(st.sampled_from(sorted(CHANGES)), min_size=1, max_size=4, unique=True), data=st.data())
 @settings(max_examples=25, deadline=None)

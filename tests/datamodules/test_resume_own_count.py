@@ -82,6 +82,7 @@ def together(*models):
     return rows
 
 
+@pytest.mark.wide
 @given(
     takes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     stop=st.integers(0, 10),

@@ -145,6 +145,7 @@ def test_floats_and_nwb_are_decoded_only_if_that_is_asked_for(tmp_path: Path) ->
     assert torch.isnan(filled)
 
 
+@pytest.mark.wide
 @given(
     st.sampled_from(["i1", "u1", "i2", "u2", "i4", "f4", "f8"]),
     st.floats(-10, 10).filter(bool),

@@ -385,6 +385,7 @@ def test_unbroken_runs_on_any_number_of_ranks_have_one_order(unbroken, world_siz
     assert rows_in_order(unbroken(world_size, 4, "plain")[0]) == rows_in_order(unbroken(1, 4, "plain")[0])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("first", [BY_HAND, pytest.param(FAILED, marks=pytest.mark.wide)])
 def test_two_elastic_changes_in_one_epoch(first, file, tmp_path, unbroken):
     play(chain((first, TWO + 3, 2), (BY_HAND, 2, 1, 3), (None, 0, 4, 2)), file, tmp_path, unbroken)

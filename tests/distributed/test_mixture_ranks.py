@@ -102,6 +102,7 @@ def streams(ranks):
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_the_rows_of_two_ranks_together_are_the_stream_of_one(sources, tmp_path, mixture):
     options = MIXTURES[mixture]
@@ -129,6 +130,7 @@ def test_a_run_of_two_ranks_goes_on_exactly_on_one(sources, tmp_path, mixture):
     assert {epoch: two.get(epoch, []) + rest.get(epoch, []) for epoch in whole} == whole
 
 
+@pytest.mark.wide
 def test_a_run_of_one_rank_goes_on_along_the_same_stream_on_two(sources, tmp_path):
     """Also in later epochs, which have twice as many batches then."""
     options, saved = MIXTURES["weights that change"] | {"epoch_length": 6}, tmp_path / "saved"

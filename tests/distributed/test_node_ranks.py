@@ -76,6 +76,7 @@ def test_each_node_trains_on_the_same_rows_in_every_epoch(file, tmp_path, nodes,
     check_epochs(rows_of(run(file, tmp_path / "run", nodes, world_size)), nodes)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("num_workers", "mode"), [pytest.param(0, "auto", marks=pytest.mark.wide), (2, "chunks")])
 def test_a_run_on_two_nodes_goes_on_exactly_where_it_was_broken_off(file, tmp_path, num_workers, mode):
     options = {"num_workers": num_workers, "shuffle": {"mode": mode, "buffer": 10 * PER_CHUNK * 64}}

@@ -225,6 +225,7 @@ def memory_of(dataset):
     return None if descriptor is None else os.fstat(descriptor).st_ino
 
 
+@pytest.mark.wide
 def test_tensor_parallel_peers_see_the_same_rows_and_may_hold_them_once(tmp_path):
     path = write(tmp_path, 25)
     (first, *alone), (second, *others) = values(run_ranks(tensor_parallel_peers, 2, tmp_path, path, {}))

@@ -126,6 +126,7 @@ def test_batches_of_sequences(run, tmp_path):
         assert packed["batches"] <= tokens["batches"]
 
 
+@pytest.mark.wide
 def test_ends_of_epochs(run, tmp_path):
     few = ["--images", 1280, "--step-ms", 1, "--epochs", 2, "--rounds", 1, "--buffer", "4 MiB"]
     out = run(BENCHMARKS / "epoch_ends.py", *few, "--workers", 0, 1, "--json", tmp_path / "out.json")
@@ -270,6 +271,7 @@ def test_the_start_of_training(run_alone, tmp_path):
     assert set(json.loads((tmp_path / "out.json").read_text())["more"]) == {"import", "first batch"}
 
 
+@pytest.mark.wide
 def test_very_many_segments(run, tmp_path):
     out = run(BENCHMARKS / "scale.py", "--segments", 40, "--files", 8, "--json", tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())

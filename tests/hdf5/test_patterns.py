@@ -210,6 +210,7 @@ for allowed, arguments in itertools.product((False, True), map(ast.literal_eval,
 """
 
 
+@pytest.mark.wide
 def test_links_to_pipes_are_refused_by_name_and_not_opened(tmp_path):
     path, pipe = str(tmp_path / "links.h5"), str(tmp_path / "pipe")
     os.mkfifo(pipe)  # opening it would wait for a writer
