@@ -41,7 +41,7 @@ from common import (
     write_json,
 )
 from lines import HEADER, Line, apart
-from probes import all_processes
+from memory import memory_of_epochs
 from ranks import N_RANKS, Ranks
 from rows import Data
 from torch import Tensor
@@ -248,28 +248,6 @@ def lines_of_memory(folder: Path, options: argparse.Namespace) -> Iterator[Line]
     yield Line(name=f"memory of all processes, {what}", seen=seen["mib"], unit="MiB", target=1024)
     yield Line(name="its growth from the fifth epoch on", seen=seen["growth"], unit="MiB an epoch", target=5)
     yield Line(name="descriptors more than after the second epoch", seen=seen["descriptors"], unit="", target=0)
-
-
-def memory_of_epochs(paths: Sequence[Path], n_workers: int, n_epochs: int) -> dict[str, float]:
-    """Proportional memory of this process and its workers, and their descriptors."""
-    # Workers are forked, as those of a user's script are. By default they would start as this process did, and each of
-    # them would import Lightning again.
-    loader = create_optimized_dataloader(
-        hdf5_files=paths, num_workers=n_workers, cs_label=True, workers={"start_method": "fork"}
-    )
-    seen = []
-    for number in range(n_epochs):
-        loader.sampler.set_epoch(number)
-        for _ in loader:
-            pass
-        seen.append(all_processes())
-    loader.close()
-    settled = seen[min(4, n_epochs - 1) :]
-    return {
-        "mib": max(mib for mib, _ in seen),
-        "growth": (settled[-1][0] - settled[0][0]) / max(1, len(settled) - 1),
-        "descriptors": seen[-1][1] - seen[min(1, n_epochs - 1)][1],
-    }
 
 
 # Everything ---------------------------------------------------------------------------------------------------

@@ -215,22 +215,3 @@ def many_chunks(path: Path, n_chunks: int) -> int:
         for chunk in tqdm(range(1, n_chunks), desc="chunks", leave=False, disable=None):
             array.id.write_direct_chunk((4 * chunk, 0), raw, mask)
     return 4 * n_chunks
-
-
-def all_processes() -> tuple[float, int]:
-    """MiB that this process and its children take, shared pages counted once among them; and their descriptors."""
-    me = os.getpid()
-    family = [me, *(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == me)]
-    mib = 0.0
-    for pid in family:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        mib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-    return mib, sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family)
-
-
-def parent_of(pid: int) -> int:
-    """The process that started another; 0 where that has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
