@@ -1,5 +1,6 @@
 """Every way to stop, and the rest of the epoch after it: no row twice, none missing, the order of an unbroken run."""
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -425,3 +426,32 @@ def test_two_loaders_of_one_data_module_go_on_together(tmp_path, file, module, n
     twice = lambda: Twice(file, file, batch_size=BATCH, with_index=True, num_workers=num_workers)  # noqa: E731
     runs = stop_and_go_on(tmp_path, twice, (1, 3), on_exception(tmp_path), SeesBoth)
     assert together(*runs) == rows_of_a_whole_run(module)
+
+
+class SaveByHand(Callback):
+    """Saves a checkpoint after a step, and ends the run."""
+
+    def __init__(self, step, path):
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+@pytest.mark.parametrize("has_validation", [True, False])
+def test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on(make_h5, tmp_path, has_validation, request):
+    if not has_validation and lightning.__version__.startswith("2.4"):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="Lightning 2.4 repeats that step"))
+    path = make_h5(x=np.zeros((8, 3), "f4"))
+    options = {"max_epochs": 2, "num_sanity_val_steps": 0} | ({} if has_validation else {"limit_val_batches": 0})
+
+    def fit(ckpt_path=None, callbacks=()):
+        model = Recorder()
+        datamodule = LazyH5DataModule(path, x_key="x", batch_size=4, with_index=True)
+        quiet_trainer(callbacks=[*callbacks], **options).fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+        return model.train_rows
+
+    checkpoint = tmp_path / "by_hand.ckpt"
+    assert together(fit(callbacks=[SaveByHand(2, checkpoint)]), fit(checkpoint)) == fit()
