@@ -254,9 +254,9 @@ class TokenRecipe(EpochRecipe):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> BatchSequence:
         """See ``EpochRecipe``."""
         sequence = self._recent.pop((order, epoch), None) or self._sequence(order, epoch)
-        if len(self._recent) == MAX_RECENT:
-            del self._recent[next(iter(self._recent))]
         self._recent[order, epoch] = sequence
+        for key in [*self._recent][:-MAX_RECENT]:  # another thread, which plans the next epoch, may drop it first
+            self._recent.pop(key, None)
         return sequence
 
     def n_batches(self, order: OrderParameters, world_size: int) -> tuple[int, int]:

@@ -161,10 +161,12 @@ class _Running:
 
 
 def _do_tasks(todo: SimpleQueue[Task | None], running: _Running) -> None:
-    while (task := todo.get()) is not None:
-        task()
-        del task  # a waiting thread must not keep a task's memory alive
-    running.leave()
+    try:
+        while (task := todo.get()) is not None:
+            task()
+            del task  # a waiting thread must not keep a task's memory alive
+    finally:  # also after an exception that is no error, which ends the thread
+        running.leave()
 
 
 def usable_cores() -> int:

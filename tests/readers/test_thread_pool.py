@@ -193,3 +193,22 @@ def test_work_made_in_a_forked_child_is_done_there():
 
     in_threads(lambda: None)
     assert run_forked(child) == 0
+
+
+def test_a_thread_that_an_interrupt_ended_is_not_waited_for(monkeypatch):
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", lambda hooked: raised.append(hooked.exc_type))
+    work = TaskQueue()
+    (thread,) = work.start_team(1)
+
+    def interrupt():
+        raise SystemExit
+
+    work.put(interrupt)
+    work.end_team(1)
+    waiting = threading.Thread(target=work.wait_for_ends, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert not thread.is_alive()
+    assert raised == [SystemExit]
