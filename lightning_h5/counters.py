@@ -45,9 +45,9 @@ COUNTED = (
     "left_out",
     "kept_bytes",
 )
-"""Rows and batches delivered by loaders of this package; bytes read from files, those that the system was asked to
-fetch ahead, decoded bytes, and decoded chunks; blocks that batches were copied from, and those that had to be loaded;
-hits and misses of the cache of rows.
+"""Rows and batches delivered by loaders of this package; bytes read from files, bytes requested of the system ahead,
+decoded bytes, and decoded chunks; blocks that batches were copied from, and blocks that had to be loaded; hits and
+misses of the cache of rows.
 
 Seconds: the time of ``next()`` in the main process, and its part in the first batch of each epoch; and, summed over all
 threads and workers, the time of reading files, decoding, the HDF5 library, and transforms with collating.

@@ -46,6 +46,18 @@ class SaveOnException(Callback):
         trainer.save_checkpoint(self.path)
 
 
+class SaveAndStop(Callback):
+    """Saves a checkpoint after a step, and ends the run."""
+
+    def __init__(self, step, path):
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
 def together(broken, resumed):
     """Rows of two runs, epoch by epoch."""
     return {epoch: broken.get(epoch, []) + resumed.get(epoch, []) for epoch in {*broken, *resumed}}

@@ -216,7 +216,7 @@ class AlikeArrays:
 
 
 class _OpenTable:
-    """A table of an open file. It is described once for all members: HDF5 takes milliseconds to tell its hundreds.
+    """A table of an open file, described once for all members: HDF5 takes milliseconds if there are hundreds.
 
     Args:
         file: the open file.

@@ -159,11 +159,11 @@ def spans(ordered: IntArray, rows_per_chunk: int, max_rows: int) -> Iterator[tup
 # object of size zero: the HDF5 library loops over it forever while holding its lock. So each heap is checked before the
 # library reads it.
 
-_uncounted = Counters()  # of references, which are no rows
-
 SZIP, SZIP_SIZE = 4, 4  # number of the filter; bytes before a chunk's stream, with its decoded size
 HEAP_HEADER = struct.Struct("<4sB3xQ")  # signature, version, bytes
 HEAP_OBJECT = struct.Struct("<HHIQ")  # number, users, nothing, bytes
+
+_uncounted = Counters()  # of references, which are no rows
 
 
 def check_readable_text(layout: ArrayLayout) -> None:

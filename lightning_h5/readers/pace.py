@@ -23,7 +23,7 @@ class ReadPace:
     def __init__(self) -> None:
         self._threads_per_core: float | None = None  # that keep it busy; 1 if reads only copy, None before the first
         self._last: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
-        self._fetches = False  # whether reads were as fast as they were since their bytes had been asked for ahead
+        self._fetches = False  # whether bytes were requested ahead, so that reads look as if they only copied
         self._next_look = 0.0
 
     @property

@@ -6,7 +6,7 @@ import pytest
 import torch
 from arguments import nested
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning_models import Recorder, SaveOnException, quiet_trainer, together
+from lightning_models import Recorder, SaveAndStop, SaveOnException, quiet_trainer, together
 
 from lightning_h5 import H5ResumeError, LazyH5DataModule
 
@@ -428,18 +428,6 @@ def test_two_loaders_of_one_data_module_go_on_together(tmp_path, file, module, n
     assert together(*runs) == rows_of_a_whole_run(module)
 
 
-class SaveByHand(Callback):
-    """Saves a checkpoint after a step, and ends the run."""
-
-    def __init__(self, step, path):
-        self.step, self.path = step, path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
-
-
 @pytest.mark.parametrize("has_validation", [True, False])
 def test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on(make_h5, tmp_path, has_validation, request):
     if not has_validation and lightning.__version__.startswith("2.4"):
@@ -454,4 +442,4 @@ def test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on(make_h5, tm
         return model.train_rows
 
     checkpoint = tmp_path / "by_hand.ckpt"
-    assert together(fit(callbacks=[SaveByHand(2, checkpoint)]), fit(checkpoint)) == fit()
+    assert together(fit(callbacks=[SaveAndStop(2, checkpoint)]), fit(checkpoint)) == fit()

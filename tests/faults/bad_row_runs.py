@@ -22,8 +22,7 @@ from unittest.mock import patch
 
 import lightning
 import torch
-from lightning.pytorch import Callback
-from lightning_models import Recorder, quiet_trainer
+from lightning_models import Recorder, SaveAndStop, quiet_trainer
 from processes import run_ranks, values
 from random_bad_rows import Case, are_equal
 
@@ -162,18 +161,6 @@ class Batches(Recorder):
         self.ledger = ledger_of(self.trainer.datamodule)
 
 
-class StopAt(Callback):
-    """Saves a checkpoint after a step, and ends the run."""
-
-    def __init__(self, step, path):
-        self.step, self.path = step, path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
-
-
 def ledger_of(datamodule):
     """The entries by stage and number."""
     entries = datamodule._ledger.entries()
@@ -198,7 +185,7 @@ def three_runs(rank, case, step, devices=1, world_size=None):
     path = str(case.bad.parent / f"step{step}.{0 if devices > 1 else rank}.ckpt")
     options = {"devices": devices, "world_size": world_size}
     unbroken = trained(case, rank, **options)
-    broken = trained(case, rank, callbacks=[StopAt(step, path)], **options)
+    broken = trained(case, rank, callbacks=[SaveAndStop(step, path)], **options)
     resumed = trained(case, rank, ckpt_path=path, **options)
     return unbroken, broken, resumed
 
