@@ -22,6 +22,7 @@ COUNTED = (
     "rows",
     "batches",
     "bytes_read",
+    "cached_bytes",
     "fetched_bytes",
     "bytes_decoded",
     "chunks_decoded",
@@ -39,21 +40,23 @@ COUNTED = (
     "origin_bytes",
     "origin_seconds",
     "mirror_bytes",
+    "decoded_mirror_bytes",
     "missed_bytes",
     "direct_rows",
     "direct_batches",
     "left_out",
     "kept_bytes",
 )
-"""Rows and batches delivered by loaders of this package; bytes read from files, bytes requested of the system ahead,
-decoded bytes, and decoded chunks; blocks that batches were copied from, and blocks that had to be loaded; hits and
-misses of the cache of rows.
+"""Rows and batches delivered by loaders of this package; bytes read from files, those of them that the page cache had
+(by a look at some), bytes requested of the system ahead, decoded bytes, and decoded chunks; blocks that batches were
+copied from, and blocks that had to be loaded; hits and misses of the cache of rows.
 
 Seconds: the time of ``next()`` in the main process, and its part in the first batch of each epoch; and, summed over all
 threads and workers, the time of reading files, decoding, the HDF5 library, and transforms with collating.
 
 Of files that are staged: requests to their origin, the bytes that these fetched, and the seconds that readers waited
 for them, which are a part of ``read_seconds``; bytes that readers got from a mirror, and those that it did not have.
+``decoded_mirror_bytes`` were read from mirrors of decoded chunks, instead of being decoded.
 
 ``direct_rows`` and ``direct_batches`` were read by indexing a dataset, as torch's own ``DataLoader`` does.
 

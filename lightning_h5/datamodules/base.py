@@ -25,7 +25,7 @@ from ..loading import H5DataLoader
 from ..memory import page_cache_memory
 from ..options import SplitOptions, StagingOptions, TableOptions, WeightOptions
 from ..options.base import check_transform
-from ..readers import fallback_reason
+from ..readers import fallback_reason, keeps_decoded
 from ..samples import SegmentSubset
 from ..sizes import bytes_text
 from ..staging import check_urls, ensure_folder, why_not_staged
@@ -537,9 +537,11 @@ def _staging_report(
         yield f"staging: {subject} read through {folder.path!r}, which may take {bytes_text(folder.limit)}"
     if staging.storage_options is not None and not any(guard.is_remote for guard in files.values()):
         yield "staging: storage_options have no effect, since all files are on file systems"
+    if staging.decoded:
+        yield _decoded_report(staging, layouts)
     reasons: dict[str, list[str]] = {}
     for path, guard in files.items():
-        if guard.staging is None:
+        if guard.staging is None and guard.decoded is None:
             why = why_not_staged(staging, guard.device, guard.n_bytes, grows=guard.grows)
             reasons.setdefault(why or "it was set up without", []).append(path)
     for why, paths in reasons.items():
@@ -558,6 +560,21 @@ def _staging_report(
     by_library = {layout.key for layout in on_disk if fallback_reason(layout) is not None}
     if by_library:
         yield f"staging: not of {listing(sorted(by_library))}, which only the HDF5 library can read"
+
+
+def _decoded_report(staging: StagingOptions, layouts: Iterable[ArrayLayout]) -> str:
+    """Return a sentence on which arrays' decoded chunks are kept."""
+    kept = sorted({layout.key for layout in layouts if keeps_decoded(layout)})
+    if not kept:
+        return (
+            "staging: decoded=True has no effect: no array of 1 MiB or more has compressed chunks that are read "
+            "without the HDF5 library, or its file is being written"
+        )
+    folder = ensure_folder(staging)
+    return (
+        f"staging: decoded chunks of {listing(kept, most=3)} are kept in {folder.path!r}, which may take "
+        f"{bytes_text(folder.limit)}"
+    )
 
 
 def _splits_of(stage: str | None) -> tuple[Split, ...]:

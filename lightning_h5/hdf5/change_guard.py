@@ -31,6 +31,7 @@ class ChangeGuard:
         is_remote: whether it is an object of a store.
         others: guards of other files that rows of this one come from.
         staging: where bytes of the file are kept on a local disk; None if they are read from the file itself.
+        decoded: where decoded chunks of the file's arrays are kept; None if chunks are decoded each time.
         seen_ns: when the inode last changed before the guard was taken. Handles opened before that are outdated.
     """
 
@@ -46,6 +47,7 @@ class ChangeGuard:
     others: tuple[ChangeGuard, ...] = ()
     seen_ns: int = field(default=0, compare=False)
     staging: StagingOptions | None = field(default=None, compare=False, repr=False)
+    decoded: StagingOptions | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
@@ -87,16 +89,18 @@ class ChangeGuard:
         )
 
     def staged(self, staging: StagingOptions | None) -> ChangeGuard:
-        """Return the guard with the options of staging, if the file is staged.
+        """Return the guard with the options of staging, as far as they apply to the file.
 
         Raises:
             H5ValueError: the folder cannot be used.
         """
+        decoded = staging if staging is not None and staging.decoded and not self.grows else None
         if self.is_remote:
-            return replace(self, staging=staging_of(self.path) if staging is None else staging)
-        if staging is None or why_not_staged(staging, self.device, self.n_bytes, grows=self.grows) is not None:
+            return replace(self, staging=staging_of(self.path) if staging is None else staging, decoded=decoded)
+        if staging is None:
             return self
-        return replace(self, staging=staging)
+        is_staged = why_not_staged(staging, self.device, self.n_bytes, grows=self.grows) is None
+        return replace(self, staging=staging if is_staged else None, decoded=decoded)
 
     @property
     def status(self) -> ObjectStatus:

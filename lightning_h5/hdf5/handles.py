@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 from ..errors import H5DataChangedError, H5FileError, H5ValueError
 from ..options import FileOptions, StagingOptions
 from ..staging import (
+    DecodedArray,
+    DecodedMirror,
     Mirror,
     MirrorFolder,
     ObjectStatus,
@@ -72,13 +74,14 @@ class OpenOptions:
         return self.files.swmr
 
 
-_FileKey: TypeAlias = tuple[str, OpenOptions | StagingOptions | None]
-"""A file, and how it is opened: through the HDF5 library, by a descriptor (None), or with a mirror."""
+_FileKey: TypeAlias = tuple[str, OpenOptions | StagingOptions | DecodedArray | None]
+"""A file, and how it is opened: through the HDF5 library, by a descriptor (None), with a mirror, or with a mirror of
+the decoded chunks of an array."""
 
 
 @dataclass
 class _Entry:
-    handle: H5Handle | Descriptor | StagedFile
+    handle: H5Handle | Descriptor | StagedFile | DecodedFile
     guard: ChangeGuard
     users: int = 0
     doomed: bool = False
@@ -100,6 +103,9 @@ class HandlePool:
         self.max_h5 = min(self.max_handles, max_h5)
         self._n_h5 = 0
         self._entries: OrderedDict[_FileKey, _Entry] = OrderedDict()
+        # Those that are not in use, the least recently used first: all, and those open through the HDF5 library.
+        self._idle: OrderedDict[_FileKey, None] = OrderedDict()
+        self._idle_h5: OrderedDict[_FileKey, None] = OrderedDict()
         self._lock: Any = threading.RLock()
         self._unused: deque[frozenset[str]] = deque()  # paths whose handles are to be closed
 
@@ -128,6 +134,10 @@ class HandlePool:
         """Return the mirror of a file that is staged, which stays open inside the ``with`` block (see ``h5``)."""
         return _Use(self, (path, guard.staging), guard)
 
+    def decoded(self, path: str, guard: ChangeGuard, array: DecodedArray) -> AbstractContextManager[DecodedMirror]:
+        """Return the mirror of decoded chunks of an array, which stays open inside the ``with`` block (see ``h5``)."""
+        return _Use(self, (path, array), guard)
+
     @contextmanager
     def reading(self, path: str, guard: ChangeGuard) -> Iterator[Callable[[int, int], bytes]]:
         """Return a function that reads bytes at a position of a file or an object (see ``h5``)."""
@@ -153,29 +163,39 @@ class HandlePool:
                 self._evict(keep=key)
             else:
                 self._entries.move_to_end(key)
+                self._idle.pop(key, None)
+                self._idle_h5.pop(key, None)
             entry.users += 1
             return entry
 
     def _give_back(self, key: _FileKey, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
-            if entry.doomed and not entry.users:
-                entry.handle.close()
+            if not entry.users:
+                if entry.doomed:
+                    entry.handle.close()
+                else:
+                    self._idle[key] = None
+                    if isinstance(key[1], OpenOptions):
+                        self._idle_h5[key] = None
             self._evict(keep=key)  # more may have been in use than are kept open
         if self._unused:
             self._close_unused()
 
     def _evict(self, keep: _FileKey) -> None:
-        if len(self._entries) <= self.max_handles and self._n_h5 <= self.max_h5:
-            return
-        idle_keys = [key for key, entry in self._entries.items() if not entry.users and key != keep]
-        h5_keys = [key for key in idle_keys if isinstance(key[1], OpenOptions)][: max(0, self._n_h5 - self.max_h5)]
-        other_keys = [key for key in idle_keys if key not in h5_keys]
-        for key in h5_keys + other_keys[: max(0, len(self._entries) - len(h5_keys) - self.max_handles)]:
+        self._close_idle(self._idle_h5, self._n_h5 - self.max_h5, keep)
+        self._close_idle(self._idle, len(self._entries) - self.max_handles, keep)
+
+    def _close_idle(self, idle: OrderedDict[_FileKey, None], n: int, keep: _FileKey) -> None:
+        """Close up to ``n`` handles, the least recently used first."""
+        while n > 0 and (key := next((key for key in idle if key != keep), None)) is not None:
             self._drop(key).handle.close()
+            n -= 1
 
     def _drop(self, key: _FileKey) -> _Entry:
         self._n_h5 -= isinstance(key[1], OpenOptions)
+        self._idle.pop(key, None)
+        self._idle_h5.pop(key, None)
         return self._entries.pop(key)
 
     def close_replaced(self, path: str) -> None:
@@ -252,7 +272,7 @@ class _Use:
         handle = self._entry.handle
         if isinstance(handle, Descriptor):
             return handle.fd
-        return handle.mirror if isinstance(handle, StagedFile) else handle
+        return handle.mirror if isinstance(handle, StagedFile | DecodedFile) else handle
 
     def __exit__(self, *error: object) -> None:
         self._pool._give_back(self._key, self._entry)
@@ -284,9 +304,11 @@ class _UseWithOthers:
             raise
 
 
-def _open_file(key: _FileKey, guard: ChangeGuard) -> H5Handle | Descriptor | StagedFile:
+def _open_file(key: _FileKey, guard: ChangeGuard) -> H5Handle | Descriptor | StagedFile | DecodedFile:
     """Open a file, and compare it with its guard."""
     path, options = key
+    if isinstance(options, DecodedArray):
+        return DecodedFile(path, guard, options)
     if isinstance(options, StagingOptions):
         return StagedFile(path, guard, options)
     handle = Descriptor(path) if options is None else H5Handle(path, options, guard)
@@ -378,6 +400,23 @@ class StagedFile:
 
     def close(self) -> None:
         """Close file and mirror."""
+        self.mirror.close()
+
+
+class DecodedFile:
+    """The decoded chunks of an array of a file that a local disk has."""
+
+    def __init__(self, path: str, guard: ChangeGuard, array: DecodedArray) -> None:
+        self.stat = guard.status if guard.is_remote else os.stat(path)
+        guard.compare(self.stat)
+        folder: MirrorFolder | None = None
+        with suppress(H5ValueError):  # it was removed since it was checked: all is decoded
+            folder = ensure_folder(array.options)
+        state = (guard.n_bytes, guard.etag, guard.mtime_ns) if guard.is_remote else guard.version
+        self.mirror = DecodedMirror(folder, mirror_name(path, (*state, array.identity)), array)
+
+    def close(self) -> None:
+        """Close the mirror."""
         self.mirror.close()
 
 

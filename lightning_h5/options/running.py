@@ -192,6 +192,10 @@ class StagingOptions(Options):
             variables are expanded on each machine. All ranks and workers, and later jobs of the same user, share it.
         max_bytes: disk space that all of them may take there together, such as "200 GB". None takes nine tenths of what
             is free.
+        decoded: also keep decoded chunks there, of files on this disk, too: what the first epoch decodes, later epochs,
+            workers, ranks and jobs read at the speed of the disk or of the page cache. They take up to the decoded
+            size of the arrays; if only a part fits, that part is not decoded again. Chunks are compared with their
+            checksums when they are read, and decoded again if they are damaged.
         storage_options: credentials and settings of an object store, as obstore or fsspec take them. They are recorded
             nowhere: neither in checkpoints nor in logs.
     """
@@ -200,6 +204,7 @@ class StagingOptions(Options):
 
     dir: PathLike
     max_bytes: int | str | None = None
+    decoded: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False, metadata={"secret": True})
 
     def __post_init__(self) -> None:

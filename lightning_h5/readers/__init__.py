@@ -26,6 +26,7 @@ from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
 from .h5py_reader import H5pyReader, check_readable_text
+from .kept_chunks import keeps_decoded
 from .many_reads import MIN_COMPILED, compile_reads
 from .row_codecs import Image, Ragged, RowCodec, bytes_of
 from .salvage import salvaged
@@ -85,6 +86,7 @@ __all__ = [
     "first_places",
     "images_alike",
     "is_pooled",
+    "keeps_decoded",
     "open_chunked",
     "open_reader",
     "open_source",

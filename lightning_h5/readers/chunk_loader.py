@@ -18,6 +18,7 @@ from .block_map import RowGrid
 from .block_memory import BlockMemory, scratch
 from .block_sources import TASK_BYTES
 from .filters.pipeline import ChunkLoop, Pipeline
+from .kept_chunks import KeptChunks, keeps_decoded
 from .raw_io import forget_stored, give_back, prefetch_stored, read_stored, read_with
 
 __all__ = ["ChunkLoader"]
@@ -46,6 +47,7 @@ class ChunkLoader:
             raise ValueError(f"{layout.key!r} has no chunk table: {layout.plain_reason}")
         self._layout, self.table, self._counters = layout, layout.table, counters
         self._gives_back = gives_back
+        self._kept = KeptChunks(layout, counters) if keeps_decoded(layout) else None
         self.chunks, self._pipeline = layout.chunks, Pipeline(layout)
         self.n_rows, self.rows_per_block = layout.n_rows, layout.chunks[0]
         self.grid = RowGrid.of(layout, self.rows_per_block)
@@ -73,6 +75,8 @@ class ChunkLoader:
 
     def will_need_chunks(self, chunks: IntArray) -> None:
         """Begin to fetch chunks by their numbers (see ``BlockSource.will_need``)."""
+        if self._kept is not None:
+            chunks = self._kept.lacking(chunks)
         prefetch_stored(self._layout, *self._stored_pieces(chunks), self._counters)
 
     def _stored_pieces(self, chunks: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
@@ -152,8 +156,10 @@ class ChunkLoader:
             H5MemoryError: there is not enough memory.
         """
         try:
-            if not self._load_at_once(chunks, out, firsts):
-                self._decode_again(chunks, out, firsts)
+            if self._kept is None:
+                self._decode_all(chunks, out, firsts)
+            else:
+                self._decode_lacking(self._kept, np.asarray(chunks, np.int64), out, firsts)
         except MemoryError as error:
             raise H5MemoryError(
                 f"there is not enough memory to decode {self._name(chunks[0])} of {self._layout.key!r} in "
@@ -162,6 +168,20 @@ class ChunkLoader:
             ) from error
         if self._gives_back:
             give_back(self._layout, *self._stored_pieces(chunks))
+            if self._kept is not None:
+                self._kept.give_back(np.asarray(chunks, np.int64))
+
+    def _decode_all(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
+        if not self._load_at_once(chunks, out, firsts):
+            self._decode_again(chunks, out, firsts)
+
+    def _decode_lacking(self, kept: KeptChunks, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
+        """Read chunks that were decoded before, decode the others, and keep them."""
+        lacking = np.flatnonzero(~kept.read(chunks, out, firsts))
+        if len(lacking):
+            self._decode_all(chunks[lacking].tolist(), out, firsts[lacking])
+            written = lacking[self.table.offsets[chunks[lacking]] >= 0]
+            kept.keep(chunks[written], out, firsts[written])
 
     def _decode_again(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Decode chunks; once more if their mirror was damaged."""

@@ -16,13 +16,15 @@ INTERVAL = 20e-3  # seconds between two looks
 SLOW = 1.25  # threads per core from which on reads are slow
 MORE = 2  # threads for each that would keep a core busy if all reads took equally long, and none waited for another
 
+_COUNTED = ("bytes_read", "cached_bytes", "chunks_decoded", "read_seconds", "decode_seconds", "fetched_bytes")
+
 
 class ReadPace:
     """The pace of reads by this process, which changes when files leave the page cache, or enter it."""
 
     def __init__(self) -> None:
         self._threads_per_core: float | None = None  # that keep it busy; 1 if reads only copy, None before the first
-        self._last: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._last: tuple[float, ...] = (0.0,) * len(_COUNTED)
         self._fetches = False  # whether bytes were requested ahead, so that reads look as if they only copied
         self._next_look = 0.0
 
@@ -58,14 +60,16 @@ class ReadPace:
         if now < self._next_look:
             return
         self._next_look = now + INTERVAL
-        totals = counters.own("bytes_read", "chunks_decoded", "read_seconds", "decode_seconds", "fetched_bytes")
-        n_bytes, n_calls, reading, decoding, n_fetched = (
+        totals = counters.own(*_COUNTED)
+        n_bytes, n_cached, n_calls, reading, decoding, n_fetched = (
             new - old for new, old in zip(totals, self._last, strict=True)
         )
         if reading + decoding < LEAST_SECONDS:
             return
         self._last = totals
-        copying = min(reading, n_bytes / COPY_BYTES + n_calls * CALL_SECONDS)
-        busy = copying + max(0.0, decoding)
+        # Reads of what the page cache has wait for a core at most, and more threads would wait longer.
+        waiting = reading * max(0.0, 1 - n_cached / max(1.0, n_bytes))
+        copying = min(waiting, (n_bytes - n_cached) / COPY_BYTES + n_calls * CALL_SECONDS)
+        busy = reading - waiting + copying + max(0.0, decoding)
         self._threads_per_core = (reading + max(0.0, decoding)) / max(busy, 1e-9)
         self._fetches = n_fetched > 0

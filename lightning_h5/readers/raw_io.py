@@ -13,7 +13,7 @@ from ..counters import Counters
 from ..errors import H5CorruptError, H5Error, H5FileError
 from ..hdf5 import ArrayLayout, process_pool, size_of
 from ..types import IntArray
-from .many_reads import advise_pieces, forget_pieces, read_pieces
+from .many_reads import advise_pieces, are_cached, forget_pieces, read_pieces
 
 __all__ = ["forget_stored", "give_back", "prefetch_stored", "read_stored", "read_with"]
 
@@ -48,6 +48,7 @@ def read_stored(
             return
         if not layout.guard.is_remote:
             with process_pool().descriptor(layout.path, layout.guard) as fd:
+                _count_cached(fd, offsets, stops - starts, counters)
                 # No piece is longer than requested, so the sum is right only if all are complete.
                 if read_pieces(fd, out, starts, stops, offsets) == len(out):
                     return
@@ -81,6 +82,7 @@ def _read_staged(
         is_there, is_complete = staged.is_there, False
         with suppress(OSError):  # of the local disk
             if is_there.all():
+                _count_cached(mirror.fd, offsets, sizes, counters)
                 is_complete = read_pieces(mirror.fd, out, starts, stops, offsets) == len(out)
             elif is_there.any():
                 n_read = read_pieces(mirror.fd, out, starts[is_there], stops[is_there], offsets[is_there])
@@ -118,16 +120,25 @@ def read_with(
     """
     if layout.guard.staging is None:
         with process_pool().descriptor(layout.path, layout.guard) as fd:
+            _count_cached(fd, offsets, sizes, counters)
             return read(fd)
     with process_pool().mirror(layout.path, layout.guard) as mirror:
         began = perf_counter()
         staged = mirror.stage(offsets, sizes, _neighbors(layout), counters)
         waited = perf_counter() - began
-        took = read(mirror.fd) if staged.is_there.all() else None
+        took = None
+        if staged.is_there.all():
+            _count_cached(mirror.fd, offsets, sizes, counters)
+            took = read(mirror.fd)
         if took is None or not mirror.is_unchanged(staged).all():
             return None
         counters.add(mirror_bytes=int(sizes.sum()))
         return took + waited
+
+
+def _count_cached(fd: int, offsets: IntArray, sizes: IntArray, counters: Counters) -> None:
+    if are_cached(fd, offsets, sizes):
+        counters.add(cached_bytes=int(sizes.sum()))
 
 
 def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, counters: Counters) -> None:

@@ -1,5 +1,6 @@
 """Mirrors on a local disk of files on slow storage: filled on demand, shared by processes, bounded in size."""
 
+from .decoded import DecodedArray, DecodedMirror
 from .folder import MirrorFolder
 from .mirror import Mirror, Staged, requests_for
 from .network import IN_FLIGHT, Address, network_address, use_network
@@ -15,12 +16,15 @@ from .objects import (
     use_staging,
 )
 from .origin import Origin, PosixOrigin
-from .policy import ensure_folder, mirror_name, why_not_staged
+from .policy import MIN_BYTES, ensure_folder, mirror_name, why_not_staged
 
 __all__ = [
     "INDEX_SUFFIX",
     "IN_FLIGHT",
+    "MIN_BYTES",
     "Address",
+    "DecodedArray",
+    "DecodedMirror",
     "Mirror",
     "MirrorFolder",
     "ObjectStatus",

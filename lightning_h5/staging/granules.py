@@ -94,20 +94,25 @@ def marks_at(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def sums_at(n_bytes: int) -> int:
-    """Return where the checksums of a mirror begin in its file, behind the marks, from the size of its source."""
-    return marks_at(n_bytes) + -(-n_bytes // (2 * GRANULE)) * 2 * MARK.itemsize
+def sums_at(n_bytes: int, size: int = GRANULE) -> int:
+    """Return where the checksums of a mirror begin in its file, behind the marks, from the size of its source.
+
+    Args:
+        n_bytes: of the source.
+        size: bytes of a granule.
+    """
+    return marks_at(n_bytes) + -(-n_bytes // (2 * size)) * 2 * MARK.itemsize
 
 
-def length_of(n_bytes: int) -> int:
-    """Return the length of a mirror's file, from the size of its source."""
-    return sums_at(n_bytes) + -(-n_bytes // GRANULE) * SUM.itemsize
+def length_of(n_bytes: int, size: int = GRANULE) -> int:
+    """Return the length of a mirror's file, from the size of its source (see ``sums_at``)."""
+    return sums_at(n_bytes, size) + -(-n_bytes // size) * SUM.itemsize
 
 
-def sums_of(data: memoryview | bytes) -> npt.NDArray[np.uint32]:
-    """Return the checksums of granules that lie one after the other."""
+def sums_of(data: memoryview | bytes, size: int = GRANULE) -> npt.NDArray[np.uint32]:
+    """Return the checksums of granules that lie one after the other (see ``sums_at``)."""
     view = memoryview(data)
-    return np.array([crc32(view[at : at + GRANULE]) for at in range(0, len(view), GRANULE)], SUM)
+    return np.array([crc32(view[at : at + size]) for at in range(0, len(view), size)], SUM)
 
 
 def is_present(marks: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:

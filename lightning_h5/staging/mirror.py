@@ -1,19 +1,15 @@
 """A mirror: a local file with the bytes of a source that were needed so far, at the places that they have there.
 
-It has holes for the rest, and tables at its end: marks for the granules that it has, and their checksums. Bytes are
-written first, then their checksums, then their marks: a process may be killed at any moment. Each process compares a
-granule with its checksum before it reads there first, and again once the file was written to. Nothing here raises
-because a mirror fails: what it lacks, or has wrong, is read from the source.
+It has holes for the rest (see ``mirror_file.py``). Each process compares a granule with its checksum before it reads
+there first, and again once the file was written to. Nothing here raises because a mirror fails: what it lacks, or has
+wrong, is read from the source.
 """
 
 from __future__ import annotations
 
-import logging
-import mmap
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,22 +24,18 @@ from .folder import MirrorFolder
 from .granules import (
     GRANULE,
     MARK,
-    SUM,
     granules_of,
     is_present,
-    length_of,
     marks_at,
     runs_of,
-    sums_at,
     sums_of,
     widened,
 )
 from .locks import lock_within, unlock
+from .mirror_file import MirrorFile
 from .origin import IN_FLIGHT, ObjectOrigin, Origin, fetch_later, fetch_now
 
 __all__ = ["Mirror", "Staged", "requests_for"]
-
-_log = logging.getLogger(__name__)
 
 WIDTH = 16  # granules that are requested together if their neighbors will be needed, too
 AT_A_TIME = 64  # granules that are compared with their checksums together: a MiB
@@ -66,45 +58,26 @@ class Staged(NamedTuple):
     marks: npt.NDArray[np.uint16]
 
 
-class Mirror:
+class Mirror(MirrorFile):
     """A mirror that this process has open. Safe to use from threads.
 
     Args:
         origin: the source.
         folder: where mirrors are kept; None if that folder cannot be used any more.
         key: name of this version of the source.
-
-    Attributes:
-        fd: descriptor of the local file; -1 if it could not be opened, and all is read from the source.
-        name: name of the local file.
-        n_bytes: size of the source.
     """
 
     def __init__(self, origin: Origin, folder: MirrorFolder | None, key: str) -> None:
-        self.origin, self._folder = origin, folder
-        self.n_bytes, self._version = origin.head()
-        self.name = f"{key}-{self.n_bytes}.mirror"
-        self._n_granules = -(-self.n_bytes // GRANULE)
+        self.origin = origin
+        n_bytes, self._version = origin.head()
+        super().__init__(folder, key, n_bytes, GRANULE)
         self._changed = threading.Condition()
         self._busy: set[int] = set()  # granules that threads of this process fetch
         self._is_closing = False
         self._no_room_until = 0.0
         self._pid = os.getpid()
-        self.fd = -1
-        self._marks, self._sums = np.zeros(0, MARK), np.zeros(0, SUM)
         # A granule was compared with its checksum if it has the number of the file's present state.
-        self._checked, self._state, self._written = np.zeros(0, np.uint32), 0, -1
-        self._has_warned = False
-        with suppress(OSError, ValueError):
-            if folder is None:
-                return
-            tables, length = marks_at(self.n_bytes), length_of(self.n_bytes)
-            self.fd = folder.open_mirror(self.name, length, tables)
-            memory = mmap.mmap(self.fd, length - tables, access=mmap.ACCESS_READ, offset=tables)
-            self._sums = np.frombuffer(memory, SUM, self._n_granules, sums_at(self.n_bytes) - tables)
-            self._checked = np.zeros(self._n_granules, np.uint32)
-            self._marks = np.frombuffer(memory, MARK, self._n_granules)
-        _open_mirrors.add(self)
+        self._checked, self._state, self._written = np.zeros(len(self._marks), np.uint32), 0, -1
 
     def close(self) -> None:
         """Close the files: now, or once threads that fetch have ended."""
@@ -115,12 +88,6 @@ class Mirror:
                     return
         self.drop()
         self.origin.close()
-
-    def drop(self) -> None:
-        """Close the local file alone: after a fork, it would keep locks of a parent process that dies."""
-        if self.fd >= 0:
-            fd, self.fd, self._marks, self._sums = self.fd, -1, np.zeros(0, MARK), np.zeros(0, SUM)
-            os.close(fd)
 
     # Reading --------------------------------------------------------------------------------------------------
 
@@ -260,21 +227,6 @@ class Mirror:
             raise errors[0]
         return sum(n_read)
 
-    # Writing --------------------------------------------------------------------------------------------------
-
-    def _put(self, first: int, data: memoryview) -> None:
-        """Write granules and their marks. The caller has locked them, and the mirror has none of them.
-
-        Raises:
-            OSError: the disk is full or broken.
-        """
-        at, written = first * GRANULE, 0
-        while written < len(data):
-            written += os.pwrite(self.fd, data[written:], at + written)
-        os.pwrite(self.fd, sums_of(data).tobytes(), sums_at(self.n_bytes) + first * SUM.itemsize)
-        marks = self._marks[first : first + -(-len(data) // GRANULE)]
-        os.pwrite(self.fd, (marks + np.uint16(1)).tobytes(), marks_at(self.n_bytes) + first * MARK.itemsize)
-
     # Checksums -------------------------------------------------------------------------------------------------
 
     def _unchecked(self, granules: IntArray) -> IntArray:
@@ -305,14 +257,7 @@ class Mirror:
         damaged = self._damaged(granules)
         if not len(damaged):
             return damaged
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "staging: %s of the mirror %r differ from their checksums, and are read again from the original "
-                "file. Check the disk that mirrors are on if this repeats.",
-                f"{len(damaged):,} pieces of {GRANULE >> 10} KiB",
-                self.name if self._folder is None else os.path.join(self._folder.path, self.name),
-            )
+        self._warn_of_damage(len(damaged))
         self._drop_granules(damaged)
         self._fetch(damaged, None, fetch_now, counters)  # an error of the source is raised when it is read instead
         return self._damaged(damaged[is_present(self._marks[damaged]) == 1])
@@ -324,8 +269,7 @@ class Mirror:
                 if lock_within(self.fd, PATIENCE, first, stop - first):
                     try:
                         marks = self._marks[first:stop]
-                        place = marks_at(self.n_bytes) + first * MARK.itemsize
-                        os.pwrite(self.fd, (marks + is_present(marks)).tobytes(), place)
+                        self._write_marks(first, marks + is_present(marks))
                     finally:
                         unlock(self.fd, first, stop - first)
 
@@ -346,7 +290,7 @@ class Mirror:
         """
         if around is not None:
             near = widened(missing, WIDTH, around)
-            near = near[near < self._n_granules]
+            near = near[near < len(self._marks)]
             missing = near[is_present(self._marks[near]) == 0]
         with self._changed:
             free = np.array([granule for granule in missing.tolist() if granule not in self._busy], dtype=np.int64)
@@ -422,13 +366,3 @@ def requests_for(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[int, int
     counts = (first + np.maximum(n_bytes, 1) - 1) // GRANULE + 1 - first // GRANULE
     n_granules = len(np.unique(granules_of(first, np.maximum(n_bytes, 1))[0]))
     return int((-(-counts // ObjectOrigin.longest)).sum()), n_granules * GRANULE
-
-
-_open_mirrors: weakref.WeakSet[Mirror] = weakref.WeakSet()
-
-
-def drop_inherited_mirrors() -> None:
-    """Close a forked child's copies of its parent's mirrors."""
-    for mirror in list(_open_mirrors):
-        mirror.drop()
-    _open_mirrors.clear()

@@ -13,7 +13,7 @@ from ..errors import H5ValueError
 from ..options import StagingOptions
 from .folder import MirrorFolder
 from .locks import has_range_locks
-from .mirror import drop_inherited_mirrors
+from .mirror_file import drop_inherited_mirrors
 from .object_status import is_url
 
 __all__ = ["MIN_BYTES", "ensure_folder", "mirror_name", "why_not_staged"]

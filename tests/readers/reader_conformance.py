@@ -8,6 +8,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -32,7 +33,7 @@ from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decod
 from range_server import RangeServer
 from tiers import examples
 
-from lightning_h5 import StagingOptions
+from lightning_h5 import H5CorruptError, StagingOptions
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import Codec, find_array, is_out_of_proportion, kind_of, layout_of, open_h5, process_pool
 from lightning_h5.readers import (
@@ -45,11 +46,16 @@ from lightning_h5.readers import (
     empty_digests,
     fallback_reason,
     is_pooled,
+    keeps_decoded,
+    kept_chunks,
     open_reader,
 )
 from lightning_h5.staging import use_staging
 
 # Readers ------------------------------------------------------------------------------------------------------------
+
+
+kept_chunks.MIN_BYTES = 0  # small arrays are kept, too
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,16 @@ def staged(layout):
     return layout.guarded(replace(layout.guard, staging=StagingOptions(dir=folder_of_mirrors())))
 
 
+def kept(layout, **options):
+    """The array, whose decoded chunks are on a local disk; None if it has none, or none to decode."""
+    described = layout.guarded(replace(layout.guard, decoded=StagingOptions(dir=folder_of_mirrors(), decoded=True)))
+    if not can_be_pooled(layout) or not keeps_decoded(described):
+        return None
+    with suppress(H5CorruptError):  # of an array with damaged chunks
+        open_pool(described, n_blocks=EVERYTHING).read(np.arange(layout.n_rows))
+    return open_pool(described, **options)
+
+
 @cache
 def store():
     """A web server for all files."""
@@ -155,6 +171,10 @@ WAYS = {
     "staged": lambda layout: open_reader(staged(layout), OPTIONS),
     "staged, pool of 2": lambda layout: pool(staged(layout), n_blocks=2),
     "staged, large": lambda layout: pool(staged(layout), n_blocks=2, is_large=True) if IS_COMPILED else None,
+    "kept, pool of 2": partial(kept, n_blocks=2),
+    "kept, pool of 0": partial(kept, n_blocks=0),
+    "kept, large": partial(kept, n_blocks=2, is_large=True),
+    "kept, compared": compared(partial(kept, n_blocks=2)),
     "in a store": of_store(lambda layout: open_reader(layout, OPTIONS)),
     "in a store, plain": of_store(lambda layout: H5pyReader(layout, OPTIONS)),
     "in a store, pool of 2": of_store(partial(pool, n_blocks=2)),

@@ -100,7 +100,9 @@ def test_a_read_that_is_interrupted_at_its_end_is_not_taken_for_a_truncated_file
     reader = open_reader(look(path), OpenOptions())
     real, calls = os.preadv, []
 
-    def short_at_first(fd, pieces, at):
+    def short_at_first(fd, pieces, at, *flags):
+        if flags:  # a look into the page cache
+            return real(fd, pieces, at, *flags)
         calls.append(at)
         return real(fd, [pieces[0][:3]] if len(calls) == 1 else pieces, at)
 

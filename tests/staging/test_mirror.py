@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from origins import GRANULE, CountingOrigin, content_of, expected, open_folder, open_mirror, read
 
 from lightning_h5.counters import Counters, RequestTimes
-from lightning_h5.staging import Mirror, folder, mirror
+from lightning_h5.staging import Mirror, folder, mirror, mirror_file
 from lightning_h5.staging.granules import granules_of, length_of, marks_at, runs_of, widened
 
 SIZE = 40 * GRANULE + 100
@@ -422,7 +422,7 @@ def test_a_forked_child_keeps_no_lock_of_its_parent(tmp_path):
     mirrored, _ = open_mirror(tmp_path, CONTENT)
 
     def child():
-        mirror.drop_inherited_mirrors()
+        mirror_file.drop_inherited_mirrors()
         mirrored.close()  # does not wait for threads that it has not got
         assert mirrored.fd == -1
 

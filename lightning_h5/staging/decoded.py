@@ -1,0 +1,149 @@
+"""A mirror of decoded chunks: what was decoded once is read from a local disk from then on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from deflate import crc32
+
+from ..options import StagingOptions
+from ..types import IntArray
+from .folder import MirrorFolder
+from .granules import is_present, marks_at
+from .mirror_file import MirrorFile
+
+__all__ = ["DecodedArray", "DecodedMirror", "ReadPieces"]
+
+ReadPieces = Callable[[int, npt.NDArray[np.uint8], IntArray, IntArray, IntArray], int]
+"""Reads pieces of a file: descriptor, memory, where each piece begins and ends in it, and where it begins in the file.
+Returns the bytes that were read."""
+
+
+@dataclass(frozen=True)
+class DecodedArray:
+    """An array whose decoded chunks are kept.
+
+    Attributes:
+        options: where.
+        identity: a text with all that decides, besides the state of the file, what its decoded chunks are.
+        n_chunks: their number.
+        chunk_bytes: decoded bytes of each.
+    """
+
+    options: StagingOptions
+    identity: str
+    n_chunks: int
+    chunk_bytes: int
+
+
+class DecodedMirror(MirrorFile):
+    """The decoded chunks of an array that a local disk has. Safe to use from threads.
+
+    Each chunk is compared with its checksum whenever it is read. What is lacking, or wrong, is decoded again: nothing
+    here raises because the disk fails. All changes of the file are made in the lock of its folder.
+
+    Args:
+        folder: where mirrors are kept; None if that folder cannot be used any more.
+        key: name of this version of the array.
+        array: the array.
+    """
+
+    def __init__(self, folder: MirrorFolder | None, key: str, array: DecodedArray) -> None:
+        super().__init__(folder, key, array.n_chunks * array.chunk_bytes, array.chunk_bytes)
+        self._no_room_until = 0.0
+
+    def has(self, chunks: IntArray) -> npt.NDArray[np.bool_]:
+        """Return which chunks are there."""
+        marks = self._marks
+        if not len(marks):
+            return np.zeros(len(chunks), np.bool_)
+        return is_present(marks[chunks]).astype(np.bool_)
+
+    def places(self, chunks: IntArray) -> tuple[IntArray, IntArray]:
+        """Return where in the file chunks begin, and the bytes of each."""
+        return chunks * self._piece_bytes, np.full(len(chunks), self._piece_bytes)
+
+    def read(
+        self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray, read: ReadPieces
+    ) -> npt.NDArray[np.bool_]:
+        """Read those chunks that are there; return which were read, and are right.
+
+        Args:
+            chunks: the chunks, shape ``(n,)``.
+            out: memory to read into.
+            firsts: where each goes in it, shape ``(n,)``.
+            read: reads pieces of a file.
+        """
+        marks, size = self._marks, self._piece_bytes
+        is_read = self.has(chunks)
+        if not is_read.any() or not len(marks):
+            return is_read
+        there = np.flatnonzero(is_read)
+        before, n_read = marks[chunks[there]], 0
+        with suppress(OSError):  # of the local disk
+            n_read = read(self.fd, out, firsts[there], firsts[there] + size, chunks[there] * size)
+        if n_read != len(there) * size:
+            return np.zeros(len(chunks), np.bool_)
+        memory = out.data
+        sums = [crc32(memory[first : first + size]) for first in firsts[there].tolist()]
+        is_right = np.array(sums, np.uint32) == self._sums[chunks[there]]
+        is_same = marks[chunks[there]] == before
+        is_read[there] = is_right & is_same
+        if not is_right.all():
+            self._forget(chunks[there[~is_right & is_same]])
+        return is_read
+
+    def put(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> int:
+        """Keep decoded chunks if there is room for them; return the bytes that were written.
+
+        Args:
+            chunks: the chunks, shape ``(n,)``.
+            out: memory that has them.
+            firsts: where each begins in it, shape ``(n,)``.
+        """
+        if not self.takes_more or not len(self._marks) or not len(chunks):
+            return 0
+        assert self._folder is not None, "a mirror with marks has a folder"
+        n_bytes = len(chunks) * self._piece_bytes
+        put = partial(self._put_lacking, chunks, out.data, firsts)
+        if (seconds := self._folder.write(self.fd, marks_at(self.n_bytes), n_bytes, put)) > 0:
+            self._no_room_until = time.monotonic() + seconds
+            return 0
+        return n_bytes
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether there may be room for more."""
+        return self._folder is not None and self._folder.takes_writes and time.monotonic() >= self._no_room_until
+
+    def _put_lacking(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> None:
+        """Write chunks that other processes have not written meanwhile: neighbors in file and memory together."""
+        lacking = np.flatnonzero(~self.has(chunks))
+        chunks, firsts, size = chunks[lacking], firsts[lacking], self._piece_bytes
+        cuts = np.flatnonzero((np.diff(chunks) != 1) | (np.diff(firsts) != size)) + 1
+        for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(chunks)], strict=True):
+            if low < high:
+                first = int(firsts[low])
+                self._put(int(chunks[low]), memory[first : first + (high - low) * size])
+
+    def _forget(self, chunks: IntArray) -> None:
+        """Mark damaged chunks as missing: they are written again once they are decoded."""
+        self._warn_of_damage(len(chunks))
+
+        def forget() -> None:
+            for chunk in chunks.tolist():
+                marks = self._marks[chunk : chunk + 1]
+                self._write_marks(chunk, marks + is_present(marks))
+
+        if self._folder is not None and len(chunks):
+            self._folder.write(self.fd, marks_at(self.n_bytes), 0, forget)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.drop()

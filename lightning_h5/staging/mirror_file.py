@@ -1,0 +1,100 @@
+"""The local file of a mirror: pieces of equal size at the places that they have in the source, and tables at its end.
+
+The tables are marks for the pieces that the file has, and their checksums. Bytes are written first, then their
+checksums, then their marks: a process may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import weakref
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sizes import bytes_text
+from .folder import MIRROR, MirrorFolder
+from .granules import MARK, SUM, length_of, marks_at, sums_at, sums_of
+
+__all__ = ["MirrorFile", "drop_inherited_mirrors"]
+
+_log = logging.getLogger(__name__)
+
+
+class MirrorFile:
+    """A mirror's file, as this process has it open.
+
+    Args:
+        folder: where it is; None if that folder cannot be used any more.
+        key: name of this version of the source.
+        n_bytes: size of the source.
+        piece_bytes: bytes of a piece; the last one may have fewer.
+
+    Attributes:
+        fd: its descriptor; -1 if it could not be opened, and all is read from the source.
+        name: its name.
+        n_bytes: size of the source.
+    """
+
+    def __init__(self, folder: MirrorFolder | None, key: str, n_bytes: int, piece_bytes: int) -> None:
+        self._folder, self._piece_bytes, self.n_bytes = folder, piece_bytes, n_bytes
+        self.name = f"{key}-{n_bytes}{MIRROR}"
+        self._has_warned = False
+        self.fd = -1
+        self._marks, self._sums = np.zeros(0, MARK), np.zeros(0, SUM)
+        with suppress(OSError, ValueError):
+            if folder is None:
+                return
+            tables, length, n_pieces = marks_at(n_bytes), length_of(n_bytes, piece_bytes), -(-n_bytes // piece_bytes)
+            self.fd = folder.open_mirror(self.name, length, tables)
+            memory = mmap.mmap(self.fd, length - tables, access=mmap.ACCESS_READ, offset=tables)
+            self._sums = np.frombuffer(memory, SUM, n_pieces, sums_at(n_bytes, piece_bytes) - tables)
+            self._marks = np.frombuffer(memory, MARK, n_pieces)
+        _open_files.add(self)
+
+    def drop(self) -> None:
+        """Close the file: after a fork, it would keep locks of a parent process that dies."""
+        if self.fd >= 0:
+            fd, self.fd, self._marks, self._sums = self.fd, -1, np.zeros(0, MARK), np.zeros(0, SUM)
+            os.close(fd)
+
+    def _put(self, first: int, data: memoryview) -> None:
+        """Write pieces, their checksums and their marks. The caller has locked them, and the file has none of them.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        at, written = first * self._piece_bytes, 0
+        while written < len(data):
+            written += os.pwrite(self.fd, data[written:], at + written)
+        sums, size = sums_of(data, self._piece_bytes), self._piece_bytes
+        os.pwrite(self.fd, sums.tobytes(), sums_at(self.n_bytes, size) + first * SUM.itemsize)
+        self._write_marks(first, self._marks[first : first + len(sums)] + np.uint16(1))
+
+    def _write_marks(self, first: int, marks: npt.NDArray[np.uint16]) -> None:
+        os.pwrite(self.fd, marks.tobytes(), marks_at(self.n_bytes) + first * MARK.itemsize)
+
+    def _warn_of_damage(self, n_pieces: int) -> None:
+        """Warn once that pieces differ from their checksums."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        _log.warning(
+            "staging: %s of the mirror %r differ from their checksums, and are read again from the original "
+            "file. Check the disk that mirrors are on if this repeats.",
+            f"{n_pieces:,} pieces of {bytes_text(self._piece_bytes)}",
+            self.name if self._folder is None else os.path.join(self._folder.path, self.name),
+        )
+
+
+_open_files: weakref.WeakSet[MirrorFile] = weakref.WeakSet()
+
+
+def drop_inherited_mirrors() -> None:
+    """Close a forked child's copies of its parent's mirrors."""
+    for file in list(_open_files):
+        file.drop()
+    _open_files.clear()
