@@ -31,10 +31,14 @@ class CsrRows(Sequence["torch.Tensor"]):
         columns: the column of each value.
         ends: values up to the end of each row, shape ``(n_rows,)``.
         n_columns: values of a dense row.
+        is_in_order: whether the columns of each row are known to ascend.
     """
 
-    def __init__(self, values: torch.Tensor, columns: IntArray, ends: IntArray, n_columns: int) -> None:
+    def __init__(
+        self, values: torch.Tensor, columns: IntArray, ends: IntArray, n_columns: int, *, is_in_order: bool = False
+    ) -> None:
         self.values, self.columns, self.ends, self.n_columns = values, columns, ends, n_columns
+        self._is_known_in_order = is_in_order
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -55,7 +59,8 @@ class CsrRows(Sequence["torch.Tensor"]):
         ends = self.ends[rows.start : rows.stop]
         first = int(self.ends[rows.start - 1]) if rows.start else 0
         last = int(ends[-1]) if len(ends) else first
-        return CsrRows(self.values[first:last], self.columns[first:last], ends - first, self.n_columns)
+        values, columns, is_in_order = self.values[first:last], self.columns[first:last], self._is_in_order
+        return CsrRows(values, columns, ends - first, self.n_columns, is_in_order=is_in_order)
 
     @cached_property
     def _places(self) -> IntArray:
@@ -64,10 +69,10 @@ class CsrRows(Sequence["torch.Tensor"]):
         places: IntArray = np.repeat(np.arange(len(self)) * self.n_columns, lengths) + self.columns
         return places
 
-    @property
+    @cached_property
     def _is_in_order(self) -> bool:
-        """Whether the columns of each row ascend, and none comes twice."""
-        return bool((np.diff(self._places) > 0).all())
+        """Whether the columns of each row ascend, and none comes twice: looked at once for rows read together."""
+        return self._is_known_in_order or bool((np.diff(self._places) > 0).all())
 
     def dense(self, buffers: BufferPool) -> torch.Tensor:
         """Return the rows, shape ``(n_rows, n_columns)``; values of one place are added up, as SciPy does."""
