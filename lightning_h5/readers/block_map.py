@@ -229,6 +229,11 @@ class BlockMap:
         high = np.minimum((number + 1) * along - before, lengths)
         return Pieces(blocks[which] + number, within[which] - np.where(number > 0, before, 0), high - low)
 
+    def array_of(self, blocks: IntArray) -> IntArray:
+        """Return the array that each block is of."""
+        arrays: IntArray = np.searchsorted(self.first_block, blocks, side="right") - 1
+        return arrays
+
     def different(self, blocks: IntArray) -> IntArray:
         """Return the different ones of some blocks, ascending.
 

@@ -22,6 +22,7 @@ from .base import LayoutReader
 from .block_map import RowGrid
 from .block_memory import BlockMemory
 from .codecs import Unpack
+from .kept_chunks import KeptChunks
 
 __all__ = [
     "TASK_BYTES",
@@ -92,6 +93,7 @@ class BlockSource(Protocol):
         parts_together: parts that are best loaded by the same thread.
         picks_rows: whether rows of a block can be read without the others.
         grid: how rows are cut into blocks.
+        kept: blocks that a local disk has, a chunk of whole rows each, as they are loaded; None if there are none.
     """
 
     n_rows: int
@@ -100,6 +102,7 @@ class BlockSource(Protocol):
     parts_together: int
     picks_rows: bool
     grid: RowGrid
+    kept: KeptChunks | None
 
     def will_need(self, blocks: IntArray) -> None:
         """Begin to fetch what blocks are made of, to the page cache or a mirror. Does not wait, and never raises."""
@@ -135,6 +138,7 @@ class ReaderSource:
     """
 
     n_parts = 1
+    kept: KeptChunks | None = None
 
     def __init__(
         self, reader: LayoutReader, rows_per_block: int, grid: RowGrid | None = None, *, gives_back: bool = False
@@ -174,6 +178,7 @@ class PreparedSource:
     """
 
     n_parts = 1
+    kept: KeptChunks | None = None
 
     def __init__(self, source: BlockSource, prepare: Change) -> None:
         if source.n_parts != 1:
@@ -310,6 +315,8 @@ class _LaterSource:
         number: of its array.
         example: a source of the same kind.
     """
+
+    kept: KeptChunks | None = None
 
     def __init__(self, sources: BlockSources, number: int, example: BlockSource) -> None:
         self._sources, self._number = sources, number

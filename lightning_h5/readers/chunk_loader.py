@@ -47,7 +47,6 @@ class ChunkLoader:
             raise ValueError(f"{layout.key!r} has no chunk table: {layout.plain_reason}")
         self._layout, self.table, self._counters = layout, layout.table, counters
         self._gives_back = gives_back
-        self._kept = KeptChunks(layout, counters) if keeps_decoded(layout) else None
         self.chunks, self._pipeline = layout.chunks, Pipeline(layout)
         self.n_rows, self.rows_per_block = layout.n_rows, layout.chunks[0]
         self.grid = RowGrid.of(layout, self.rows_per_block)
@@ -57,7 +56,11 @@ class ChunkLoader:
         self._per_line = max(1, layout.table.grid[-1]) if len(layout.chunks) > 1 else 1
         self.parts_together = _parts_together(self._chunk_bytes, self._per_line)
         # A chunk of numbers that contains whole rows is decoded directly into the block.
+        self.kept: KeptChunks | None = None
         self._is_direct = layout.chunks[1:] == layout.axes and not layout.members and layout.stored.base.isnative
+        self._kept = KeptChunks(layout, counters) if keeps_decoded(layout) else None
+        if self._is_direct and layout.view is None and not gives_back:
+            self.kept = self._kept
         self._fill = np.ndarray((1,), layout.stored, layout.fill)[0]
         self._word = _widest_word(layout)
         self._loop: ChunkLoop | None = None

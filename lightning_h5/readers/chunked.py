@@ -21,6 +21,7 @@ from .base import row_slices, take_rows
 from .block_map import BlockMap, Boxes, Pieces
 from .block_sources import BlockSources, Change, CopyChange, FieldLayouts
 from .chunk_cache import NOWHERE, ChunkCache, Lease, load_tasks
+from .kept_rows import KeptRead, KeptRows
 from .thread_pool import TaskQueue
 
 __all__ = ["BegunRead", "Changes", "ChunkedReader", "CopyRows", "CountReads"]
@@ -107,6 +108,8 @@ class ChunkedReader:
         self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
         self._n_bytes, self.rows_per_block = n_bytes, slot_rows
         self._rows, self._reads, self._retain, self._changes = rows, reads, retain, changes
+        row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
+        self._kept = KeptRows.of(self._sources, self.map, row_bytes)
         self._lock = threading.Lock()
         self._cache: ChunkCache | None = None
         self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each block, and how many are left
@@ -167,6 +170,8 @@ class ChunkedReader:
             return _CompleteRead(complete, places, copy)
         needed, which = self.map.numbered(pieces.blocks)
         self._counters.add(blocks_used=len(needed))
+        if self._kept is not None and self._kept.has(pieces):
+            return self._kept_read(self._kept, needed, pieces, out, copy)
         cache, pieces = self._ready_cache(), pieces._replace(blocks=which)  # numbers among those that are needed
         if cache is None or not len(needed):
             return _PickedRead(self, needed, pieces, copy)
@@ -176,6 +181,21 @@ class ChunkedReader:
         while not read.take(self._lease(cache, needed[read.left], n_tasks[read.left])):
             read.finish()
         return read
+
+    def _kept_read(
+        self, kept: KeptRows, blocks: IntArray, pieces: Pieces, out: npt.NDArray[Any] | CopyRows, copy: CopyRows
+    ) -> KeptRead:
+        """Return a read of rows by position; of their blocks if that fails."""
+
+        def pick() -> None:
+            numbered = pieces._replace(blocks=np.searchsorted(blocks, pieces.blocks))
+            _PickedRead(self, blocks, numbered, copy).finish()
+
+        is_plain = not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous and not self._changes.kinds
+        n_rows = len(pieces.blocks) if pieces.sizes is None else int(pieces.sizes.sum())
+        memory = partial(np.empty, (n_rows, *self.row_shape), self.dtype)
+        direct = out if is_plain and not callable(out) else None
+        return KeptRead(kept, pieces, direct, memory, copy, pick)
 
     def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
@@ -200,7 +220,10 @@ class ChunkedReader:
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
-        needed = self.map.different(self.map.pieces(boxes).blocks)
+        pieces = self.map.pieces(boxes)
+        if self._kept is not None and self._kept.has(pieces):
+            return True
+        needed = self.map.different(pieces.blocks)
         self._note_ahead(needed, epoch)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
@@ -232,7 +255,7 @@ class ChunkedReader:
             return self._cache
 
     def _file_of(self, blocks: IntArray) -> IntArray:
-        return np.searchsorted(self.map.first_block, blocks, side="right") - 1
+        return self.map.array_of(blocks)
 
     def _lease(self, cache: ChunkCache, blocks: IntArray, n_tasks: IntArray) -> Lease:
         while not ((lease := cache.lease(blocks, n_tasks)).slots >= 0).any():

@@ -19,6 +19,7 @@ from .base import LayoutReader, checked_places, row_slices
 from .block_memory import BlockMemory, scratch
 from .block_sources import BlockSource
 from .codecs import Unpack, UnpackLoops
+from .kept_chunks import KeptChunks
 from .row_codecs import RowCodec, bytes_of
 from .thread_pool import TaskQueue
 
@@ -86,6 +87,7 @@ class DecodedSource:
     """
 
     n_parts = 1
+    kept: KeptChunks | None = None
 
     def __init__(self, layout: ArrayLayout, decoding: Decoding, source: BlockSource) -> None:
         self.stored, self._codec = source, decoding.codec

@@ -53,6 +53,37 @@ class KeptChunks:
         with process_pool().decoded(self._layout.path, self._layout.guard, self._array) as mirror:
             yield mirror
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all chunks."""
+        return self._array.n_chunks * self._array.chunk_bytes
+
+    def has_all(self, chunks: IntArray) -> bool:
+        """Return whether all of some chunks are kept. Never raises."""
+        with suppress(OSError, H5Error), self._mirror() as mirror:
+            return bool(mirror.has(chunks).all())
+        return False
+
+    def read_rows(
+        self, chunks: IntArray, within: IntArray, sizes: IntArray, out: npt.NDArray[np.uint8], starts: IntArray
+    ) -> bool:
+        """Read pieces of chunks; return whether all are there, and right.
+
+        Args:
+            chunks: the chunk of each piece, shape ``(n,)``.
+            within: where each begins in its chunk, in bytes.
+            sizes: bytes of each.
+            out: memory to read into.
+            starts: where each goes in it.
+        """
+        began = perf_counter()
+        with self._mirror() as mirror:
+            if not mirror.read_within(chunks, within, sizes, out, starts, read_pieces):
+                return False
+        n_bytes = int(sizes.sum())
+        self._counters.add(bytes_read=n_bytes, decoded_mirror_bytes=n_bytes, read_seconds=perf_counter() - began)
+        return True
+
     def lacking(self, chunks: IntArray) -> IntArray:
         """Return the chunks that are not kept, and have the system fetch those that are. Never raises."""
         with suppress(OSError, H5Error), self._mirror() as mirror:

@@ -15,6 +15,7 @@ from ..types import IntArray, RowReader
 from .base import LayoutReader, row_slices
 from .block_memory import BlockMemory, scratch
 from .block_sources import TASK_BYTES, BlockSource
+from .kept_chunks import KeptChunks
 
 __all__ = ["StackReader", "StackSource"]
 
@@ -51,6 +52,8 @@ class StackSource:
         layout: the arrays as one.
         sources: of each array, all with the same blocks.
     """
+
+    kept: KeptChunks | None = None
 
     def __init__(self, layout: ArrayLayout, sources: Sequence[BlockSource]) -> None:
         self.sources, first = tuple(sources), sources[0]

@@ -23,6 +23,7 @@ from .block_map import BlockMap, Boxes, RowGrid
 from .block_memory import BlockMemory
 from .block_sources import TASK_BYTES, BlockSource
 from .chunk_loader import ChunkLoader
+from .kept_chunks import KeptChunks
 
 __all__ = ["BlockReader", "ViewSource"]
 
@@ -61,6 +62,7 @@ class ViewSource:
     """
 
     picks_rows = False
+    kept: KeptChunks | None = None
 
     def __init__(
         self,

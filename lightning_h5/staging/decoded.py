@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,8 +46,9 @@ class DecodedArray:
 class DecodedMirror(MirrorFile):
     """The decoded chunks of an array that a local disk has. Safe to use from threads.
 
-    Each chunk is compared with its checksum whenever it is read. What is lacking, or wrong, is decoded again: nothing
-    here raises because the disk fails. All changes of the file are made in the lock of its folder.
+    Each chunk is compared with its checksum whenever it is read as a whole, and before parts of it are read: once, and
+    again after the file was written to. What is lacking, or wrong, is decoded again: nothing here raises because the
+    disk fails. All changes of the file are made in the lock of its folder.
 
     Args:
         folder: where mirrors are kept; None if that folder cannot be used any more.
@@ -57,6 +59,8 @@ class DecodedMirror(MirrorFile):
     def __init__(self, folder: MirrorFolder | None, key: str, array: DecodedArray) -> None:
         super().__init__(folder, key, array.n_chunks * array.chunk_bytes, array.chunk_bytes)
         self._no_room_until = 0.0
+        # A chunk was compared with its checksum if it has the number of the file's present state.
+        self._checked, self._state, self._written = np.zeros(len(self._marks), np.uint32), 0, -1
 
     def has(self, chunks: IntArray) -> npt.NDArray[np.bool_]:
         """Return which chunks are there."""
@@ -98,6 +102,56 @@ class DecodedMirror(MirrorFile):
         if not is_right.all():
             self._forget(chunks[there[~is_right & is_same]])
         return is_read
+
+    def read_within(
+        self,
+        chunks: IntArray,
+        within: IntArray,
+        sizes: IntArray,
+        out: npt.NDArray[np.uint8],
+        starts: IntArray,
+        read: ReadPieces,
+    ) -> bool:
+        """Read pieces of chunks; return whether all chunks are there, and right.
+
+        Args:
+            chunks: the chunk of each piece, shape ``(n,)``.
+            within: where each begins in its chunk, in bytes.
+            sizes: bytes of each.
+            out: memory to read into.
+            starts: where each goes in it.
+            read: reads pieces of a file.
+        """
+        marks = self._marks
+        if not len(marks):
+            return False
+        before, n_read = marks[chunks], 0
+        if not is_present(before).all():
+            return False
+        with suppress(OSError):  # of the local disk
+            if not self._are_right(chunks):
+                return False
+            n_read = read(self.fd, out, starts, starts + sizes, chunks * self._piece_bytes + within)
+        return n_read == int(sizes.sum()) and bool((marks[chunks] == before).all())
+
+    def _are_right(self, chunks: IntArray) -> bool:
+        """Compare chunks with their checksums that were not compared since the file was written to last."""
+        written = os.fstat(self.fd).st_mtime_ns
+        if written != self._written:
+            self._written, self._state = written, self._state + 1
+        state, size = self._state, self._piece_bytes
+        unchecked = np.unique(chunks[self._checked[chunks] != state])
+        if not len(unchecked):
+            return True
+        memory, damaged = memoryview(bytearray(size)), list[int]()
+        for chunk, checksum in zip(unchecked.tolist(), self._sums[unchecked].tolist(), strict=True):
+            if os.preadv(self.fd, [memory], chunk * size) != size or crc32(memory) != checksum:
+                damaged.append(chunk)
+            else:
+                self._checked[chunk] = state
+        if damaged:
+            self._forget(np.array(damaged))
+        return not damaged
 
     def put(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> int:
         """Keep decoded chunks if there is room for them; return the bytes that were written.

@@ -48,6 +48,7 @@ from lightning_h5.readers import (
     is_pooled,
     keeps_decoded,
     kept_chunks,
+    kept_rows,
     open_reader,
 )
 from lightning_h5.staging import use_staging
@@ -114,8 +115,9 @@ def staged(layout):
     return layout.guarded(replace(layout.guard, staging=StagingOptions(dir=folder_of_mirrors())))
 
 
-def kept(layout, **options):
-    """The array, whose decoded chunks are on a local disk; None if it has none, or none to decode."""
+def kept(layout, *, by_rows=True, **options):
+    """The array, whose decoded chunks are on a local disk, read by rows if it can; None if there is none to decode."""
+    kept_rows.LEAST_BYTES = 0 if by_rows else 1 << 60
     described = layout.guarded(replace(layout.guard, decoded=StagingOptions(dir=folder_of_mirrors(), decoded=True)))
     if not can_be_pooled(layout) or not keeps_decoded(described):
         return None
@@ -172,7 +174,8 @@ WAYS = {
     "staged, pool of 2": lambda layout: pool(staged(layout), n_blocks=2),
     "staged, large": lambda layout: pool(staged(layout), n_blocks=2, is_large=True) if IS_COMPILED else None,
     "kept, pool of 2": partial(kept, n_blocks=2),
-    "kept, pool of 0": partial(kept, n_blocks=0),
+    "kept, by chunks": partial(kept, n_blocks=2, by_rows=False),
+    "kept, pool of 0": partial(kept, n_blocks=0, by_rows=False),
     "kept, large": partial(kept, n_blocks=2, is_large=True),
     "kept, compared": compared(partial(kept, n_blocks=2)),
     "in a store": of_store(lambda layout: open_reader(layout, OPTIONS)),
