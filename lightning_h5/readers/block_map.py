@@ -136,6 +136,11 @@ class Pieces(NamedTuple):
         """Return the value of its run for each row."""
         return values if self.sizes is None else np.repeat(values, self.sizes)
 
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.blocks) if self.sizes is None else int(self.sizes.sum())
+
     def of_rows(self, firsts: IntArray) -> IntArray:
         """Return a number for each row: those of a run count up from that of its first row."""
         if self.sizes is None:

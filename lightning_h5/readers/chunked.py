@@ -35,6 +35,9 @@ Copies them to where they belong."""
 
 MAX_READS = 2**31 - 1
 
+LONG_RUN = 128
+"""Rows of a run from which on it is copied as a whole."""
+
 
 class Changes(NamedTuple):
     """What rows are changed by when they are copied out of blocks.
@@ -162,15 +165,15 @@ class ChunkedReader:
         copy: CopyRows = out if callable(out) else self._copy_to(out, pieces)
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(pieces.blocks))
-            places = pieces.of_rows(complete.places(pieces.blocks) * complete.slot_rows + pieces.within)
+            firsts = complete.places(pieces.blocks) * complete.slot_rows + pieces.within
             changes = self._changes
             is_whole = not changes.kinds or changes.in_place is not None
             if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
                 copy = partial(_copy_on_all_cores, out=out, change=changes.in_place)
-            return _CompleteRead(complete, places, copy)
+            return _CompleteRead(complete, firsts, pieces, copy)
         needed, which = self.map.numbered(pieces.blocks)
         self._counters.add(blocks_used=len(needed))
-        if self._kept is not None and self._kept.has(pieces):
+        if self._kept is not None and self._kept.suits(pieces):
             return self._kept_read(self._kept, needed, pieces, out, copy)
         cache, pieces = self._ready_cache(), pieces._replace(blocks=which)  # numbers among those that are needed
         if cache is None or not len(needed):
@@ -192,8 +195,7 @@ class ChunkedReader:
             _PickedRead(self, blocks, numbered, copy).finish()
 
         is_plain = not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous and not self._changes.kinds
-        n_rows = len(pieces.blocks) if pieces.sizes is None else int(pieces.sizes.sum())
-        memory = partial(np.empty, (n_rows, *self.row_shape), self.dtype)
+        memory = partial(np.empty, (pieces.n_rows, *self.row_shape), self.dtype)
         direct = out if is_plain and not callable(out) else None
         return KeptRead(kept, pieces, direct, memory, copy, pick)
 
@@ -201,14 +203,14 @@ class ChunkedReader:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
         changes, of_array = self._changes.kinds, self._changes.of_array
         if of_array is None or len(changes) == 1:
-            return partial(_copy_rows, out=out, change=next(iter(changes), None))
+            return _Copy(out, next(iter(changes), None))
         numbers = pieces.repeated(of_array[self._file_of(pieces.blocks)])
 
         def copy(rows: npt.NDArray[Any], places: IntArray, out_places: IntArray | None) -> None:
             out_places = np.arange(len(numbers)) if out_places is None else out_places
             for number in np.unique(numbers[out_places]).tolist():
                 is_changed = numbers[out_places] == number
-                _copy_rows(rows, places[is_changed], out_places[is_changed], out=out, change=changes[number])
+                _Copy(out, changes[number])(rows, places[is_changed], out_places[is_changed])
 
         return copy
 
@@ -221,7 +223,7 @@ class ChunkedReader:
         if cache is None or cache.is_complete():
             return True
         pieces = self.map.pieces(boxes)
-        if self._kept is not None and self._kept.has(pieces):
+        if self._kept is not None and self._kept.suits(pieces):
             return True
         needed = self.map.different(pieces.blocks)
         self._note_ahead(needed, epoch)
@@ -393,12 +395,12 @@ class BegunRead(Protocol):
 class _CompleteRead:
     """Rows of a complete cache: nothing to wait for, and no lease."""
 
-    def __init__(self, cache: ChunkCache, places: IntArray, copy: CopyRows) -> None:
-        self._cache, self._places, self._copy = cache, places, copy
+    def __init__(self, cache: ChunkCache, firsts: IntArray, pieces: Pieces, copy: CopyRows) -> None:
+        self._cache, self._firsts, self._pieces, self._copy = cache, firsts, pieces, copy
 
     def finish(self) -> None:
         """Copy the rows."""
-        self._copy(self._cache.rows, self._places, None)
+        _copy_pieces(self._copy, self._cache.rows, self._firsts, self._pieces)
 
     def cancel(self) -> None:
         """Do nothing: there is no lease."""
@@ -489,10 +491,9 @@ class _CachedRead:
         slot_of = np.full(len(self._blocks), NOWHERE, dtype=np.int64)
         slot_of[self._part] = slots_of_part
         pieces, slots = self._pieces, slot_of[self._pieces.blocks]
-        places = pieces.of_rows(slots * self._cache.slot_rows + pieces.within)
-        is_all = bool((slot_of >= 0).all())
-        out_places = None if is_all else np.flatnonzero(pieces.repeated(slots >= 0))
-        self._copy_rows(self._cache.rows, places if out_places is None else places[out_places], out_places)
+        firsts = slots * self._cache.slot_rows + pieces.within
+        are_there = None if (slot_of >= 0).all() else slots >= 0
+        _copy_pieces(self._copy_rows, self._cache.rows, firsts, pieces, are_there)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._pieces.blocks, self._pieces.sizes, len(self._blocks))[self._part].astype(np.int64)
@@ -519,6 +520,73 @@ def _copy_on_all_cores(
     take_rows(rows, places, out, all_cores=True)
     if change is not None:
         change(out)
+
+
+def _copy_pieces(
+    copy: CopyRows,
+    rows: npt.NDArray[Any],
+    firsts: IntArray,
+    pieces: Pieces,
+    are_there: npt.NDArray[np.bool_] | None = None,
+) -> None:
+    """Copy runs of rows, as a whole if they are long: less work than to locate each row.
+
+    Args:
+        copy: copies them.
+        rows: decoded rows.
+        firsts: place of the first row of each run.
+        pieces: the runs.
+        are_there: which of them are there; None for all.
+    """
+    if isinstance(copy, _Copy) and pieces.sizes is not None and pieces.n_rows >= LONG_RUN * len(pieces.sizes):
+        sizes = pieces.sizes
+        starts = np.cumsum(sizes) - sizes
+        if are_there is not None:
+            firsts, starts, sizes = firsts[are_there], starts[are_there], sizes[are_there]
+        copy.runs(rows, firsts, starts, sizes)
+        return
+    places = pieces.of_rows(firsts)
+    if are_there is None:
+        copy(rows, places, None)
+    else:
+        out_places = np.flatnonzero(pieces.repeated(are_there))
+        copy(rows, places[out_places], out_places)
+
+
+class _Copy:
+    """Copies rows to memory, and changes them.
+
+    Args:
+        out: the memory.
+        change: changes them; None for none.
+    """
+
+    def __init__(self, out: npt.NDArray[Any], change: CopyChange | None) -> None:
+        self._out, self._change = out, change
+
+    def __call__(self, rows: npt.NDArray[Any], places: IntArray, out_places: IntArray | None) -> None:
+        """See ``CopyRows``."""
+        _copy_rows(rows, places, out_places, out=self._out, change=self._change)
+
+    def runs(self, rows: npt.NDArray[Any], firsts: IntArray, starts: IntArray, sizes: IntArray) -> None:
+        """Copy runs of rows.
+
+        Args:
+            rows: decoded rows.
+            firsts: place of the first row of each run.
+            starts: where each goes.
+            sizes: rows of each.
+        """
+        out, change = self._out, self._change
+        is_changed = change is not None and out.flags.c_contiguous
+        with np.errstate(all="ignore"):  # as for single rows
+            for first, start, size in zip(firsts.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+                if is_changed and change is not None:
+                    change.take(rows[first : first + size], None, out[start : start + size])
+                elif change is None:
+                    out[start : start + size] = rows[first : first + size]
+                else:
+                    out[start : start + size] = _copies(rows, np.arange(first, first + size), out.dtype, change)
 
 
 def _copy_rows(

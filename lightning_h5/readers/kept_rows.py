@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["KeptRead", "KeptRows"]
 
 LEAST_BYTES = 4096
-"""Bytes of a row from which on reading it alone is faster than reading its chunk and copying it."""
+"""Bytes of a run of rows from which on reading it alone is faster than reading its chunk and copying it."""
 
 CACHE_SHARE = 0.8
 """Share of the memory for pages of files that decoded rows may take: single rows of a disk are slower than chunks."""
@@ -39,16 +39,18 @@ class KeptRows:
 
     @classmethod
     def of(cls, sources: Sequence[BlockSource], blocks: BlockMap, row_bytes: int) -> KeptRows | None:
-        """Return them for arrays whose chunks are whole rows and kept, if rows are large, and all fit into memory."""
-        if not isinstance(sources, list) or row_bytes < LEAST_BYTES:
+        """Return them for arrays whose chunks are whole rows and kept, if all fit into memory."""
+        if not isinstance(sources, list):
             return None
         kept = [source.kept for source in sources if source.kept is not None]
         if len(kept) < len(sources) or sum(each.n_bytes for each in kept) > CACHE_SHARE * (page_cache_memory() or 0):
             return None
         return cls(kept, blocks, row_bytes)
 
-    def has(self, pieces: Pieces) -> bool:
-        """Return whether all blocks of some rows are there."""
+    def suits(self, pieces: Pieces) -> bool:
+        """Return whether all blocks of some rows are there, and reading the rows alone is faster."""
+        if pieces.n_rows * self._row_bytes < LEAST_BYTES * len(pieces.blocks):
+            return False
         return all(self._kept[file].has_all(numbers) for file, _, numbers in self._by_file(pieces))
 
     def read(self, pieces: Pieces, out: npt.NDArray[np.uint8]) -> bool:

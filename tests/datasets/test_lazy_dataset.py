@@ -242,7 +242,7 @@ def test_small_arrays_are_read_once(make_h5, monkeypatch, single_reads):
     for _ in range(3):
         dataset.read_batch(range(5))
         dataset[9]
-    assert len(calls) == 2
+    assert len([args for args in calls if len(args) == 3]) == 2  # those with a flag look into the page cache
     assert dataset.counters.total()["bytes_read"] == N * (5 * 8 + 2)
 
 
