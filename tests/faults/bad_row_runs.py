@@ -20,7 +20,6 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
-import lightning
 import torch
 from lightning_models import Recorder, SaveAndStop, quiet_trainer
 from processes import run_ranks, values
@@ -214,7 +213,7 @@ def check_ranks(seeds, folder, world_size, **options):
         case = Case(seed, folder / str(seed), **options)
         case.world_size = world_size
         expected = [Expected(case, rank, world_size) for rank in range(world_size)]
-        if not any(of_rank.end for of_rank in expected) and step_of(case, expected[0]) is not None:
+        if not any(of_rank.end for of_rank in expected):
             cases.append(case)
             all_expected.append(expected)
             steps.append(step_of(case, expected[0]))
@@ -236,15 +235,8 @@ def check_ranks(seeds, folder, world_size, **options):
 
 
 def step_of(case, expected):
-    """The step that a case is stopped after; None if this Lightning repeats the last step of an epoch.
-
-    It does if there is no validation: see ``test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on``.
-    """
-    n_steps = sum(map(len, expected.epochs))
-    step = 1 + int(case.stop * (n_steps - 1))
-    if lightning.__version__.startswith("2.4") and case.world_size > 1 and step == len(expected.epochs[0]):
-        return step + 1 if step + 1 < n_steps else None
-    return step
+    """The step that a case is stopped after."""
+    return 1 + int(case.stop * (sum(map(len, expected.epochs)) - 1))
 
 
 def run(seed, folder, **options):
@@ -258,8 +250,6 @@ def run(seed, folder, **options):
                 expected = Expected(case, rank, case.world_size)
                 if expected.end is None:
                     step = step_of(case, expected)
-                    if step is None:
-                        continue
                     runs = three_runs(rank, case, step, world_size=case.world_size)
                     check_resume(case, expected, step, *runs)
                     figures["resumed"] += 1
