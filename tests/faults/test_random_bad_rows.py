@@ -2,12 +2,23 @@
 
 import pytest
 from bad_row_runs import check_ranks, run
-from random_bad_rows import KINDS
+from random_bad_rows import KINDS, Case
+
+from lightning_h5 import H5FileError
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_random_case_of_each_kind(tmp_path, kind):
     run(11, tmp_path, kinds=(kind,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_file_is_refused_before_training(tmp_path, kind):
+    """Also if bad rows are to be left out: HDF5 opens no file that is shorter than it says."""
+    case = Case(11, tmp_path, kinds=(kind,))
+    case.truncate()
+    with pytest.raises(H5FileError, match="truncated"):
+        case.datamodule(0, is_bad=True).setup("fit")
 
 
 @pytest.mark.wide
