@@ -37,15 +37,18 @@ def test_a_thousand_random_cases(tmp_path, first):
 
 @pytest.mark.wide
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_random_cases_on_real_ranks(tmp_path, world_size):
-    """Each is trained unbroken, stopped after a step, and resumed; all ranks have the ledger of all."""
-    assert check_ranks(range(8), tmp_path, world_size) > 4
+@pytest.mark.parametrize(("world_size", "other_size"), [(2, 3), (3, 1)])
+def test_random_cases_on_real_ranks(tmp_path, world_size, other_size):
+    """Each is trained unbroken, stopped after a step, and resumed by as many ranks and by others.
+
+    All ranks have the ledger of all.
+    """
+    assert check_ranks(range(8), tmp_path, world_size, other_size) > 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("world_size", "other_size"), [(2, 1), (3, 2)])
 @pytest.mark.parametrize("first", range(8, 72, 16))
-def test_more_random_cases_on_real_ranks(tmp_path, first, world_size):
-    assert check_ranks(range(first, first + 16), tmp_path, world_size)
+def test_more_random_cases_on_real_ranks(tmp_path, first, world_size, other_size):
+    assert check_ranks(range(first, first + 16), tmp_path, world_size, other_size)
