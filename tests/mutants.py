@@ -578,6 +578,21 @@ MUTANTS = [
         "            failures.append(error)\n            break\n",
         BAD_ROWS[:1],
     ),
+    Mutant(
+        "a damaged block counts as loaded before its error is noted",
+        "readers/chunk_cache.py",
+        "            if error is not None:\n                self._forget(slots)\n",
+        "            if error is not None:\n                self._n_tasks[slots] -= 1\n"
+        "                self._forget(slots)\n                self._n_tasks[slots] += 1\n",
+        ("tests/readers/test_chunk_cache.py",),
+    ),
+    Mutant(
+        "samples that a transform refused count as rows of their source",
+        "datasets/base.py",
+        "self._count_finished(numbers)",
+        "self._count_finished(raw.rows)",
+        BAD_ROWS[:1],
+    ),
 ]
 
 

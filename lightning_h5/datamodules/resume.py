@@ -173,7 +173,8 @@ class RunPosition:
         progress.sync()
         if restored.finished:
             # Stopped in the validation at its end; in batches of another size Lightning would train on one more.
-            if progress.is_alone and progress.is_open(restored.epoch) and progress.processed != progress.n_batches:
+            is_stopped = progress.is_open(restored.epoch) and progress.processed != progress.n_batches
+            if (progress.is_alone and is_stopped) or progress.trains_again_in(restored.epoch):
                 progress.end_epoch()
             progress.begin_next_epoch(restored.epoch)
             return

@@ -139,6 +139,16 @@ class TrainerProgress:
         if hasattr(self._loop, "update_restart_stage"):  # Lightning 2.5 and newer
             self._loop.update_restart_stage()
 
+    def trains_again_in(self, epoch: int) -> bool:
+        """Return whether Lightning would train on one more batch of a finished epoch, which it restarts.
+
+        Lightning 2.4 does so after a checkpoint from the callbacks of the last batch, unless a validation is due: that
+        runs in place of the batch. Lightning 2.5 and newer count the epoch as done.
+        """
+        if hasattr(self._loop, "update_restart_stage") or self._trainer.current_epoch != epoch:
+            return False
+        return bool(self._inner.restarting and not self._inner._should_check_val_fx(self._fetcher))
+
     def end_epoch(self) -> None:
         """Count the interrupted epoch as done."""
         for counts in (self._epochs.total, self._epochs.current):

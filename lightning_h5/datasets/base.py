@@ -311,9 +311,14 @@ class RowDataset(HasTransforms, Dataset[Any]):
         if errors or raw.bad:
             self.bad_rows.left_out(self, raw, errors, draws)
             numbers = np.delete(numbers, [*(errors or ())])
-        return (
+        finished = (
             Samples(batch, partial(self.describe, numbers)) if samples else self._transformed(batch, numbers, all_draws)
         )
+        self._count_finished(numbers)
+        return finished
+
+    def _count_finished(self, numbers: IntArray) -> None:
+        """Count the rows of a finished batch, beyond what loaders count."""
 
     def _draws(self, draws: Draws | None) -> Draws:
         if draws is not None:

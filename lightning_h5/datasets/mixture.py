@@ -223,11 +223,13 @@ class MixtureDataset(RowDataset):
     def finish(self, raw: RawBatch, **options: Any) -> Any:
         """See ``RowDataset.finish``."""
         columns = [column[:] if isinstance(column, MixedColumn) else column for column in raw.columns]
-        raw = raw._replace(columns=tuple(columns))
+        return super().finish(raw._replace(columns=tuple(columns)), **options)
+
+    def _count_finished(self, numbers: IntArray) -> None:
+        """See ``RowDataset._count_finished``: the rows of each named source."""
         if self.names is not None:
-            counts = np.bincount(np.searchsorted(self._ends, raw.rows % len(self), side="right"))
+            counts = np.bincount(np.searchsorted(self._ends, numbers % len(self), side="right"))
             self.counters.add(**{rows_of(self.names[at]): n for at, n in enumerate(counts.tolist()) if n})
-        return super().finish(raw, **options)
 
     # Description ---------------------------------------------------------------------------------------------
 

@@ -170,11 +170,11 @@ class ChunkCache:
         An error is raised by the reads that have a lease on the block, and then forgotten: later reads try again.
         """
         with self._changed:
-            self._n_tasks[slots] -= 1
             if error is not None:
                 self._forget(slots)
                 self._errors |= dict.fromkeys(slots.tolist(), error)
                 self._is_done[slots] = True
+            self._n_tasks[slots] -= 1  # after the error is noted: reads look at both without the lock
             if self._errors:
                 self._release(slots)
             self._changed.notify_all()

@@ -1,6 +1,5 @@
 """Every way to stop, and the rest of the epoch after it: no row twice, none missing, the order of an unbroken run."""
 
-import lightning
 import numpy as np
 import pytest
 import torch
@@ -428,12 +427,14 @@ def test_two_loaders_of_one_data_module_go_on_together(tmp_path, file, module, n
     assert together(*runs) == rows_of_a_whole_run(module)
 
 
-@pytest.mark.parametrize("has_validation", [True, False])
-def test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on(make_h5, tmp_path, has_validation, request):
-    if not has_validation and lightning.__version__.startswith("2.4"):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="Lightning 2.4 repeats that step"))
+@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize("length", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 6}], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    "validation", [{}, {"limit_val_batches": 0}, {"check_val_every_n_epoch": 2}], ids=["each", "never", "every second"]
+)
+def test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on(make_h5, tmp_path, validation, length, step):
     path = make_h5(x=np.zeros((8, 3), "f4"))
-    options = {"max_epochs": 2, "num_sanity_val_steps": 0} | ({} if has_validation else {"limit_val_batches": 0})
+    options = {"num_sanity_val_steps": 0} | length | validation
 
     def fit(ckpt_path=None, callbacks=()):
         model = Recorder()
@@ -442,4 +443,4 @@ def test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on(make_h5, tm
         return model.train_rows
 
     checkpoint = tmp_path / "by_hand.ckpt"
-    assert together(fit(callbacks=[SaveAndStop(2, checkpoint)]), fit(checkpoint)) == fit()
+    assert together(fit(callbacks=[SaveAndStop(step, checkpoint)]), fit(checkpoint)) == fit()

@@ -20,7 +20,6 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
-import lightning
 import torch
 from lightning_models import Recorder, SaveAndStop, quiet_trainer
 from processes import run_ranks, values
@@ -50,6 +49,10 @@ class Expected:
             empty = [step for step, batch in enumerate(self.epochs[-1]) if not batch]
             if empty and self.end is None:
                 self.end = epoch, empty[0]
+
+    def times_before(self, step):
+        """How often each bad sample is left out in the first batches of the run."""
+        return Counter(number for numbers in [of for epoch in self.bad for of in epoch][:step] for number in numbers)
 
     def times(self):
         """How often each bad sample was left out until the run ends."""
@@ -167,11 +170,11 @@ def ledger_of(datamodule):
     return {(entry.sample.stage, entry.sample.number): (entry.n_times, *entry.sample) for entry in entries}
 
 
-def trained(case, rank, *, devices=1, world_size=None, callbacks=(), ckpt_path=None, is_bad=True):
+def trained(case, rank, *, devices=1, world_size=None, callbacks=(), ckpt_path=None, is_bad=True, validates=True):
     """The batches that a fit trained on, by epoch, and the ledger at its end."""
     model = Batches(case)
     options = {} if devices == 1 else {"devices": devices, "strategy": "ddp"}
-    if (world_size or devices) > 1:  # a rank's part of the validation may be one bad chunk, and raises
+    if not validates or (world_size or devices) > 1:  # a rank's part of the validation may be one bad chunk, and raises
         options["limit_val_batches"] = 0
     trainer = quiet_trainer(max_epochs=EPOCHS, callbacks=list(callbacks), num_sanity_val_steps=0, **options)
     datamodule = case.datamodule(rank, is_bad=is_bad, world_size=world_size)
@@ -180,9 +183,14 @@ def trained(case, rank, *, devices=1, world_size=None, callbacks=(), ckpt_path=N
     return model.train_rows, model.ledger
 
 
+def saved_at(case, step, rank=0):
+    """The checkpoint of a run that ends after a step."""
+    return str(case.bad.parent / f"step{step}.{rank}.ckpt")
+
+
 def three_runs(rank, case, step, devices=1, world_size=None):
     """What an unbroken run, a run that ends after a step, and one that resumes it trained on."""
-    path = str(case.bad.parent / f"step{step}.{0 if devices > 1 else rank}.ckpt")
+    path = saved_at(case, step, 0 if devices > 1 else rank)
     options = {"devices": devices, "world_size": world_size}
     unbroken = trained(case, rank, **options)
     broken = trained(case, rank, callbacks=[SaveAndStop(step, path)], **options)
@@ -199,6 +207,67 @@ def check_resume(case, expected, step, unbroken, broken, resumed):
     assert resumed_ledger == ledger, f"stopped at {step}: {resumed_ledger}, unbroken {ledger}"
 
 
+def in_training(ledger):
+    """How often the samples of a ledger were left out in training."""
+    return Counter({number: entry[0] for (stage, number), entry in ledger.items() if stage == "train"})
+
+
+class ExpectedOfOthers:
+    """The batches of ranks that resume a run of another number of ranks, as undamaged files give them.
+
+    Attributes:
+        epochs: for each rank the batches without bad samples, by epoch.
+        times: how often each bad sample is missing in them, over all ranks.
+        is_whole: whether each batch has a good sample.
+    """
+
+    def __init__(self, case, step, world_size):
+        options = {"is_bad": False, "validates": False}
+        path = str(case.bad.parent / f"good{step}.{world_size}.ckpt")
+        trained(case, 0, world_size=case.world_size, callbacks=[SaveAndStop(step, path)], **options)
+        self.epochs, self.times, self.is_whole = [], Counter(), True
+        for rank in range(world_size):
+            rows, _ = trained(case, rank, world_size=world_size, ckpt_path=path, **options)
+            self.epochs.append({epoch: [self._good(case, batch) for batch in rows[epoch]] for epoch in rows})
+
+    def _good(self, case, batch):
+        good = [(number, sample) for number, sample in batch if not case.is_left_out(sample)]
+        self.times.update(number for number, sample in batch if case.is_left_out(sample))
+        self.is_whole &= bool(good)
+        return good
+
+
+def check_other_ranks(case, step, world_size):
+    """Resume a run on another number of ranks; return whether its batches all have good samples."""
+    expected = ExpectedOfOthers(case, step, world_size)
+    if not expected.is_whole:
+        return False
+    path = str(case.bad.parent / f"bad{step}.{world_size}.ckpt")
+    _, saved = trained(case, 0, world_size=case.world_size, callbacks=[SaveAndStop(step, path)], validates=False)
+    before, after = in_training(saved), Counter()
+    for rank in range(world_size):
+        rows, ledger = trained(case, rank, world_size=world_size, ckpt_path=path, validates=False)
+        check_rest(rows, expected.epochs[rank])
+        after += in_training(ledger) - before
+        assert before.keys() <= in_training(ledger).keys(), f"{ledger} lacks some of {saved}"
+    check_times(case, before, after, expected.times)
+    return True
+
+
+def check_rest(rows, expected):
+    """Compare the batches after a resume."""
+    assert rows.keys() == expected.keys(), f"epochs {[*rows]}, expected {[*expected]}"
+    check_batches([*rows.values()], [expected[epoch] for epoch in rows])
+
+
+def check_times(case, before, after, expected):
+    """Compare how often samples were left out after a resume with how often they are missing in its batches."""
+    if case.module == "cached":  # its interrupted epoch starts over, and does not count twice
+        assert after.keys() <= expected.keys() <= (after + before).keys(), f"{before} and {after}, expected {expected}"
+    else:
+        assert after == expected, f"{after} after {before}, expected {expected}"
+
+
 def runs_of_rank(rank, cases, steps, devices):
     """What a real rank trains on, case after case."""
     with warnings.catch_warnings():
@@ -207,14 +276,29 @@ def runs_of_rank(rank, cases, steps, devices):
     return pickle.dumps(runs)  # torch would send the memory of tensors, which ends with this process
 
 
-def check_ranks(seeds, folder, world_size, **options):
-    """Check cases on real ranks, each unbroken, broken and resumed; return how many end well."""
+def rest_of_rank(rank, cases, steps, devices):
+    """What a real rank trains on that resumes runs of another number of ranks, case after case."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runs = [
+            trained(case, rank, devices=devices, ckpt_path=saved_at(case, step), validates=False)
+            for case, step in zip(cases, steps, strict=True)
+        ]
+    return pickle.dumps(runs)
+
+
+def check_ranks(seeds, folder, world_size, other_size, **options):
+    """Check cases on real ranks, each unbroken, broken and resumed, also on another number of ranks.
+
+    Returns:
+        How many end well.
+    """
     cases, all_expected, steps = [], [], []
     for seed in seeds:
         case = Case(seed, folder / str(seed), **options)
         case.world_size = world_size
         expected = [Expected(case, rank, world_size) for rank in range(world_size)]
-        if not any(of_rank.end for of_rank in expected) and step_of(case, expected[0]) is not None:
+        if not any(of_rank.end for of_rank in expected):
             cases.append(case)
             all_expected.append(expected)
             steps.append(step_of(case, expected[0]))
@@ -232,19 +316,38 @@ def check_ranks(seeds, folder, world_size, **options):
         except Exception as error:
             error.add_note(f"case {seeds[number]}: {case}")
             raise
+    check_rest_on_other_ranks(cases, all_expected, steps, folder, other_size)
     return len(cases)
 
 
-def step_of(case, expected):
-    """The step that a case is stopped after; None if this Lightning repeats the last step of an epoch.
+def check_rest_on_other_ranks(cases, all_expected, steps, folder, world_size):
+    """Resume runs of real ranks on another number of real ranks, which go on with the ledger of all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected_rests = [ExpectedOfOthers(case, step, world_size) for case, step in zip(cases, steps, strict=True)]
+    runs = [
+        (case, of_ranks, rest, step)
+        for case, of_ranks, rest, step in zip(cases, all_expected, expected_rests, steps, strict=True)
+        if rest.is_whole
+    ]
+    arguments = [case for case, _, _, _ in runs], [step for _, _, _, step in runs], world_size
+    ranks = values(run_ranks(rest_of_rank, world_size, folder, *arguments, timeout=100 + 20 * len(runs)))
+    for number, (case, of_ranks, rest, step) in enumerate(runs):
+        before = sum((of_rank.times_before(step) for of_rank in of_ranks), Counter())
+        try:
+            for rank in range(world_size):
+                rows, ledger = pickle.loads(ranks[rank])[number]
+                check_rest(rows, rest.epochs[rank])
+                assert before.keys() <= in_training(ledger).keys(), f"{ledger} lacks some of {before}"
+                check_times(case, before, in_training(ledger) - before, rest.times)
+        except Exception as error:
+            error.add_note(f"resumed by {world_size} ranks after step {step}: {case}")
+            raise
 
-    It does if there is no validation: see ``test_a_run_saved_by_hand_after_the_last_step_of_an_epoch_goes_on``.
-    """
-    n_steps = sum(map(len, expected.epochs))
-    step = 1 + int(case.stop * (n_steps - 1))
-    if lightning.__version__.startswith("2.4") and case.world_size > 1 and step == len(expected.epochs[0]):
-        return step + 1 if step + 1 < n_steps else None
-    return step
+
+def step_of(case, expected):
+    """The step that a case is stopped after."""
+    return 1 + int(case.stop * (sum(map(len, expected.epochs)) - 1))
 
 
 def run(seed, folder, **options):
@@ -258,11 +361,12 @@ def run(seed, folder, **options):
                 expected = Expected(case, rank, case.world_size)
                 if expected.end is None:
                     step = step_of(case, expected)
-                    if step is None:
-                        continue
                     runs = three_runs(rank, case, step, world_size=case.world_size)
                     check_resume(case, expected, step, *runs)
                     figures["resumed"] += 1
+                    if not rank:
+                        world_size = 1 + (case.world_size + seed % 2) % 3
+                        figures["on other ranks"] += check_other_ranks(case, step, world_size)
         except BaseException as error:
             error.add_note(f"case {seed}: {case}")
             raise
@@ -270,6 +374,7 @@ def run(seed, folder, **options):
             process_pool().close()
     return figures | Counter(
         {case.kind: 1, case.module: 1, f"{case.world_size} ranks": 1, f"{case.n_workers} workers": 1}
+        | {"lost ends": int(case.has_lost_end)}
     )
 
 

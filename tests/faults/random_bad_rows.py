@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import torch
 from bad_rows import flip
+from factories import known_filters
 from PIL import Image
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule, check_files
@@ -27,6 +28,17 @@ STORAGES = {
     "lzf, checksum": {"compression": "lzf", "fletcher32": True},
     "checksum": {"fletcher32": True},
 }
+STORAGES |= {
+    f"{name}, checksum": {"compression": number, "compression_opts": options, "fletcher32": True}
+    for name, (number, options) in known_filters().items()
+    if name in ("zstd", "blosc", "blosc zstd, bits", "blosc2", "lz4", "bitshuffle", "bitshuffle lz4", "bzip2")
+}
+OF_INTEGERS = {
+    "szip, checksum": lambda options: options.set_szip(h5py.h5z.SZIP_NN_OPTION_MASK, 2),
+    "n bits, checksum": lambda options: options.set_filter(h5py.h5z.FILTER_NBIT, h5py.h5z.FLAG_MANDATORY, ()),
+    "scaled, checksum": lambda options: options.set_scaleoffset(h5py.h5z.SO_INT, 0),
+}
+"""Filters that h5py lets no checksum follow, or has no name for."""
 
 
 @dataclass
@@ -86,7 +98,7 @@ def put_rows(files, file, key, name, values, rows_per_chunk, first, storage):
     """Write rows in chunks, and note the chunks."""
     width, rows_per_chunk = values.shape[1], min(rows_per_chunk, len(values))
     with h5py.File(files.folder / file, "a") as target:
-        target.create_dataset(key, data=values, chunks=(rows_per_chunk, width), **STORAGES[storage])
+        target.create_dataset(key, data=values, chunks=(rows_per_chunk, width), **options_of(storage))
     files.divisors[name] = width
     for start in range(0, len(values), rows_per_chunk):
         ids = frozenset(range(first + start, first + min(start + rows_per_chunk, len(values))))
@@ -97,11 +109,24 @@ def a_storage(rng):
     return str(rng.choice(list(STORAGES)))
 
 
+def of_integers(rng):
+    return str(rng.choice([*STORAGES, *OF_INTEGERS]))
+
+
+def options_of(storage):
+    """Return the arguments of h5py's ``create_dataset``."""
+    if storage not in OF_INTEGERS:
+        return STORAGES[storage]
+    options = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    OF_INTEGERS[storage](options)
+    return {"dcpl": options, "fletcher32": True}
+
+
 def rows(rng, folder):
     files = Files(folder, {"fields": {"x": "x", "y": "y"}})
     n = int(rng.integers(30, 90))
-    put_rows(files, "a.h5", "x", "x", numbered(0, n), int(rng.integers(1, 7)), 0, a_storage(rng))
-    put_rows(files, "a.h5", "y", "y", numbered(0, n, 2), int(rng.integers(1, 9)), 0, a_storage(rng))
+    put_rows(files, "a.h5", "x", "x", numbered(0, n), int(rng.integers(1, 7)), 0, of_integers(rng))
+    put_rows(files, "a.h5", "y", "y", numbered(0, n, 2), int(rng.integers(1, 9)), 0, of_integers(rng))
     return files
 
 
@@ -116,7 +141,7 @@ def narrow_chunks(rng, folder):
     n, high, wide = int(rng.integers(30, 90)), int(rng.integers(2, 7)), int(rng.choice([3, 4, 8]))
     files = Files(folder, {"fields": ["x", "z"]})
     with h5py.File(folder / "a.h5", "w") as file:
-        file.create_dataset("x", data=numbered(0, n), chunks=(high, wide), **STORAGES[a_storage(rng)])
+        file.create_dataset("x", data=numbered(0, n), chunks=(high, wide), **options_of(of_integers(rng)))
         file["z"] = np.arange(n)
     files.divisors["x"] = WIDTH
     files.pieces["x"] = [
@@ -147,7 +172,7 @@ def many_files(rng, folder):
     files, first = Files(folder, {"fields": ["x"]}, "*.h5"), 0
     for name in "abc":
         n = int(rng.integers(9, 30))
-        put_rows(files, f"{name}.h5", "x", "x", numbered(first, n), int(rng.integers(1, 6)), first, a_storage(rng))
+        put_rows(files, f"{name}.h5", "x", "x", numbered(first, n), int(rng.integers(1, 6)), first, of_integers(rng))
         first += n
     return files
 
@@ -156,7 +181,7 @@ def stacked(rng, folder):
     """Two arrays as one field."""
     files, n = Files(folder, {"fields": {"x": ["a", "b"]}}), int(rng.integers(30, 60))
     for key in "ab":
-        put_rows(files, "a.h5", key, "x", numbered(0, n), int(rng.integers(1, 7)), 0, a_storage(rng))
+        put_rows(files, "a.h5", key, "x", numbered(0, n), int(rng.integers(1, 7)), 0, of_integers(rng))
     return files
 
 
@@ -167,7 +192,7 @@ def tables(rng, folder):
     values["a"], values["b"] = np.arange(n), np.arange(n)[:, None]
     files = Files(folder, {"fields": {"a": "t/a", "b": "t/b"}})
     with h5py.File(folder / "a.h5", "w") as file:
-        file.create_dataset("t", data=values, chunks=(rows_per_chunk,), **STORAGES[a_storage(rng)])
+        file.create_dataset("t", data=values, chunks=(rows_per_chunk,), **options_of(a_storage(rng)))
     for name in "ab":
         files.divisors[name] = 1
         files.pieces[name] = [
@@ -207,7 +232,7 @@ def segments(rng, folder, *, equal):
         for name, width in (("obs", WIDTH), ("act", 3)):
             key = f"data/demo_{number}/{name}"
             put_rows(
-                files, "a.h5", key, name, numbered(first, n, width), int(rng.integers(1, 6)), first, a_storage(rng)
+                files, "a.h5", key, name, numbered(first, n, width), int(rng.integers(1, 6)), first, of_integers(rng)
             )
         first += n
     return files
@@ -239,7 +264,7 @@ def steps_of_segments(rng, folder):
     lengths = rng.integers(3, 12, 12)
     n = int(lengths.sum())
     files = Files(folder, {"fields": ["x"], "segments": {"offsets": "offsets"}})
-    put_rows(files, "a.h5", "x", "x", numbered(0, n), int(rng.integers(1, 9)), 0, a_storage(rng))
+    put_rows(files, "a.h5", "x", "x", numbered(0, n), int(rng.integers(1, 9)), 0, of_integers(rng))
     with h5py.File(folder / "a.h5", "a") as file:
         file["offsets"] = np.append(0, np.cumsum(lengths))
     if rng.integers(2):
@@ -256,7 +281,7 @@ def patches(rng, folder):
     with h5py.File(folder / "a.h5", "w") as file:
         for number in range(2):
             volume = (np.arange(16**3).reshape(16, 16, 16) + number * 16**3).astype("i4")
-            file.create_dataset(f"volume{number}", data=volume, chunks=(8, 8, 8), **STORAGES[a_storage(rng)])
+            file.create_dataset(f"volume{number}", data=volume, chunks=(8, 8, 8), **options_of(of_integers(rng)))
             for at in np.ndindex(2, 2, 2):
                 cell = volume[tuple(slice(8 * i, 8 * i + 8) for i in at)]
                 piece = Piece("a.h5", f"volume{number}", frozenset(cell.ravel().tolist()), tuple(8 * i for i in at))
@@ -272,7 +297,7 @@ def sparse_rows(rng, folder):
     columns = np.concatenate([np.sort(rng.choice(n_columns, count, replace=False)) for count in counts])
     files = Files(folder, {"fields": ["X"]})
     with h5py.File(folder / "a.h5", "w") as file:
-        group, chunks = file.create_group("X"), {"chunks": (n_together,)} | STORAGES[a_storage(rng)]
+        group, chunks = file.create_group("X"), {"chunks": (n_together,)} | options_of(a_storage(rng))
         group.create_dataset("data", data=np.arange(1, n + 1, dtype="f4"), **chunks)
         group.create_dataset("indices", data=columns, **chunks)
         group["indptr"] = np.append(0, np.cumsum(counts))
@@ -305,8 +330,8 @@ def references(rng, folder):
 
 def mixture(rng, folder):
     files = Files(folder, {"fields": ["x"]}, None, modules=("lazy", "combined"))
-    put_rows(files, "a.h5", "x", "x", numbered(0, 40), int(rng.integers(1, 6)), 0, a_storage(rng))
-    put_rows(files, "b.h5", "x", "x", numbered(40, 24), int(rng.integers(1, 6)), 40, a_storage(rng))
+    put_rows(files, "a.h5", "x", "x", numbered(0, 40), int(rng.integers(1, 6)), 0, of_integers(rng))
+    put_rows(files, "b.h5", "x", "x", numbered(40, 24), int(rng.integers(1, 6)), 40, of_integers(rng))
     files.arguments["mixture"] = {"sources": {"a": "a.h5", "b": "b.h5"}}
     files.arguments["mixture"] |= [
         {"strategy": "sequential"},
@@ -333,7 +358,7 @@ def filtered(rng, folder):
     )
     for name in "ab":
         n = int(rng.integers(20, 50))
-        put_rows(files, f"{name}.h5", "x", "x", numbered(first, n), int(rng.integers(1, 6)), first, a_storage(rng))
+        put_rows(files, f"{name}.h5", "x", "x", numbered(first, n), int(rng.integers(1, 6)), first, of_integers(rng))
         with h5py.File(folder / f"{name}.h5", "a") as file:
             file["kept"] = rng.integers(0, 3, n) // 2 ^ 1
         first += n
@@ -458,13 +483,14 @@ class Case:
         self.is_held = bool(rng.integers(4) == 0)
         self.is_resumed = bool(rng.integers(3) == 0)
         self.stop = float(rng.random())
+        self.has_lost_end = False
         self._damage(rng)
 
     def _damage(self, rng):
         """Choose pieces and ids that fail, and write the damaged copy."""
         self.damaged = {name: set() for name in self.files.pieces}
         self.refused = {name: set() for name in self.files.pieces}
-        hurt = []
+        hurt, lost = [], []
         for _ in range(int(rng.integers(1, 5))):
             name = str(rng.choice(list(self.files.pieces)))
             pieces = self.files.pieces[name]
@@ -473,6 +499,11 @@ class Case:
                 self.refused[name].add(int(rng.choice(sorted(piece.ids))))
             else:
                 hurt.append((name, piece))
+        if hurt and self.files.is_written is None and rng.integers(4) == 0:
+            name, piece = hurt[0]
+            lost = pieces_of_end(rng, self.good / piece.file, piece.key, self.files.pieces[name])
+            hurt = [*hurt[1:], *((name, other) for other in lost)]
+            self.has_lost_end = True
         name = str(rng.choice(list(self.files.pieces)))
         self.field = name
         for other in self.refused:
@@ -489,6 +520,9 @@ class Case:
             for name, pieces in self.files.pieces.items():  # members of a table share chunks
                 if any(other.place == piece.place for other in pieces):
                     self.damaged[name] |= piece.ids
+        for piece in lost:
+            lose(self.bad / piece.file, piece, is_first=piece is lost[0])
+        for piece in {piece.place: piece for _, piece in hurt}.values():
             damage(self.bad / piece.file, piece)
 
     def __str__(self):
@@ -496,7 +530,8 @@ class Case:
         refused = {name: sorted(ids) for name, ids in self.refused.items() if ids}
         return (
             f"{self.kind}, {self.module}, {self.world_size} ranks, {self.n_workers} workers, {self.options}, "
-            f"{self.files.arguments}, held={self.is_held}, damaged={hurt}, refused={refused}"
+            f"{self.files.arguments}, held={self.is_held}, damaged={hurt}, lost end={self.has_lost_end}, "
+            f"refused={refused}"
         )
 
     def datamodule(self, rank, *, is_bad, world_size=None, **options):
@@ -514,6 +549,19 @@ class Case:
         if world_size is not None:
             given["distributed"] = {"rank": rank, "world_size": world_size}
         return MODULES[self.module](self.files.path(folder), **given)
+
+    def truncate(self):
+        """Cut a file of the damaged copy in the middle of its data."""
+        pieces = [piece for pieces in self.files.pieces.values() for piece in pieces]
+        piece = pieces[int(self.stop * len(pieces))]
+        path = self.bad / piece.file
+        if piece.offset is not None:
+            os.truncate(path, piece.offset)
+        elif piece.at is None:  # heaps of lists have no chunks
+            os.truncate(path, os.path.getsize(path) // 2)
+        else:
+            chunk = chunk_of(path, piece)
+            os.truncate(path, chunk.byte_offset + chunk.size // 2)
 
     def place(self, sample):
         """Return the file and the row of a sample that is a row of chunks; None of another."""
@@ -538,14 +586,38 @@ class Case:
         return samples_of(batch, self.files.arguments)
 
 
+def pieces_of_end(rng, path, key, pieces):
+    """Return the last pieces of an array in its file, up to a third of them."""
+    of_array = [piece for piece in pieces if (piece.file, piece.key) == (path.name, key)]
+    of_array.sort(key=lambda piece: piece.offset if piece.at is None else chunk_of(path, piece).byte_offset)
+    return of_array[-1 - int(rng.integers(max(1, len(of_array) // 3))) :]
+
+
+def lose(path, piece, *, is_first):
+    """Put zeros over a chunk, the first from its middle on, as a copy that ended early may have them."""
+    if piece.at is None:  # pieces without chunks are damaged otherwise
+        return
+    before, chunk = os.stat(path), chunk_of(path, piece)
+    n_kept = chunk.size // 2 if is_first else 0
+    with open(path, "r+b") as file:
+        file.seek(chunk.byte_offset + n_kept)
+        file.write(bytes(chunk.size - n_kept))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def chunk_of(path, piece):
+    """Return where a piece is stored."""
+    with h5py.File(path) as file:
+        return file[piece.key].id.get_chunk_info_by_coord(piece.at)
+
+
 def damage(path, piece):
     """Change a bit of a piece; another one of a chunk that still decodes, as some bits of a code do not matter."""
     before = os.stat(path)
     if piece.offset is not None:
         flip(path, piece.offset)
     else:
-        with h5py.File(path) as file:
-            chunk = file[piece.key].id.get_chunk_info_by_coord(piece.at)
+        chunk = chunk_of(path, piece)
         for place in (chunk.size // 2, chunk.size - 1):
             if _decodes(path, piece):
                 flip(path, chunk.byte_offset + place)

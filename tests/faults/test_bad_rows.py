@@ -14,6 +14,7 @@ from bad_rows import (
     BAD_FILES,
     GZIP,
     ROWS,
+    STEP,
     WIDTH,
     BadFile,
     chunk_of_rows,
@@ -21,6 +22,7 @@ from bad_rows import (
     flip,
     images,
     numbered,
+    refuse_some,
     windows,
 )
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -488,6 +490,33 @@ def test_mixtures_and_weights_leave_out_samples_of_their_sources(tmp_path, persi
     assert {at: (entry.sample.file, entry.sample.place) for at, entry in ledger_of(datamodule).items()} == {
         at: ((a if at < ROWS else b).path, f"row {at % ROWS}") for at in bad
     }
+    datamodule.teardown()
+
+
+def refuse_rows_of_samples(sample):
+    """Fail for two rows of each source."""
+    return sample | {"x": refuse_some(sample["x"])}
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_rows_of_a_source_are_those_that_were_delivered(tmp_path, n_workers):
+    """Neither rows of a damaged chunk count, nor those that a transform refuses."""
+    a, b = (chunk_of_rows(str(tmp_path / name)) for name in ("a.h5", "b.h5"))
+    datamodule = LazyH5DataModule(
+        mixture={"a": a.path, "b": b.path},
+        fields=["x", "y"],
+        transform=refuse_rows_of_samples,
+        on_bad_row="skip",
+        batch_size=9,
+        num_workers=n_workers,
+    )
+    datamodule.setup("fit")
+    loader = datamodule.train_dataloader()
+    sources = Counter(source for batch in loader for source in batch["source"])
+    counts = loader.counters.total()
+    assert counts["left_out"] == 2 * (STEP + 2)
+    assert sources == dict.fromkeys("ab", ROWS - STEP - 2)
+    assert {name: counts[f"rows of {name}"] for name in "ab"} == sources
     datamodule.teardown()
 
 

@@ -1,5 +1,6 @@
 """The pool of blocks: no block is lost, moved under a reader, or in two places; no reader waits for ever."""
 
+import sys
 import threading
 import time
 from functools import partial
@@ -240,6 +241,24 @@ def test_an_error_is_told_to_all_who_hold_the_block_and_then_tried_again():
     assert again.is_new.tolist() == [True, False]
     load(pool, [3, 4], again)
     assert not pool.errors(again)
+
+
+def test_a_block_that_failed_never_seems_to_be_loaded():
+    """Reads look without the lock, so at any line of the thread that notes the error."""
+    pool, states = make_pool(4, 2), []
+    held = lease(pool, [3, 1])
+
+    def look(*_):
+        states.append((pool.is_loaded(held), len(pool.errors(held))))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        pool.finish_task(held.slots, ValueError("broken"))
+    finally:
+        sys.settrace(before)
+    assert set(states) == {(False, 0), (False, 2), (True, 2)}
 
 
 def test_an_error_of_a_block_that_was_thrown_out_is_forgotten():
