@@ -141,6 +141,15 @@ class Pieces(NamedTuple):
         """Number of rows."""
         return len(self.blocks) if self.sizes is None else int(self.sizes.sum())
 
+    @property
+    def starts(self) -> IntArray:
+        """The number of the first row of each run among all rows."""
+        return np.arange(len(self.blocks)) if self.sizes is None else np.cumsum(self.sizes) - self.sizes
+
+    def some(self, which: npt.NDArray[np.bool_]) -> Pieces:
+        """Return some of the runs."""
+        return Pieces(self.blocks[which], self.within[which], None if self.sizes is None else self.sizes[which])
+
     def of_rows(self, firsts: IntArray) -> IntArray:
         """Return a number for each row: those of a run count up from that of its first row."""
         if self.sizes is None:

@@ -92,6 +92,11 @@ class ChunkCache:
         """Return the slot of each block of a complete cache."""
         return self._slot_of[blocks].astype(np.int64)
 
+    def has(self, blocks: IntArray) -> npt.NDArray[np.bool_]:
+        """Return which blocks have a slot."""
+        has: npt.NDArray[np.bool_] = self._slot_of[blocks] >= 0
+        return has
+
     def memory(self, slots: IntArray, n_rows: int) -> BlockMemory:
         """Return the memory of the first rows of some slots."""
         return BlockMemory(self.rows, slots * self.slot_rows, n_rows)

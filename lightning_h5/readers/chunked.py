@@ -112,7 +112,8 @@ class ChunkedReader:
         self._n_bytes, self.rows_per_block = n_bytes, slot_rows
         self._rows, self._reads, self._retain, self._changes = rows, reads, retain, changes
         row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
-        self._kept = KeptRows.of(self._sources, self.map, row_bytes)
+        fits = self._slot_bytes and n_bytes // self._slot_bytes >= self.map.n_blocks  # memory is faster yet
+        self._kept = None if fits else KeptRows.of(self._sources, self.map, row_bytes)
         self._lock = threading.Lock()
         self._cache: ChunkCache | None = None
         self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each block, and how many are left
@@ -171,11 +172,19 @@ class ChunkedReader:
             if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
                 copy = partial(_copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, firsts, pieces, copy)
-        needed, which = self.map.numbered(pieces.blocks)
+        by_rows = None if self._kept is None else self._by_rows(self._kept, pieces)
+        if by_rows is None:
+            return self._begin_blocks(pieces, copy, epoch)
+        rest = None if by_rows.all() else self._begin_blocks(pieces, copy, epoch, ~by_rows)
+        return self._begin_rows(pieces, out, copy, by_rows, rest)
+
+    def _begin_blocks(
+        self, pieces: Pieces, copy: CopyRows, epoch: int | None, are_asked: npt.NDArray[np.bool_] | None = None
+    ) -> BegunRead:
+        """Begin to read rows by their blocks: all, or some pieces of them."""
+        needed, pieces = self._numbered(pieces, are_asked)
         self._counters.add(blocks_used=len(needed))
-        if self._kept is not None and self._kept.suits(pieces):
-            return self._kept_read(self._kept, needed, pieces, out, copy)
-        cache, pieces = self._ready_cache(), pieces._replace(blocks=which)  # numbers among those that are needed
+        cache = self._ready_cache()
         if cache is None or not len(needed):
             return _PickedRead(self, needed, pieces, copy)
         self._begin_epoch(cache, epoch)
@@ -185,19 +194,43 @@ class ChunkedReader:
             read.finish()
         return read
 
-    def _kept_read(
-        self, kept: KeptRows, blocks: IntArray, pieces: Pieces, out: npt.NDArray[Any] | CopyRows, copy: CopyRows
+    def _begin_rows(
+        self,
+        pieces: Pieces,
+        out: npt.NDArray[Any] | CopyRows,
+        copy: CopyRows,
+        by_rows: npt.NDArray[np.bool_],
+        rest: BegunRead | None,
     ) -> KeptRead:
-        """Return a read of rows by position; of their blocks if that fails."""
+        """Return a read of some pieces by position; of their blocks if that fails."""
 
         def pick() -> None:
-            numbered = pieces._replace(blocks=np.searchsorted(blocks, pieces.blocks))
-            _PickedRead(self, blocks, numbered, copy).finish()
+            _PickedRead(self, *self._numbered(pieces, by_rows), copy).finish()
 
+        assert self._kept is not None, "what reads pieces by position"
         is_plain = not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous and not self._changes.kinds
-        memory = partial(np.empty, (pieces.n_rows, *self.row_shape), self.dtype)
-        direct = out if is_plain and not callable(out) else None
-        return KeptRead(kept, pieces, direct, memory, copy, pick)
+        memory = out if is_plain and not callable(out) else None
+        self._counters.add(blocks_used=_n_different(pieces.blocks[by_rows]))
+        return KeptRead(self._kept, pieces, by_rows, memory, (self.row_shape, self.dtype), copy, pick, rest)
+
+    def _by_rows(self, kept: KeptRows, pieces: Pieces) -> npt.NDArray[np.bool_] | None:
+        """Return which pieces are best read by position: a local disk has their blocks, and the cache has not."""
+        if not kept.are_long(pieces):
+            return None
+        by_rows = kept.has(pieces)
+        if self._cache is not None:
+            by_rows &= ~self._cache.has(pieces.blocks)
+        return by_rows if by_rows.any() else None
+
+    def _numbered(self, pieces: Pieces, are_asked: npt.NDArray[np.bool_] | None) -> tuple[IntArray, Pieces]:
+        """Return the different blocks of pieces, and the pieces with numbers among these; a larger one if not asked."""
+        if are_asked is None:
+            needed, which = self.map.numbered(pieces.blocks)
+            return needed, pieces._replace(blocks=which)
+        needed, which = self.map.numbered(pieces.blocks[are_asked])
+        numbers = np.full(len(pieces.blocks), len(needed))
+        numbers[are_asked] = which
+        return needed, pieces._replace(blocks=numbers)
 
     def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
@@ -223,9 +256,10 @@ class ChunkedReader:
         if cache is None or cache.is_complete():
             return True
         pieces = self.map.pieces(boxes)
-        if self._kept is not None and self._kept.suits(pieces):
-            return True
-        needed = self.map.different(pieces.blocks)
+        blocks = pieces.blocks
+        if self._kept is not None and (by_rows := self._by_rows(self._kept, pieces)) is not None:
+            blocks = blocks[~by_rows]
+        needed = self.map.different(blocks)
         self._note_ahead(needed, epoch)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
@@ -488,15 +522,16 @@ class _CachedRead:
 
     def _copy(self, slots_of_part: IntArray) -> None:
         """Copy rows out of the cache, without those of other blocks."""
-        slot_of = np.full(len(self._blocks), NOWHERE, dtype=np.int64)
+        slot_of = np.full(len(self._blocks) + 1, NOWHERE, dtype=np.int64)  # and of pieces that are read elsewhere
         slot_of[self._part] = slots_of_part
         pieces, slots = self._pieces, slot_of[self._pieces.blocks]
         firsts = slots * self._cache.slot_rows + pieces.within
-        are_there = None if (slot_of >= 0).all() else slots >= 0
+        are_there = None if (slots >= 0).all() else slots >= 0
         _copy_pieces(self._copy_rows, self._cache.rows, firsts, pieces, are_there)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
-        counts = np.bincount(self._pieces.blocks, self._pieces.sizes, len(self._blocks))[self._part].astype(np.int64)
+        all_counts = np.bincount(self._pieces.blocks, self._pieces.sizes, len(self._blocks))
+        counts = all_counts[self._part].astype(np.int64)
         has_slot = lease.slots >= 0
         counts = np.where(has_slot, counts, 0)
         return has_slot & self._reader.note_read(self._cache, self._blocks[self._part], counts, epoch)

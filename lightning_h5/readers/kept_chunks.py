@@ -58,11 +58,11 @@ class KeptChunks:
         """Bytes of all chunks."""
         return self._array.n_chunks * self._array.chunk_bytes
 
-    def has_all(self, chunks: IntArray) -> bool:
-        """Return whether all of some chunks are kept. Never raises."""
+    def has(self, chunks: IntArray) -> npt.NDArray[np.bool_]:
+        """Return which chunks are kept. Never raises."""
         with suppress(OSError, H5Error), self._mirror() as mirror:
-            return bool(mirror.has(chunks).all())
-        return False
+            return mirror.has(chunks)
+        return np.zeros(len(chunks), np.bool_)
 
     def read_rows(
         self, chunks: IntArray, within: IntArray, sizes: IntArray, out: npt.NDArray[np.uint8], starts: IntArray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,68 +47,99 @@ class KeptRows:
             return None
         return cls(kept, blocks, row_bytes)
 
-    def suits(self, pieces: Pieces) -> bool:
-        """Return whether all blocks of some rows are there, and reading the rows alone is faster."""
-        if pieces.n_rows * self._row_bytes < LEAST_BYTES * len(pieces.blocks):
-            return False
-        return all(self._kept[file].has_all(numbers) for file, _, numbers in self._by_file(pieces))
+    def are_long(self, pieces: Pieces) -> bool:
+        """Return whether reading rows alone is faster than reading their chunks."""
+        return pieces.n_rows * self._row_bytes >= LEAST_BYTES * max(1, len(pieces.blocks))
 
-    def read(self, pieces: Pieces, out: npt.NDArray[np.uint8]) -> bool:
-        """Read rows one after the other; return False if the disk lacks some of them, or has them wrong.
+    def has(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
+        """Return of which pieces the block is there."""
+        found = np.empty(len(pieces.blocks), np.bool_)
+        for file, which, numbers in self._by_file(pieces.blocks):
+            found[which] = self._kept[file].has(numbers)
+        return found
+
+    def read(self, pieces: Pieces, out: npt.NDArray[np.uint8], starts: IntArray) -> bool:
+        """Read rows; return False if the disk lacks some of them, or has them wrong.
 
         Args:
             pieces: the rows.
             out: memory for them.
+            starts: where each piece begins in it, in rows.
         """
         sizes = np.full(len(pieces.blocks), self._row_bytes) if pieces.sizes is None else pieces.sizes * self._row_bytes
-        starts = np.cumsum(sizes) - sizes
         return all(
             self._kept[file].read_rows(
-                numbers, pieces.within[which] * self._row_bytes, sizes[which], out, starts[which]
+                numbers, pieces.within[which] * self._row_bytes, sizes[which], out, starts[which] * self._row_bytes
             )
-            for file, which, numbers in self._by_file(pieces)
+            for file, which, numbers in self._by_file(pieces.blocks)
         )
 
-    def _by_file(self, pieces: Pieces) -> list[tuple[int, Any, IntArray]]:
-        """Return, for each array with some of the rows, its number, its pieces, and their blocks."""
+    def _by_file(self, blocks: IntArray) -> list[tuple[int, Any, IntArray]]:
+        """Return, for each array with some of the blocks, its number, which they are, and their numbers in it."""
         if len(self._kept) == 1:
-            return [(0, slice(None), pieces.blocks)]
-        files = self._blocks.array_of(pieces.blocks)
+            return [(0, slice(None), blocks)]
+        files = self._blocks.array_of(blocks)
         parts = [(int(file), np.flatnonzero(files == file)) for file in np.unique(files)]
-        return [(file, which, pieces.blocks[which] - self._blocks.first_block[file]) for file, which in parts]
+        return [(file, which, blocks[which] - self._blocks.first_block[file]) for file, which in parts]
+
+
+class Begun(Protocol):
+    """A read that has begun (see ``BegunRead``)."""
+
+    def finish(self) -> None:
+        """Read the rows."""
+        ...
+
+    def cancel(self) -> None:
+        """Return leases without reading."""
+        ...
 
 
 class KeptRead:
-    """A read of rows by position.
+    """A read of some pieces by position, and of the rest in another way.
 
     Args:
         rows: reads them.
-        pieces: the rows.
-        out: memory for them that takes them as they are stored; None if they are copied.
-        memory: returns memory to read to before they are copied.
+        pieces: all pieces.
+        by_rows: which of them are read by position.
+        out: memory for all rows that takes them as they are stored; None if they are copied.
+        row: shape and dtype of a row.
         copy: copies rows to where they belong.
-        otherwise: reads them in another way.
+        otherwise: reads the pieces if that fails.
+        rest: the read of the others; None if there are none.
     """
 
     def __init__(
         self,
         rows: KeptRows,
         pieces: Pieces,
+        by_rows: npt.NDArray[np.bool_],
         out: npt.NDArray[Any] | None,
-        memory: Callable[[], npt.NDArray[Any]],
+        row: tuple[tuple[int, ...], np.dtype[Any]],
         copy: Callable[[npt.NDArray[Any], IntArray, IntArray | None], None],
         otherwise: Callable[[], None],
+        rest: Begun | None,
     ) -> None:
-        self._rows, self._pieces, self._out = rows, pieces, out
-        self._memory, self._copy, self._otherwise = memory, copy, otherwise
+        self._rows, self._pieces, self._by_rows, self._out = rows, pieces, by_rows, out
+        self._row, self._copy, self._otherwise, self._rest = row, copy, otherwise, rest
 
     def finish(self) -> None:
         """Read the rows."""
-        rows = self._memory() if self._out is None else self._out
-        if not self._rows.read(self._pieces, rows.reshape(-1).view(np.uint8)):
+        if self._rest is not None:
+            self._rest.finish()
+        pieces, by_rows = self._pieces.some(self._by_rows), self._by_rows
+        if self._out is None:
+            shape, dtype = self._row
+            rows, starts = np.empty((pieces.n_rows, *shape), dtype), pieces.starts
+        else:
+            rows, starts = self._out, self._pieces.starts[by_rows]
+        if not self._rows.read(pieces, rows.reshape(-1).view(np.uint8), starts):
             self._otherwise()
         elif self._out is None:
-            self._copy(rows, np.arange(len(rows)), None)
+            out_places = None if self._rest is None else np.flatnonzero(self._pieces.repeated(by_rows))
+            self._copy(rows, np.arange(len(rows)), out_places)
 
     def cancel(self) -> None:
-        """Do nothing: there is no lease."""
+        """Return leases of the rest."""
+        if self._rest is not None:
+            self._rest.cancel()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ from .granules import is_present, marks_at
 from .mirror_file import MirrorFile
 
 __all__ = ["DecodedArray", "DecodedMirror", "ReadPieces"]
+
+RESERVED_BYTES, RESERVED_SHARE = 32 << 20, 64
+"""Bytes that are reserved in the folder at a time, at most, and at most this part of its limit."""
+
+RETRY = 1.0  # seconds until a folder that cannot be used is tried again
 
 ReadPieces = Callable[[int, npt.NDArray[np.uint8], IntArray, IntArray, IntArray], int]
 """Reads pieces of a file: descriptor, memory, where each piece begins and ends in it, and where it begins in the file.
@@ -48,7 +53,7 @@ class DecodedMirror(MirrorFile):
 
     Each chunk is compared with its checksum whenever it is read as a whole, and before parts of it are read: once, and
     again after the file was written to. What is lacking, or wrong, is decoded again: nothing here raises because the
-    disk fails. All changes of the file are made in the lock of its folder.
+    disk fails.
 
     Args:
         folder: where mirrors are kept; None if that folder cannot be used any more.
@@ -59,7 +64,9 @@ class DecodedMirror(MirrorFile):
     def __init__(self, folder: MirrorFolder | None, key: str, array: DecodedArray) -> None:
         super().__init__(folder, key, array.n_chunks * array.chunk_bytes, array.chunk_bytes)
         self._no_room_until = 0.0
-        # A chunk was compared with its checksum if it has the number of the file's present state.
+        self._lock = threading.Lock()
+        self._n_writing = self._reserved = 0
+        # A chunk was compared with its checksum, or written here, if it has the number of the file's present state.
         self._checked, self._state, self._written = np.zeros(len(self._marks), np.uint32), 0, -1
 
     def has(self, chunks: IntArray) -> npt.NDArray[np.bool_]:
@@ -136,10 +143,9 @@ class DecodedMirror(MirrorFile):
 
     def _are_right(self, chunks: IntArray) -> bool:
         """Compare chunks with their checksums that were not compared since the file was written to last."""
-        written = os.fstat(self.fd).st_mtime_ns
-        if written != self._written:
-            self._written, self._state = written, self._state + 1
-        state, size = self._state, self._piece_bytes
+        with self._lock:
+            state = self._present_state()
+        size = self._piece_bytes
         unchecked = np.unique(chunks[self._checked[chunks] != state])
         if not len(unchecked):
             return True
@@ -163,23 +169,66 @@ class DecodedMirror(MirrorFile):
         """
         if not self.takes_more or not len(self._marks) or not len(chunks):
             return 0
-        assert self._folder is not None, "a mirror with marks has a folder"
-        n_bytes = len(chunks) * self._piece_bytes
-        put = partial(self._put_lacking, chunks, out.data, firsts)
-        if (seconds := self._folder.write(self.fd, marks_at(self.n_bytes), n_bytes, put)) > 0:
-            self._no_room_until = time.monotonic() + seconds
-            return 0
-        return n_bytes
+        seconds = self._reserve(len(chunks) * self._piece_bytes)
+        if not seconds:
+            try:
+                return self._put_lacking(chunks, out.data, firsts)
+            except OSError as error:
+                seconds = 0.0 if self._folder is None else self._folder.pause(error)
+        self._no_room_until = time.monotonic() + seconds
+        return 0
+
+    def _reserve(self, n_bytes: int) -> float:
+        """Take room for chunks: of what was reserved before, or of the folder, for more chunks than these if it has it.
+
+        Returns:
+            Seconds after which to try again; 0 if there is room.
+        """
+        folder = self._folder
+        if folder is None:
+            return RETRY
+        with self._lock:
+            seconds = 0.0
+            if self._reserved < n_bytes:
+                for more in (max(n_bytes, min(RESERVED_BYTES, folder.limit // RESERVED_SHARE)), n_bytes):
+                    seconds = folder.reserve(self.fd, marks_at(self.n_bytes), more)
+                    if not seconds:
+                        self._reserved += more
+                        break
+            if not seconds:
+                self._reserved -= n_bytes
+            return seconds
 
     @property
     def takes_more(self) -> bool:
         """Whether there may be room for more."""
         return self._folder is not None and self._folder.takes_writes and time.monotonic() >= self._no_room_until
 
-    def _put_lacking(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> None:
-        """Write chunks that other processes have not written meanwhile: neighbors in file and memory together."""
-        lacking = np.flatnonzero(~self.has(chunks))
-        chunks, firsts, size = chunks[lacking], firsts[lacking], self._piece_bytes
+    def _put_lacking(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> int:
+        """Write chunks that other processes have not written meanwhile; return their bytes."""
+        with self._lock:
+            state = self._present_state()
+            self._n_writing += 1
+        try:
+            lacking = np.flatnonzero(~self.has(chunks))
+            self._put_runs(chunks[lacking], memory, firsts[lacking])
+            self._checked[chunks[lacking]] = state
+            return len(lacking) * self._piece_bytes
+        finally:
+            with self._lock:
+                self._n_writing -= 1
+                self._written = os.fstat(self.fd).st_mtime_ns
+
+    def _present_state(self) -> int:
+        """Return the number of the file's state: another one after it was written to, other than by this object."""
+        written = os.fstat(self.fd).st_mtime_ns
+        if written != self._written and not self._n_writing:
+            self._written, self._state = written, self._state + 1
+        return self._state
+
+    def _put_runs(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> None:
+        """Write chunks, neighbors in file and memory together."""
+        size = self._piece_bytes
         cuts = np.flatnonzero((np.diff(chunks) != 1) | (np.diff(firsts) != size)) + 1
         for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(chunks)], strict=True):
             if low < high:

@@ -154,23 +154,54 @@ class MirrorFolder:
                 if not is_locked or not self.is_usable:
                     self._no_writes_until = time.monotonic() + RECOVERY
                     return RECOVERY
-                used, is_unsure = self._read_count()
-                used = self._count() if is_unsure else used
                 status = os.fstat(fd)
-                held = status.st_blocks * 512 - (status.st_size - tables)
-                limit = self._limit if held + n_bytes <= TABLE_BYTES else self._limit - self._limit // RESERVED_SHARE
-                if used + n_bytes > limit:
-                    used, n_mirrors = self._delete_unused(n_bytes, limit)
-                    if used + n_bytes > limit:
-                        return RETRY * (1 + n_mirrors / MANY)
+                used, seconds = self._room(status, tables, n_bytes)
+                if seconds:
+                    return seconds
                 self._write_count(used, is_unsure=True)
                 put()
                 self._write_count(used + (os.fstat(fd).st_blocks - status.st_blocks) * 512)
         except OSError as error:
-            self._no_writes_until = time.monotonic() + RECOVERY
-            self._after_error(error)
-            return RECOVERY
+            return self.pause(error)
         return 0
+
+    def reserve(self, fd: int, tables: int, n_bytes: int) -> float:
+        """Count room for bytes that are written to a mirror without the lock. See ``write``."""
+        try:
+            with self._locked() as is_locked:
+                if not is_locked or not self.is_usable:
+                    self._no_writes_until = time.monotonic() + RECOVERY
+                    return RECOVERY
+                used, seconds = self._room(os.fstat(fd), tables, n_bytes)
+                if not seconds:
+                    self._write_count(used + n_bytes)
+                return seconds
+        except OSError as error:
+            return self.pause(error)
+
+    def pause(self, error: OSError) -> float:
+        """Write nothing for some time after an error of the disk; return the seconds."""
+        self._no_writes_until = time.monotonic() + RECOVERY
+        self._after_error(error)
+        return RECOVERY
+
+    def _room(self, status: os.stat_result, tables: int, n_bytes: int) -> tuple[int, float]:
+        """Return the bytes that all mirrors take, and seconds until it is looked again if there is no room for more.
+
+        Args:
+            status: of the mirror's file.
+            tables: where its tables begin.
+            n_bytes: bytes to write.
+        """
+        used, is_unsure = self._read_count()
+        used = self._count() if is_unsure else used
+        held = status.st_blocks * 512 - (status.st_size - tables)
+        limit = self._limit if held + n_bytes <= TABLE_BYTES else self._limit - self._limit // RESERVED_SHARE
+        if used + n_bytes > limit:
+            used, n_mirrors = self._delete_unused(n_bytes, limit)
+            if used + n_bytes > limit:
+                return used, RETRY * (1 + n_mirrors / MANY)
+        return used, 0
 
     def used(self) -> int:
         """Return the disk space that all files in the folder take."""

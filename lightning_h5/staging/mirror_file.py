@@ -62,7 +62,7 @@ class MirrorFile:
             os.close(fd)
 
     def _put(self, first: int, data: memoryview) -> None:
-        """Write pieces, their checksums and their marks. The caller has locked them, and the file has none of them.
+        """Write pieces, their checksums and their marks, of which the file has none. Others may write the same ones.
 
         Raises:
             OSError: the disk is full or broken.
@@ -72,7 +72,7 @@ class MirrorFile:
             written += os.pwrite(self.fd, data[written:], at + written)
         sums, size = sums_of(data, self._piece_bytes), self._piece_bytes
         os.pwrite(self.fd, sums.tobytes(), sums_at(self.n_bytes, size) + first * SUM.itemsize)
-        self._write_marks(first, self._marks[first : first + len(sums)] + np.uint16(1))
+        self._write_marks(first, self._marks[first : first + len(sums)] | np.uint16(1))
 
     def _write_marks(self, first: int, marks: npt.NDArray[np.uint16]) -> None:
         os.pwrite(self.fd, marks.tobytes(), marks_at(self.n_bytes) + first * MARK.itemsize)
