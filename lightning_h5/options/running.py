@@ -195,7 +195,8 @@ class StagingOptions(Options):
         decoded: also keep decoded chunks there, of files on this disk, too: what the first epoch decodes, later epochs,
             workers, ranks and jobs read at the speed of the disk or of the page cache. They take up to the decoded
             size of the arrays; if only a part fits, that part is not decoded again. Chunks are compared with their
-            checksums when they are read, and decoded again if they are damaged.
+            checksums when they are read, and decoded again if they are damaged. "auto" keeps those of arrays that the
+            disk, or the page cache if they fit, gives at least 1.5 times as fast as they are decoded, and logs both.
         storage_options: credentials and settings of an object store, as obstore or fsspec take them. They are recorded
             nowhere: neither in checkpoints nor in logs.
     """
@@ -204,7 +205,7 @@ class StagingOptions(Options):
 
     dir: PathLike
     max_bytes: int | str | None = None
-    decoded: bool = False
+    decoded: bool | Literal["auto"] = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False, metadata={"secret": True})
 
     def __post_init__(self) -> None:
@@ -213,6 +214,9 @@ class StagingOptions(Options):
             raise H5ValueError(f"staging.dir={folder!r} was given. Pass the path of a folder, such as '$TMPDIR'.")
         if self.max_bytes is not None:
             parse_bytes(self.max_bytes, "staging.max_bytes")
+        decoded: Any = self.decoded
+        if not isinstance(decoded, bool) and decoded != "auto":
+            raise H5ValueError(f"staging.decoded={decoded!r} was given. Pass True, False or 'auto'.")
         options: Any = self.storage_options
         if options is not None and not isinstance(options, Mapping):
             raise H5ValueError("staging.storage_options is not a mapping. Pass a mapping of settings, or None.")

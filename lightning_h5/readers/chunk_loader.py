@@ -182,9 +182,11 @@ class ChunkLoader:
         """Read chunks that were decoded before, decode the others, and keep them."""
         lacking = np.flatnonzero(~kept.read(chunks, out, firsts))
         if len(lacking):
+            began = perf_counter()
             self._decode_all(chunks[lacking].tolist(), out, firsts[lacking])
+            took = perf_counter() - began
             written = lacking[self.table.offsets[chunks[lacking]] >= 0]
-            kept.keep(chunks[written], out, firsts[written])
+            kept.keep(chunks[written], out, firsts[written], took)
 
     def _decode_again(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Decode chunks; once more if their mirror was damaged."""

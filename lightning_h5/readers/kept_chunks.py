@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
@@ -10,14 +12,28 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
+from ..counters import Counters, worker_number
 from ..errors import H5Error
 from ..hdf5 import ArrayLayout, process_pool
+from ..memory import page_cache_memory
+from ..sizes import bytes_text
 from ..staging import MIN_BYTES, DecodedArray, DecodedMirror
 from ..types import IntArray
 from .many_reads import advise_pieces, are_cached, forget_pieces, read_pieces
+from .thread_pool import usable_cores
 
-__all__ = ["KeptChunks", "keeps_decoded"]
+__all__ = ["CACHE_SHARE", "KeptChunks", "keeps_decoded"]
+
+_log = logging.getLogger(__name__)
+
+JUDGED_BYTES = 16 << 20
+"""Decoded bytes after which "auto" decides: a hundredth of a second of decoding for each core."""
+
+CACHE_SHARE = 0.8
+"""Share of the memory for pages of files that decoded chunks may take, so that later epochs find them there."""
+
+LEAST_GAIN = 1.5
+"""How much faster than decoding the disk has to be."""
 
 
 def keeps_decoded(layout: ArrayLayout) -> bool:
@@ -47,6 +63,7 @@ class KeptChunks:
         digests = "" if layout.digests is None else hashlib.sha256(layout.digests.pieces.tobytes()).hexdigest()
         identity = f"{layout.name} {layout.chunks} {layout.axes} {layout.stored} {layout.filters} {digests}"
         self._array = DecodedArray(options, identity, len(table.offsets), layout.chunk_bytes)
+        self._judge = _Judge(layout.key, self.n_bytes) if options.decoded == "auto" else None
 
     @contextmanager
     def _mirror(self) -> Iterator[DecodedMirror]:
@@ -111,14 +128,75 @@ class KeptChunks:
             )
         return is_read
 
-    def keep(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
-        """Keep chunks that were decoded to places in memory, as far as there is room."""
+    def keep(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray, seconds: float) -> None:
+        """Keep chunks that were decoded to places in memory, as far as there is room.
+
+        Args:
+            chunks: the chunks, shape ``(n,)``.
+            out: memory that has them.
+            firsts: where each begins in it, shape ``(n,)``.
+            seconds: that decoding them took.
+        """
+        if self._judge is not None and self._judge.is_worthwhile is False:
+            return
         with self._mirror() as mirror:
-            if mirror.takes_more:
-                self._layout.guard.check()  # what was decoded may be of a file that has changed
-                mirror.put(chunks, out, firsts)
+            if not mirror.takes_more:
+                return
+            self._layout.guard.check()  # what was decoded may be of a file that has changed
+            if mirror.put(chunks, out, firsts) and self._judge is not None:
+                self._judge.note(mirror, chunks, seconds)
 
     def give_back(self, chunks: IntArray) -> None:
         """Have chunks leave the page cache."""
         with suppress(OSError, H5Error), self._mirror() as mirror:
             forget_pieces(mirror.fd, *mirror.places(chunks))
+
+
+class _Judge:
+    """Decides whether reading decoded chunks is faster than decoding: once some were written, by reading these again.
+
+    Args:
+        key: of the array.
+        n_bytes: of all chunks. If they fit into the page cache, later epochs read them from there, otherwise from the
+            disk.
+
+    Attributes:
+        is_worthwhile: the decision; None before it.
+    """
+
+    def __init__(self, key: str, n_bytes: int) -> None:
+        self._key, self._n_bytes = key, n_bytes
+        self._lock = threading.Lock()
+        self._chunks: list[IntArray] = []
+        self._decoded = self._seconds = 0.0
+        self.is_worthwhile: bool | None = None
+
+    def note(self, mirror: DecodedMirror, chunks: IntArray, seconds: float) -> None:
+        """Note chunks that were decoded and written; decide once there are enough."""
+        with self._lock:
+            if self.is_worthwhile is not None:
+                return
+            self._chunks.append(chunks)
+            self._decoded += len(chunks) * mirror.piece_bytes
+            self._seconds += seconds
+            if self._decoded < min(JUDGED_BYTES, self._n_bytes / 2):
+                return
+            self._decide(mirror)
+
+    def _decide(self, mirror: DecodedMirror) -> None:
+        """Read what was written again, and compare."""
+        decoding = usable_cores() * self._decoded / max(self._seconds, 1e-9)
+        chunks, is_cached = np.concatenate(self._chunks), self._n_bytes <= CACHE_SHARE * (page_cache_memory() or 0)
+        reading = mirror.read_rate(chunks, read_pieces, None if is_cached else forget_pieces)
+        self.is_worthwhile = reading >= LEAST_GAIN * decoding
+        self._chunks = []
+        if worker_number() is None:
+            _log.info(
+                "staging: decoded chunks of %r are %s: decoding gives %s a second (threads: %d), and %s %s",
+                self._key,
+                "kept" if self.is_worthwhile else "not kept",
+                bytes_text(decoding),
+                usable_cores(),
+                "the page cache" if is_cached else "the disk",
+                bytes_text(reading),
+            )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..memory import page_cache_memory
 from ..types import IntArray
 from .block_map import BlockMap, Pieces
-from .kept_chunks import KeptChunks
+from .kept_chunks import CACHE_SHARE, KeptChunks
 
 if TYPE_CHECKING:
     from .block_sources import BlockSource
@@ -20,9 +20,6 @@ __all__ = ["KeptRead", "KeptRows"]
 
 LEAST_BYTES = 4096
 """Bytes of a run of rows from which on reading it alone is faster than reading its chunk and copying it."""
-
-CACHE_SHARE = 0.8
-"""Share of the memory for pages of files that decoded rows may take: single rows of a disk are slower than chunks."""
 
 
 class KeptRows:

@@ -76,6 +76,31 @@ class DecodedMirror(MirrorFile):
             return np.zeros(len(chunks), np.bool_)
         return is_present(marks[chunks]).astype(np.bool_)
 
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return self._piece_bytes
+
+    def read_rate(self, chunks: IntArray, read: ReadPieces, forget: Callable[..., None] | None) -> float:
+        """Return the bytes a second at which chunks are read, or 0 if they cannot be read.
+
+        Args:
+            chunks: chunks that are there.
+            read: reads pieces of a file.
+            forget: has pieces leave the page cache, once they are on the disk; None reads what it has.
+        """
+        size, out = self._piece_bytes, np.empty(self._piece_bytes, np.uint8)
+        with suppress(OSError):  # of the local disk
+            if forget is not None:
+                os.fdatasync(self.fd)
+                forget(self.fd, *self.places(chunks))
+            began, none = time.perf_counter(), np.zeros(1, np.int64)
+            for place in (chunks * size).tolist():
+                if read(self.fd, out, none, none + size, np.array([place])) != size:
+                    return 0.0
+            return len(chunks) * size / max(time.perf_counter() - began, 1e-9)
+        return 0.0
+
     def places(self, chunks: IntArray) -> tuple[IntArray, IntArray]:
         """Return where in the file chunks begin, and the bytes of each."""
         return chunks * self._piece_bytes, np.full(len(chunks), self._piece_bytes)

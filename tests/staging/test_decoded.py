@@ -18,6 +18,7 @@ from factories import Stored, run_forked
 from lightning_h5 import (
     CombinedHDF5DataModule,
     H5DataChangedError,
+    H5ValueError,
     LazyH5DataModule,
     RankCachedH5DataModule,
     check_files,
@@ -26,7 +27,7 @@ from lightning_h5.datasets import file_dataset
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import kept_chunks, kept_rows
 from lightning_h5.samples import row_table
-from lightning_h5.staging import mirror_file
+from lightning_h5.staging import DecodedMirror, mirror_file
 
 ROWS, WIDTH = 240, 500
 rng = np.random.default_rng(0)
@@ -200,6 +201,36 @@ def test_setup_says_what_is_kept(path, make_h5, staging, caplog):
 
 def mirrors_folder(staging):
     return str(next(Path(staging["dir"]).iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("rate", "cached", "is_kept"), [(1e12, True, True), (1e12, False, True), (1e3, True, False), (1e3, False, False)]
+)
+def test_auto_keeps_what_is_read_faster_than_decoded(path, staging, monkeypatch, caplog, rate, cached, is_kept):
+    forgets, read_rate = [], DecodedMirror.read_rate
+
+    def rate_of(self, chunks, read, forget):
+        forgets.append(forget is not None)
+        assert read_rate(self, chunks, read, forget) > 0
+        return rate
+
+    monkeypatch.setattr(DecodedMirror, "read_rate", rate_of)
+    monkeypatch.setattr(kept_chunks, "page_cache_memory", lambda: 1 << 40 if cached else 0)
+    staging["decoded"] = "auto"
+    with caplog.at_level(logging.INFO):
+        (first, _), (second, n_decoded) = epochs(small_cache(path, staging))
+    assert_rows(first)
+    assert_rows(second)
+    assert (n_decoded == 0) == is_kept
+    assert forgets == [not cached]
+    verdict = "kept" if is_kept else "not kept"
+    assert f"staging: decoded chunks of 'x' are {verdict}: decoding gives" in caplog.text
+
+
+def test_decoded_is_true_false_or_auto(path, staging):
+    staging["decoded"] = "yes"
+    with pytest.raises(H5ValueError, match=r"staging.decoded='yes' was given. Pass True, False or 'auto'."):
+        small_cache(path, staging)
 
 
 # Never a wrong value ------------------------------------------------------------------------------------------------
