@@ -59,6 +59,7 @@ nitpick_ignore_regex = [
     ("py:class", "Skip"),
     ("py:class", "AlikeArrays"),
     ("py:class", "BadSample"),
+    ("py:class", r"(.*\.)?KeptChunks"),
     ("py:class", "BoolArray"),
     ("py:class", "BufferPool"),
     ("py:class", "Collate"),
