@@ -44,6 +44,7 @@ LOOPS = (
 )
 NORMALIZATION = ("tests/datasets/test_normalization.py",)
 WINDOWS = ("tests/datasets/test_windows.py", "tests/datasets/test_segments.py", "tests/layouts/test_layouts.py")
+DECODED = ("tests/staging/test_decoded.py",)
 BAD_ROWS = ("tests/faults/test_bad_rows.py", "tests/faults/test_random_bad_rows.py")
 SEGMENTS = ("tests/datamodules/test_segment_splits.py", "tests/datamodules/test_combined_segments.py")
 
@@ -592,6 +593,55 @@ MUTANTS = [
         "self._count_finished(numbers)",
         "self._count_finished(raw.rows)",
         BAD_ROWS[:1],
+    ),
+    Mutant(
+        "decoded chunks are not compared with their checksums",
+        "staging/decoded.py",
+        "is_right = np.array(sums, np.uint32) == self._sums[chunks[there]]",
+        "is_right = np.ones(len(there), np.bool_)",
+        DECODED,
+    ),
+    Mutant(
+        "parts of decoded chunks are read without a look at the checksum",
+        "staging/decoded.py",
+        "            if not self._are_right(chunks):\n                return False\n",
+        "",
+        DECODED,
+    ),
+    Mutant(
+        "decoded chunks are compared once, whatever is written to the file later",
+        "staging/decoded.py",
+        "        if written != self._written and not self._n_writing:",
+        "        if self._written < 0:",
+        DECODED,
+    ),
+    Mutant(
+        "decoded chunks of another state of the file are served",
+        "hdf5/handles.py",
+        "mirror_name(path, (*state, array.identity))",
+        "mirror_name(path, (array.identity,))",
+        DECODED,
+    ),
+    Mutant(
+        "decoded chunks that were not compared with digests pass for those that were",
+        "readers/kept_chunks.py",
+        "{layout.filters} {digests}",
+        "{layout.filters}",
+        DECODED,
+    ),
+    Mutant(
+        "chunks that were never written are kept as decoded",
+        "readers/chunk_loader.py",
+        "            written = lacking[self.table.offsets[chunks[lacking]] >= 0]\n",
+        "            written = lacking\n",
+        DECODED,
+    ),
+    Mutant(
+        "rows that are read by position go where others belong",
+        "readers/kept_rows.py",
+        "self._pieces.starts[by_rows]",
+        "pieces.starts",
+        DECODED,
     ),
 ]
 
