@@ -1,12 +1,12 @@
 """Rows in, ndarray out."""
 
-from .base import InMemoryReader, check_bounds, checked_places, row_slices, take_rows
+from .base import BegunRead, InMemoryReader, check_bounds, checked_places, row_slices, take_rows
 from .block_map import BlockMap, Boxes, RowGrid
 from .block_memory import BlockMemory
 from .block_sources import BlockSource, Change, CopyChange, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_loader import ChunkLoader
-from .chunked import BegunRead, ChunkedReader, CopyRows
+from .chunked import ChunkedReader
 from .codecs import (
     ClassNumbers,
     Conventions,
@@ -22,6 +22,7 @@ from .codecs import (
     unpacked,
 )
 from .contiguous import ContiguousReader, MappedReader
+from .copies import CopyRows
 from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,38 @@ from ..hdf5 import ArrayLayout
 from ..types import IntArray, RowReader
 from .salvage import salvaged
 
-__all__ = ["InMemoryReader", "LayoutReader", "ValueReader", "address", "check_bounds", "row_slices", "take_rows"]
+__all__ = [
+    "BegunRead",
+    "InMemoryReader",
+    "LayoutReader",
+    "ValueReader",
+    "address",
+    "check_bounds",
+    "row_slices",
+    "take_rows",
+]
 
 MAX_DAMAGED = 64  # blocks of a small array that are found at once
 SLICE_BYTES = 512 << 10  # fits into a core's own cache
 TEXT_ROWS = 1024  # rows of text read at a time to measure its length
 ROWS_AT_A_TIME = 1 << 20  # of an array that is read whole: their numbers take more memory than small rows
+
+
+class BegunRead(Protocol):
+    """Rows that a reader has begun to read. Each is finished or cancelled once."""
+
+    def finish(self) -> None:
+        """Read the rows.
+
+        Raises:
+            H5CorruptError: stored bytes are missing or do not decode.
+            H5FileError: the file cannot be read.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Return leases without reading; no effect once it is finished."""
+        ...
 
 
 class LayoutReader:

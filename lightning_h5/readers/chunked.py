@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,26 +17,20 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..errors import H5CorruptError
 from ..types import IntArray
-from .base import row_slices, take_rows
+from .base import BegunRead
 from .block_map import BlockMap, Boxes, Pieces
 from .block_sources import BlockSources, Change, CopyChange, FieldLayouts
 from .chunk_cache import NOWHERE, ChunkCache, Lease, load_tasks
+from .copies import Copy, CopyRows, copy_on_all_cores, copy_pieces
 from .kept_rows import KeptRead, KeptRows
 from .thread_pool import TaskQueue
 
-__all__ = ["BegunRead", "Changes", "ChunkedReader", "CopyRows", "CountReads"]
+__all__ = ["Changes", "ChunkedReader", "CountReads"]
 
 CountReads = Callable[[BlockMap], IntArray]
 """Returns how often an epoch reads rows of each block."""
 
-CopyRows = Callable[[npt.NDArray[Any], IntArray, IntArray | None], None]
-"""Takes decoded rows, places among them, and which of the rows that were asked for these are; None for all, in order.
-Copies them to where they belong."""
-
 MAX_READS = 2**31 - 1
-
-LONG_RUN = 128
-"""Rows of a run from which on it is copied as a whole."""
 
 
 class Changes(NamedTuple):
@@ -170,7 +164,7 @@ class ChunkedReader:
             changes = self._changes
             is_whole = not changes.kinds or changes.in_place is not None
             if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
-                copy = partial(_copy_on_all_cores, out=out, change=changes.in_place)
+                copy = partial(copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, firsts, pieces, copy)
         by_rows = None if self._kept is None else self._by_rows(self._kept, pieces)
         if by_rows is None:
@@ -236,14 +230,14 @@ class ChunkedReader:
         """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
         changes, of_array = self._changes.kinds, self._changes.of_array
         if of_array is None or len(changes) == 1:
-            return _Copy(out, next(iter(changes), None))
+            return Copy(out, next(iter(changes), None))
         numbers = pieces.repeated(of_array[self._file_of(pieces.blocks)])
 
         def copy(rows: npt.NDArray[Any], places: IntArray, out_places: IntArray | None) -> None:
             out_places = np.arange(len(numbers)) if out_places is None else out_places
             for number in np.unique(numbers[out_places]).tolist():
                 is_changed = numbers[out_places] == number
-                _Copy(out, changes[number])(rows, places[is_changed], out_places[is_changed])
+                Copy(out, changes[number])(rows, places[is_changed], out_places[is_changed])
 
         return copy
 
@@ -409,23 +403,6 @@ class ChunkedReader:
         return rows
 
 
-class BegunRead(Protocol):
-    """Rows that a reader has begun to read. Each is finished or cancelled once."""
-
-    def finish(self) -> None:
-        """Read the rows.
-
-        Raises:
-            H5CorruptError: stored bytes are missing or do not decode.
-            H5FileError: the file cannot be read.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """Return leases without reading; no effect once it is finished."""
-        ...
-
-
 class _CompleteRead:
     """Rows of a complete cache: nothing to wait for, and no lease."""
 
@@ -434,7 +411,7 @@ class _CompleteRead:
 
     def finish(self) -> None:
         """Copy the rows."""
-        _copy_pieces(self._copy, self._cache.rows, self._firsts, self._pieces)
+        copy_pieces(self._copy, self._cache.rows, self._firsts, self._pieces)
 
     def cancel(self) -> None:
         """Do nothing: there is no lease."""
@@ -527,7 +504,7 @@ class _CachedRead:
         pieces, slots = self._pieces, slot_of[self._pieces.blocks]
         firsts = slots * self._cache.slot_rows + pieces.within
         are_there = None if (slots >= 0).all() else slots >= 0
-        _copy_pieces(self._copy_rows, self._cache.rows, firsts, pieces, are_there)
+        copy_pieces(self._copy_rows, self._cache.rows, firsts, pieces, are_there)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         all_counts = np.bincount(self._pieces.blocks, self._pieces.sizes, len(self._blocks))
@@ -541,113 +518,3 @@ def _n_different(numbers: IntArray) -> int:
     """Return how many different numbers there are, in a fifth to a third of the time of ``unique``."""
     ordered = np.sort(numbers)
     return min(1, len(ordered)) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
-
-
-def _copy_on_all_cores(
-    rows: npt.NDArray[Any],
-    places: IntArray,
-    out_places: IntArray | None,
-    *,
-    out: npt.NDArray[Any],
-    change: Change | None,
-) -> None:
-    """Copy all rows to ``out`` with the threads of torch, and change them there."""
-    take_rows(rows, places, out, all_cores=True)
-    if change is not None:
-        change(out)
-
-
-def _copy_pieces(
-    copy: CopyRows,
-    rows: npt.NDArray[Any],
-    firsts: IntArray,
-    pieces: Pieces,
-    are_there: npt.NDArray[np.bool_] | None = None,
-) -> None:
-    """Copy runs of rows, as a whole if they are long: less work than to locate each row.
-
-    Args:
-        copy: copies them.
-        rows: decoded rows.
-        firsts: place of the first row of each run.
-        pieces: the runs.
-        are_there: which of them are there; None for all.
-    """
-    if isinstance(copy, _Copy) and pieces.sizes is not None and pieces.n_rows >= LONG_RUN * len(pieces.sizes):
-        sizes = pieces.sizes
-        starts = np.cumsum(sizes) - sizes
-        if are_there is not None:
-            firsts, starts, sizes = firsts[are_there], starts[are_there], sizes[are_there]
-        copy.runs(rows, firsts, starts, sizes)
-        return
-    places = pieces.of_rows(firsts)
-    if are_there is None:
-        copy(rows, places, None)
-    else:
-        out_places = np.flatnonzero(pieces.repeated(are_there))
-        copy(rows, places[out_places], out_places)
-
-
-class _Copy:
-    """Copies rows to memory, and changes them.
-
-    Args:
-        out: the memory.
-        change: changes them; None for none.
-    """
-
-    def __init__(self, out: npt.NDArray[Any], change: CopyChange | None) -> None:
-        self._out, self._change = out, change
-
-    def __call__(self, rows: npt.NDArray[Any], places: IntArray, out_places: IntArray | None) -> None:
-        """See ``CopyRows``."""
-        _copy_rows(rows, places, out_places, out=self._out, change=self._change)
-
-    def runs(self, rows: npt.NDArray[Any], firsts: IntArray, starts: IntArray, sizes: IntArray) -> None:
-        """Copy runs of rows.
-
-        Args:
-            rows: decoded rows.
-            firsts: place of the first row of each run.
-            starts: where each goes.
-            sizes: rows of each.
-        """
-        out, change = self._out, self._change
-        is_changed = change is not None and out.flags.c_contiguous
-        with np.errstate(all="ignore"):  # as for single rows
-            for first, start, size in zip(firsts.tolist(), starts.tolist(), sizes.tolist(), strict=True):
-                if is_changed and change is not None:
-                    change.take(rows[first : first + size], None, out[start : start + size])
-                elif change is None:
-                    out[start : start + size] = rows[first : first + size]
-                else:
-                    out[start : start + size] = _copies(rows, np.arange(first, first + size), out.dtype, change)
-
-
-def _copy_rows(
-    rows: npt.NDArray[Any],
-    places: IntArray,
-    out_places: IntArray | None,
-    *,
-    out: npt.NDArray[Any],
-    change: CopyChange | None,
-) -> None:
-    """Copy rows to their places in ``out`` (``out_places``; None is all of it), and change them."""
-    if change is not None and out.flags.c_contiguous:
-        change.take(rows, places, out, out_places)
-    elif out_places is None and out.flags.c_contiguous and out.dtype == rows.dtype:
-        np.take(rows, places, axis=0, out=out, mode="clip")  # other modes allocate a buffer
-    else:
-        for part in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
-            with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
-                out[part if out_places is None else out_places[part]] = _copies(rows, places[part], out.dtype, change)
-
-
-def _copies(
-    rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: CopyChange | None
-) -> npt.NDArray[Any]:
-    if change is None:
-        return np.take(rows, places, axis=0, mode="clip")
-    copies = np.empty((len(places), *rows.shape[1:]), dtype)
-    change.take(rows, places, copies)
-    return copies

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..memory import page_cache_memory
 from ..types import IntArray
+from .base import BegunRead
 from .block_map import BlockMap, Pieces
+from .copies import CopyRows
 from .kept_chunks import CACHE_SHARE, KeptChunks
 
 if TYPE_CHECKING:
@@ -80,18 +82,6 @@ class KeptRows:
         return [(file, which, blocks[which] - self._blocks.first_block[file]) for file, which in parts]
 
 
-class Begun(Protocol):
-    """A read that has begun (see ``BegunRead``)."""
-
-    def finish(self) -> None:
-        """Read the rows."""
-        ...
-
-    def cancel(self) -> None:
-        """Return leases without reading."""
-        ...
-
-
 class KeptRead:
     """A read of some pieces by position, and of the rest in another way.
 
@@ -113,9 +103,9 @@ class KeptRead:
         by_rows: npt.NDArray[np.bool_],
         out: npt.NDArray[Any] | None,
         row: tuple[tuple[int, ...], np.dtype[Any]],
-        copy: Callable[[npt.NDArray[Any], IntArray, IntArray | None], None],
+        copy: CopyRows,
         otherwise: Callable[[], None],
-        rest: Begun | None,
+        rest: BegunRead | None,
     ) -> None:
         self._rows, self._pieces, self._by_rows, self._out = rows, pieces, by_rows, out
         self._row, self._copy, self._otherwise, self._rest = row, copy, otherwise, rest
