@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "options": {"errors", "sizes", "types"},
     "staging": LEAVES | {"options"},
     "hdf5": LEAVES - {"jit"} | {"options", "staging"},  # it describes, and decodes nothing
-    "readers": LEAVES | {"options", "hdf5"},
+    "readers": LEAVES | {"options", "staging", "hdf5"},
     "distributed": LEAVES,
     "order": LEAVES,  # pure: neither files nor anything that reads them
     "catalog": LEAVES | {"options", "hdf5", "readers", "order", "distributed"},
