@@ -392,8 +392,8 @@ MUTANTS = [
     Mutant(
         "packed numbers of all files are decoded by the formula of the first",
         "readers/chunked.py",
-        "out=out, change=changes[number]",
-        "out=out, change=changes[0]",
+        "Copy(out, changes[number])",
+        "Copy(out, changes[0])",
         ("tests/datasets/test_netcdf.py",),
     ),
     Mutant(
