@@ -417,7 +417,7 @@ class DecodedFile:
 
     def close(self) -> None:
         """Close the mirror."""
-        self.mirror.close()
+        self.mirror.drop()
 
 
 _pools: dict[int, HandlePool] = {}  # by process id: a forked child must not use its parent's handles

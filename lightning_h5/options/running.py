@@ -195,8 +195,8 @@ class StagingOptions(Options):
         decoded: also keep decoded chunks there, of files on this disk, too: what the first epoch decodes, later epochs,
             workers, ranks and jobs read at the speed of the disk or of the page cache. They take up to the decoded
             size of the arrays; if only a part fits, that part is not decoded again. Chunks are compared with their
-            checksums, and decoded again if they are damaged. "auto" keeps those of arrays that the
-            disk, or the page cache if they fit, gives at least 1.5 times as fast as they are decoded, and logs both.
+            checksums, and decoded again if they are damaged. "auto" keeps those of arrays that the disk, or the page
+            cache if they fit, gives at least 1.5 times as fast as they are decoded, and logs both.
         storage_options: credentials and settings of an object store, as obstore or fsspec take them. They are recorded
             nowhere: neither in checkpoints nor in logs.
     """

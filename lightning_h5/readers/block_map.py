@@ -154,8 +154,7 @@ class Pieces(NamedTuple):
         """Return a number for each row: those of a run count up from that of its first row."""
         if self.sizes is None:
             return firsts
-        before = np.cumsum(self.sizes) - self.sizes
-        return np.repeat(firsts - before, self.sizes) + np.arange(self.sizes.sum())
+        return np.repeat(firsts - self.starts, self.sizes) + np.arange(self.sizes.sum())
 
 
 class BlockMap:

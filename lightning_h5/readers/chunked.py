@@ -166,11 +166,12 @@ class ChunkedReader:
             if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
                 copy = partial(copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, firsts, pieces, copy)
-        by_rows = None if self._kept is None else self._by_rows(self._kept, pieces)
-        if by_rows is None:
+        kept = self._kept
+        by_rows = None if kept is None else self._by_rows(kept, pieces)
+        if kept is None or by_rows is None:
             return self._begin_blocks(pieces, copy, epoch)
         rest = None if by_rows.all() else self._begin_blocks(pieces, copy, epoch, ~by_rows)
-        return self._begin_rows(pieces, out, copy, by_rows, rest)
+        return self._begin_rows(kept, pieces, out, copy, by_rows, rest)
 
     def _begin_blocks(
         self, pieces: Pieces, copy: CopyRows, epoch: int | None, are_asked: npt.NDArray[np.bool_] | None = None
@@ -190,6 +191,7 @@ class ChunkedReader:
 
     def _begin_rows(
         self,
+        kept: KeptRows,
         pieces: Pieces,
         out: npt.NDArray[Any] | CopyRows,
         copy: CopyRows,
@@ -201,11 +203,10 @@ class ChunkedReader:
         def pick() -> None:
             _PickedRead(self, *self._numbered(pieces, by_rows), copy).finish()
 
-        assert self._kept is not None, "what reads pieces by position"
         is_plain = not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous and not self._changes.kinds
         memory = out if is_plain and not callable(out) else None
         self._counters.add(blocks_used=_n_different(pieces.blocks[by_rows]))
-        return KeptRead(self._kept, pieces, by_rows, memory, (self.row_shape, self.dtype), copy, pick, rest)
+        return KeptRead(kept, pieces, by_rows, memory, (self.row_shape, self.dtype), copy, pick, rest)
 
     def _by_rows(self, kept: KeptRows, pieces: Pieces) -> npt.NDArray[np.bool_] | None:
         """Return which pieces are best read by position: a local disk has their blocks, and the cache has not."""

@@ -54,8 +54,7 @@ def copy_pieces(
         are_there: which of them are there; None for all.
     """
     if isinstance(copy, Copy) and pieces.sizes is not None and pieces.n_rows >= LONG_RUN * len(pieces.sizes):
-        sizes = pieces.sizes
-        starts = np.cumsum(sizes) - sizes
+        starts, sizes = pieces.starts, pieces.sizes
         if are_there is not None:
             firsts, starts, sizes = firsts[are_there], starts[are_there], sizes[are_there]
         copy.runs(rows, firsts, starts, sizes)
@@ -81,7 +80,16 @@ class Copy:
 
     def __call__(self, rows: npt.NDArray[Any], places: IntArray, out_places: IntArray | None) -> None:
         """See ``CopyRows``."""
-        _copy_rows(rows, places, out_places, out=self._out, change=self._change)
+        out, change = self._out, self._change
+        if change is not None and out.flags.c_contiguous:
+            change.take(rows, places, out, out_places)
+        elif out_places is None and out.flags.c_contiguous and out.dtype == rows.dtype:
+            np.take(rows, places, axis=0, out=out, mode="clip")  # other modes allocate a buffer
+        else:
+            for part in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
+                places_of_part = part if out_places is None else out_places[part]
+                with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
+                    out[places_of_part] = _copies(rows, places[part], out.dtype, change)
 
     def runs(self, rows: npt.NDArray[Any], firsts: IntArray, starts: IntArray, sizes: IntArray) -> None:
         """Copy runs of rows.
@@ -92,35 +100,13 @@ class Copy:
             starts: where each goes.
             sizes: rows of each.
         """
-        out, change = self._out, self._change
-        is_changed = change is not None and out.flags.c_contiguous
-        with np.errstate(all="ignore"):  # as for single rows
-            for first, start, size in zip(firsts.tolist(), starts.tolist(), sizes.tolist(), strict=True):
-                if is_changed and change is not None:
-                    change.take(rows[first : first + size], None, out[start : start + size])
-                elif change is None:
-                    out[start : start + size] = rows[first : first + size]
-                else:
-                    out[start : start + size] = _copies(rows, np.arange(first, first + size), out.dtype, change)
-
-
-def _copy_rows(
-    rows: npt.NDArray[Any],
-    places: IntArray,
-    out_places: IntArray | None,
-    *,
-    out: npt.NDArray[Any],
-    change: CopyChange | None,
-) -> None:
-    """Copy rows to their places in ``out`` (``out_places``; None is all of it), and change them."""
-    if change is not None and out.flags.c_contiguous:
-        change.take(rows, places, out, out_places)
-    elif out_places is None and out.flags.c_contiguous and out.dtype == rows.dtype:
-        np.take(rows, places, axis=0, out=out, mode="clip")  # other modes allocate a buffer
-    else:
-        for part in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
-            with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
-                out[part if out_places is None else out_places[part]] = _copies(rows, places[part], out.dtype, change)
+        out = self._out
+        for first, start, size in zip(firsts.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+            if self._change is not None:
+                self(rows, np.arange(first, first + size), np.arange(start, start + size))
+                continue
+            with np.errstate(all="ignore"):  # as for single rows
+                out[start : start + size] = rows[first : first + size]
 
 
 def _copies(

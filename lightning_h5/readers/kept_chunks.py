@@ -27,7 +27,7 @@ __all__ = ["CACHE_SHARE", "KeptChunks", "keeps_decoded"]
 _log = logging.getLogger(__name__)
 
 JUDGED_BYTES = 16 << 20
-"""Decoded bytes after which "auto" decides: a hundredth of a second of decoding for each core."""
+"""Decoded bytes after which "auto" decides."""
 
 CACHE_SHARE = 0.8
 """Share of the memory for pages of files that decoded chunks may take, so that later epochs find them there."""
@@ -95,11 +95,18 @@ class KeptChunks:
         """
         began = perf_counter()
         with self._mirror() as mirror:
+            is_cached = are_cached(mirror.fd, mirror.places(chunks)[0] + within, sizes)
             if not mirror.read_within(chunks, within, sizes, out, starts, read_pieces):
                 return False
-        n_bytes = int(sizes.sum())
-        self._counters.add(bytes_read=n_bytes, decoded_mirror_bytes=n_bytes, read_seconds=perf_counter() - began)
+        self._count(int(sizes.sum()), perf_counter() - began, is_cached=is_cached)
         return True
+
+    def _count(self, n_bytes: int, seconds: float, *, is_cached: bool) -> None:
+        """Count bytes that were read, from the page cache or the disk."""
+        cached_bytes = n_bytes if is_cached else 0
+        self._counters.add(
+            bytes_read=n_bytes, cached_bytes=cached_bytes, decoded_mirror_bytes=n_bytes, read_seconds=seconds
+        )
 
     def lacking(self, chunks: IntArray) -> IntArray:
         """Return the chunks that are not kept, and have the system fetch those that are. Never raises."""
@@ -115,17 +122,12 @@ class KeptChunks:
         """Read those chunks that are kept to places in memory; return which these are."""
         began = perf_counter()
         with self._mirror() as mirror:
-            has_cached = are_cached(mirror.fd, *mirror.places(chunks))
+            is_cached = are_cached(mirror.fd, *mirror.places(chunks))
             is_read = mirror.read(chunks, out, firsts, read_pieces)
         n_bytes, took = int(is_read.sum()) * self._array.chunk_bytes, perf_counter() - began
         if n_bytes:
-            self._counters.add(
-                bytes_read=n_bytes,
-                cached_bytes=n_bytes * has_cached,
-                decoded_mirror_bytes=n_bytes,
-                read_seconds=took,
-                decode_seconds=-took,
-            )
+            self._count(n_bytes, took, is_cached=is_cached)
+            self._counters.add(decode_seconds=-took)  # callers count the time of both
         return is_read
 
     def keep(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray, seconds: float) -> None:

@@ -271,7 +271,3 @@ class DecodedMirror(MirrorFile):
 
         if self._folder is not None and len(chunks):
             self._folder.write(self.fd, marks_at(self.n_bytes), 0, forget)
-
-    def close(self) -> None:
-        """Close the file."""
-        self.drop()
