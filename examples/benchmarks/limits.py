@@ -28,11 +28,11 @@ from decoding import bare_decode
 from recipes import Ours
 from rows import Data, lifelike
 
-from lightning_h5.readers import chunked
+from lightning_h5.readers.copies import Copy
 from lightning_h5.readers.filters import compiled
 
 NAMES = ("images-gzip-32", "signals-gzip-32")
-PARTS = {"decoding": (compiled.ChunkLoop, "__call__"), "copying rows": (chunked, "_copy_rows")}
+PARTS = {"decoding": (compiled.ChunkLoop, "__call__"), "copying rows": (Copy, "__call__")}
 
 
 class Clock:

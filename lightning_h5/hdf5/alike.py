@@ -25,7 +25,7 @@ from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
 from .dtypes import kind_of
 from .layout import ArrayLayout, path_of
 from .links import ScalarError, find_array
-from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, read_header
+from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, header_address, read_header
 from .packing import has_packing_outside
 
 __all__ = ["AlikeArrays", "has_first_link"]
@@ -211,8 +211,7 @@ class AlikeArrays:
         info = h5py.h5g.get_objinfo(group, name, follow_link=False)
         if info.type != h5py.h5g.DATASET or has_packing_outside(group, name):
             return None
-        low, high = info.objno
-        return group, name, (high << 64) + low
+        return group, name, header_address(info.objno)
 
 
 class _OpenTable:
@@ -275,7 +274,7 @@ def _derived_layout(
     offset = table = None
     if header.place is not None:
         offset = header.place + file.user_block
-        if header.n_bytes != n_bytes or offset + n_bytes > file.n_bytes:
+        if header.n_bytes != n_bytes or not file.has_bytes_of(header):
             return None
     else:
         if (

@@ -15,7 +15,7 @@ from .change_guard import pread_of, stat_of
 from .packing import ATTRIBUTES, MARKERS, file_format
 from .structures import MATLAB_EMPTY
 
-__all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "read_header"]
+__all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "header_address", "read_header"]
 
 DATASPACE, DATATYPE, OLD_FILL, FILL, LAYOUT, FILTERS = 1, 3, 4, 5, 8, 11
 ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
@@ -60,6 +60,10 @@ class HeaderFile:
         version, user_block = options.get_version()[0], options.get_userblock()
         return cls(file.id, pread, stat_of(file).st_size, version, user_block, file_format(file))
 
+    def has_bytes_of(self, header: ObjectHeader) -> bool:
+        """Return whether the bytes of a contiguous array end before the file does; true for chunked arrays."""
+        return header.place is None or header.place + self.user_block + header.n_bytes <= self.n_bytes
+
     def read(self, n_bytes: int, address: int) -> bytes:
         """Return bytes at an address, which is counted from the end of the user block; fewer at the file's end.
 
@@ -70,6 +74,12 @@ class HeaderFile:
             self.start, start = address + self.user_block, 0
             self.window = self.pread(max(n_bytes, WINDOW), self.start)
         return self.window[start : start + n_bytes]
+
+
+def header_address(objno: tuple[int, int]) -> int:
+    """Return where an object header is, from the number of the object in h5py's ``get_objinfo``."""
+    low, high = objno
+    return (high << 64) + low
 
 
 class ObjectHeader(NamedTuple):
@@ -86,6 +96,10 @@ class ObjectHeader(NamedTuple):
     n_rows: int
     place: int | None
     n_bytes: int
+
+    def has_same_row_bytes(self, other: ObjectHeader) -> bool:
+        """Return whether a row takes as many bytes as one of another contiguous array; true for chunked arrays."""
+        return self.n_bytes * other.n_rows == other.n_bytes * self.n_rows
 
 
 class HeaderTemplate(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ def contents_of(path: str) -> Contents:
     columns: dict[str, int] = {}
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
-        describe = _Describer(file, path, layouts, texts, columns)
+        describe = _Describer(file, path, entries, layouts, texts, columns)
         arrays = tuple(describe(entry) for entry in entries if entry.kind == "array")
         return Contents(entries, arrays, layouts, texts, columns, software_of(file), describe.alike)
 
@@ -133,6 +134,7 @@ class _Describer:
         self,
         file: Any,
         path: str,
+        entries: Iterable[Entry],
         layouts: dict[str, ArrayLayout],
         texts: dict[str, ArrayLayout],
         columns: dict[str, int],
@@ -140,7 +142,8 @@ class _Describer:
         self._file, self._path, self._layouts, self._texts, self._columns = file, path, layouts, texts, columns
         self._files, self._guard = FileOptions(), ChangeGuard.of_open(file, path)
         self.alike = AlikeArrays(remembers=True)
-        self._axes: dict[str, set[str]] = {}  # of groups
+        # Of groups; those without attributes call none of their arrays an axis.
+        self._axes = {entry.name: set[str]() for entry in entries if entry.kind == "group" and not entry.n_attributes}
         self._reports: dict[Any, ArrayReport] = {}  # by template, rows and stored bytes
 
     def __call__(self, entry: Entry) -> ArrayReport:

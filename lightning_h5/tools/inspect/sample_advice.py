@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -87,19 +87,24 @@ def with_samples(
 
 def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, list[Any]]:
     """Return attributes with one number or text that all parts have, of the parts and of the named arrays."""
-    attributes: dict[str, list[Any]] = {}
-    for at, part in enumerate(parts[:MAX_PARTS]):
-        part_attributes: dict[str, Any] = {}
-        with suppress(H5Error, *FAULTS), open_h5(part.path) as file:
-            for name in ("", *names):
-                item = file["/".join(filter(None, (part.group, name))) or "/"]
-                part_attributes |= {f"{name}@{key}": value for key in item.attrs if _is_plain(value := item.attrs[key])}
-        attributes = {
-            key: [*attributes.get(key, []), value]
-            for key, value in part_attributes.items()
-            if at == 0 or key in attributes
-        }
-    return attributes
+    found: list[dict[str, Any]] = []
+    for path, parts_of_file in groupby(parts[:MAX_PARTS], key=lambda part: part.path):
+        found += _attributes_in(path, [part.group for part in parts_of_file], names)
+    first = found[0] if found else {}
+    return {key: [each[key] for each in found] for key in first if all(key in each for each in found)}
+
+
+def _attributes_in(path: str, groups: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the attributes of groups of a file, and of arrays in them; those before the first that is unreadable."""
+    found: list[dict[str, Any]] = [{} for _ in groups]
+    with suppress(H5Error, *FAULTS), open_h5(path) as file:
+        for group, attributes in zip(groups, found, strict=True):
+            with suppress(*FAULTS):
+                for name in ("", *names):
+                    item = file["/".join(filter(None, (group, name))) or "/"]
+                    values = {f"{name}@{key}": item.attrs[key] for key in item.attrs}
+                    attributes |= {key: value for key, value in values.items() if _is_plain(value)}
+    return found
 
 
 def _holds_arrays(path: str, key: str) -> bool:
