@@ -454,7 +454,8 @@ class _Resolver:
             if isinstance(item, h5py.Dataset):
                 return item, self._members(item, tuple(parts[at:]))
             link = self._link(item, part)
-            check_link(self._file, self._key, "/".join(parts[: at + 1]), link, allow_external=self._allow_external)
+            if link is not None:
+                check_link(self._file, self._key, "/".join(parts[: at + 1]), link, allow_external=self._allow_external)
             if isinstance(link, h5py.SoftLink):
                 item = self._follow_soft(item, link)
                 continue

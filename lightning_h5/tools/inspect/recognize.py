@@ -361,10 +361,11 @@ def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] |
     by_parent: dict[str, dict[tuple[int, str], dict[str, Look]]] = {}
     for at, file in enumerate(files):
         for name, look in file.arrays.items():
-            words = name.split("/")
-            for depth in range(len(words) - 1):
-                groups = by_parent.setdefault("".join(f"{word}/" for word in words[:depth]), {})
-                groups.setdefault((at, words[depth]), {})["/".join(words[depth + 1 :])] = look
+            start = 0
+            while (end := name.find("/", start)) >= 0:
+                groups = by_parent.setdefault(name[:start], {})
+                groups.setdefault((at, name[start:end]), {})[name[end + 1 :]] = look
+                start = end + 1
     for parent, groups in sorted(by_parent.items(), key=lambda item: (item[0].count("/"), item[0])):
         kinds = Counter(
             tuple(sorted((n, len(look.shape), look.dtype) for n, look in looks.items())) for looks in groups.values()
