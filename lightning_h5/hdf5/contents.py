@@ -309,7 +309,7 @@ class _Look:
         self._names = {_address(file.id): "/"}  # by address
         self._file: HeaderFile | None = None
         with suppress(*FAULTS):
-            self._file = HeaderFile.of(file) if isinstance(file, h5py.File) and file.mode == "r" else None
+            self._file = HeaderFile.of(file.file) if file.file.mode == "r" else None
         # By name without digits: the array that was opened last.
         self._known: dict[bytes, tuple[HeaderTemplate, Entry]] = {}
 
