@@ -16,6 +16,7 @@ from tiers import CASES, CASES_OF, load_profile, spread
 from lightning_h5.hdf5 import process_pool
 
 load_profile()
+gc.disable()  # until all tests are imported
 
 # The conformance classes explain failed assertions as tests do.
 pytest.register_assert_rewrite("dataset_conformance", "reader_conformance")
@@ -55,8 +56,18 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """What is there before the first test never goes: no collection looks at it again, and some tests have many."""
+    gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def what_was_frozen_stays_so():
+    """A collection while the HDF5 library reads an object of a store thaws all: the next ones would take a second."""
+    yield
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ CONTEXT.set_forkserver_preload(
         "torchmetrics",
         "sklearn.datasets",
         "lightning_h5.datamodules",
+        "frozen",
     ]
 )
 

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
 SHARES = {"few": 0.2, "broad": 0.5, "all": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that sets no number
-CASES = 5  # of a parametrized test
-CASES_OF = {"datamodules": 3, "staging": 3, "traps": 3, "distributed": 2, "endurance": 2}
+CASES = 3  # of a parametrized test
+CASES_OF = dict.fromkeys(["datamodules", "datasets", "distributed", "endurance", "staging", "traps"], 2)
 """Of tests of some folders, which train, start servers or start processes."""
 
 
