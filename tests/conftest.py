@@ -61,13 +61,29 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+class Frozen:
+    """Whether all that was there before the first test is still kept out of collections."""
+
+    def __init__(self):
+        self._thaw, self.is_thawed = gc.unfreeze, False
+        gc.unfreeze = self.thaw
+
+    def thaw(self):
+        self._thaw()
+        self.is_thawed = True
+
+
+FROZEN = Frozen()
+
+
 @pytest.fixture(autouse=True)
 def what_was_frozen_stays_so():
     """A collection while the HDF5 library reads an object of a store thaws all: the next ones would take a second."""
     yield
-    if not gc.get_freeze_count():
+    if FROZEN.is_thawed:
         gc.collect()
         gc.freeze()
+        FROZEN.is_thawed = False
 
 
 @pytest.fixture
