@@ -5,7 +5,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
-SHARES = {"few": 0.2, "broad": 0.5, "all": 1.0, "thorough": 20.0}
+SHARES = {"few": 0.1, "broad": 0.5, "all": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that sets no number
 CASES = 3  # of a parametrized test
 CASES_OF = dict.fromkeys(["datamodules", "datasets", "distributed", "endurance", "staging", "traps"], 2)
@@ -14,7 +14,7 @@ CASES_OF = dict.fromkeys(["datamodules", "datasets", "distributed", "endurance",
 
 def examples(n):
     """Return how many of ``n`` examples a property test tries in this tier."""
-    return max(10, round(n * SHARES[PROFILE]))
+    return max(5, round(n * SHARES[PROFILE]))
 
 
 def load_profile():

@@ -426,7 +426,7 @@ def kill_at_random(path, staging, n_rounds, seed):
 
 
 def test_jobs_that_are_killed_at_any_moment_leave_nothing_wrong(path, staging):
-    kill_at_random(path, staging, 4, seed=0)
+    kill_at_random(path, staging, 2, seed=0)
 
 
 @pytest.mark.slow

@@ -506,7 +506,7 @@ def kill_at_random(tmp_path, n_rounds, seed):
 
 
 def test_processes_that_are_killed_at_any_moment_leave_nothing_wrong(tmp_path):
-    kill_at_random(tmp_path, 5, seed=0)
+    kill_at_random(tmp_path, 3, seed=0)
 
 
 @pytest.mark.slow
