@@ -107,7 +107,7 @@ def test_an_array_whose_header_was_seen_is_not_opened(
 def test_an_array_that_the_library_refuses_is_not_taken_for_one_that_was_seen(
     tmp_path: Path, libver: str, field: str
 ) -> None:
-    """Old headers have no checksum, and the library computes the size of a contiguous array."""
+    """Old headers have no checksum: the library computes the size, and newer releases look whether the file has it."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver=libver) as file:
         places = [file.create_dataset(f"x{number}", data=np.ones((5, 2))).id.get_offset() for number in range(3)]
@@ -118,7 +118,8 @@ def test_an_array_that_the_library_refuses_is_not_taken_for_one_that_was_seen(
         by_library = [name for name in file if _opens(file, name)]
         found = [entry.name for entry in entries_of(file) if entry.kind == "array"]
     assert found == by_library
-    assert ("x2" in by_library) == ((field, libver) == ("size", "earliest"))
+    if libver == "latest" or field == "size":
+        assert ("x2" in by_library) == (libver == "earliest")
 
 
 def _opens(file: h5py.File, name: str) -> bool:
