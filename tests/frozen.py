@@ -1,6 +1,6 @@
-"""Imported last by the server that ranks are forked from: what it has imported is garbage to nobody.
+"""Keeps all that the server of ranks has imported out of their garbage collections; imported last.
 
-A collection in a rank would touch, and so copy, all of it: 160 MB, half a second of a rank's time.
+A collection would touch, and so copy, all of it: 160 MB, half a second of a rank's time.
 """
 
 import gc

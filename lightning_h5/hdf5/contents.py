@@ -40,7 +40,7 @@ __all__ = [
 
 MAX_LINKS = 16  # HDF5's own limit on links followed in one lookup
 
-DIGITS = re.compile(rb"\d+")
+DIGITS_IN_NAME = re.compile(rb"\d+")
 
 EntryKind = Literal["group", "array", "type", "hard link", "soft link", "external link", "unreadable"]
 
@@ -298,8 +298,8 @@ def _damaged(file: Any, name: str, error: object) -> H5CorruptError:
 class _Look:
     """Looks at the objects of a file, one after the other.
 
-    An array is not opened if its object header equals that of an array seen before, but for its rows and its place: in
-    files of thousands of arrays most are such.
+    An array is not opened if its object header equals the header of an array that was opened before, but for the number
+    of rows and the place of the bytes. Files with thousands of arrays often have few kinds of them.
 
     Args:
         file: an open file, or a group of one.
@@ -310,8 +310,8 @@ class _Look:
         self._file: HeaderFile | None = None
         with suppress(*FAULTS):
             self._file = HeaderFile.of(file.file) if file.file.mode == "r" else None
-        # By name without digits: the array that was opened last.
-        self._known: dict[bytes, tuple[HeaderTemplate, Entry]] = {}
+        # The header and the entry of the array that was opened last, by its name without digits.
+        self._opened: dict[bytes, tuple[HeaderTemplate, Entry]] = {}
 
     def at(self, group: Any, child: bytes, name: str, outer_structure: str | None) -> tuple[Any, Entry]:
         """Return the low-level object if it is a group, and its entry.
@@ -327,8 +327,8 @@ class _Look:
             return None, Entry(name=name, kind="soft link", target=link.path)
         if isinstance(link, h5py.ExternalLink):
             return None, Entry(name=name, kind="external link", target=f"{link.filename}:{link.path}")
-        if (known := self._known_array(group, child, name, outer_structure)) is not None:
-            return None, known
+        if (alike := self._alike_array(group, child, name, outer_structure)) is not None:
+            return None, alike
         item = h5py.h5o.open(group, child)
         address = _address(item)
         if (first_name := self._names.setdefault(address, name)) != name:
@@ -347,11 +347,11 @@ class _Look:
             self._note(child, address, entry)
         return None, entry
 
-    def _known_array(self, group: Any, child: bytes, name: str, outer_structure: str | None) -> Entry | None:
-        """Return the entry of an array with a header that was seen before; None for others."""
-        if self._file is None or (known := self._known.get(DIGITS.sub(b"#", child))) is None:
+    def _alike_array(self, group: Any, child: bytes, name: str, outer_structure: str | None) -> Entry | None:
+        """Return the entry of an array like one that was opened before; None if it must be opened."""
+        if self._file is None or (opened := self._opened.get(DIGITS_IN_NAME.sub(b"#", child))) is None:
             return None
-        template, entry = known
+        template, entry = opened
         info = h5py.h5g.get_objinfo(group, child, follow_link=False)
         if info.type != h5py.h5g.DATASET or entry.structure != outer_structure:
             return None
@@ -371,7 +371,7 @@ class _Look:
             header = read_header(self._file, position)
             template = None if header is None else HeaderTemplate.of(self._file, position, header)
             if template is not None and entry.shape and entry.shape[0] == template.header.n_rows:
-                self._known[DIGITS.sub(b"#", child)] = template, entry
+                self._opened[DIGITS_IN_NAME.sub(b"#", child)] = template, entry
 
 
 def _link(group: Any, name: bytes) -> Any:

@@ -87,24 +87,23 @@ def with_samples(
 
 def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, list[Any]]:
     """Return attributes with one number or text that all parts have, of the parts and of the named arrays."""
-    found: list[dict[str, Any]] = []
+    attributes: list[dict[str, Any]] = []  # of each part
     for path, parts_of_file in groupby(parts[:MAX_PARTS], key=lambda part: part.path):
-        found += _attributes_in(path, [part.group for part in parts_of_file], names)
-    first = found[0] if found else {}
-    return {key: [each[key] for each in found] for key in first if all(key in each for each in found)}
+        attributes += _attributes_in(path, [part.group for part in parts_of_file], names)
+    common_keys = [key for key in (attributes[0] if attributes else {}) if all(key in part for part in attributes)]
+    return {key: [part[key] for part in attributes] for key in common_keys}
 
 
 def _attributes_in(path: str, groups: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the attributes of groups of a file, and of arrays in them; those before the first that is unreadable."""
-    found: list[dict[str, Any]] = [{} for _ in groups]
+    """Return the attributes of each group of a file, and of the named arrays in it, up to the first unreadable one."""
+    attributes_of_groups: list[dict[str, Any]] = [{} for _ in groups]
     with suppress(H5Error, *FAULTS), open_h5(path) as file:
-        for group, attributes in zip(groups, found, strict=True):
+        for group, attributes in zip(groups, attributes_of_groups, strict=True):
             with suppress(*FAULTS):
                 for name in ("", *names):
                     item = file["/".join(filter(None, (group, name))) or "/"]
-                    values = {f"{name}@{key}": item.attrs[key] for key in item.attrs}
-                    attributes |= {key: value for key, value in values.items() if _is_plain(value)}
-    return found
+                    attributes |= {f"{name}@{key}": value for key in item.attrs if _is_plain(value := item.attrs[key])}
+    return attributes_of_groups
 
 
 def _holds_arrays(path: str, key: str) -> bool:
