@@ -11,7 +11,7 @@ import pytest
 import tqdm
 from factories import H5Factory
 from lightning_utilities.core.rank_zero import WarningCache
-from tiers import CASES, CASES_OF, load_profile, spread
+from tiers import CASES, CASES_OF, load_profile, some_of, spread
 
 from lightning_h5.hdf5 import process_pool
 
@@ -49,8 +49,9 @@ def pytest_collection_modifyitems(items):
             cases[item.nodeid.partition("[")[0]].append(item)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
-    for of_test in cases.values():
-        for item in set(of_test) - set(spread(of_test, CASES_OF.get(of_test[0].path.parent.name, CASES))):
+    for name, of_test in cases.items():
+        most = CASES_OF.get(of_test[0].path.parent.name, CASES)
+        for item in set(of_test) - set(some_of(of_test, most, name)):
             item.add_marker("wide")
 
 
@@ -81,7 +82,7 @@ def what_was_frozen_stays_so():
     """A collection while the HDF5 library reads an object of a store thaws all: the next ones would take a second."""
     yield
     if FROZEN.is_thawed:
-        gc.collect()
+        gc.collect(1)  # a whole collection would be such a one
         gc.freeze()
         FROZEN.is_thawed = False
 

@@ -301,6 +301,7 @@ def test_lightning_is_not_imported_for_the_data(observed):
     assert observed["lightning"] == []
 
 
+@pytest.mark.wide
 def test_importing_opens_starts_seeds_and_changes_nothing(observed):
     assert {module: observed[module] for module in ("lightning_h5.loading", "lightning_h5.datamodules")} == {
         "lightning_h5.loading": [],

@@ -1,14 +1,15 @@
 """How many cases of a test, and examples of a property, `make test` tries; `make test-long` tries all of them."""
 
 import os
+import zlib
 
 from hypothesis import HealthCheck, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
 SHARES = {"few": 0.1, "broad": 0.5, "all": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that sets no number
-CASES = 3  # of a parametrized test
-CASES_OF = dict.fromkeys(["datamodules", "datasets", "distributed", "endurance", "staging", "traps"], 2)
+CASES = 2  # of a parametrized test
+CASES_OF = dict.fromkeys(["datamodules", "datasets", "distributed", "endurance", "staging", "traps"], 1)
 """Of tests of some folders, which train, start servers or start processes."""
 
 
@@ -31,8 +32,19 @@ def load_profile():
     settings.load_profile(PROFILE)
 
 
-def spread(cases, most=CASES):
-    """Return some of the cases of a test, such as `make test` runs: the first, the last, and some between."""
+def some_of(cases, most, name):
+    """Return the cases of a test that `make test` runs: evenly apart, from one on that its name decides.
+
+    So tests with the same parameters try different ones, and all of them are tried by some test.
+    """
+    if len(cases) <= most:
+        return cases
+    first = zlib.crc32(name.encode())
+    return [cases[(first + at * len(cases) // most) % len(cases)] for at in range(most)]
+
+
+def spread(cases, most):
+    """Return some of the cases of a conformance class: the first, the last, and some between."""
     if len(cases) <= most:
         return cases
     return [cases[round(at * (len(cases) - 1) / (most - 1))] for at in range(most)]

@@ -43,6 +43,7 @@ def epochs(rank, path, num_workers, world_size):
     return seen
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("world_size", "num_workers"),
     [(1, 2), *(pytest.param(*case, marks=pytest.mark.wide) for case in [(1, 0), (2, 0), (2, 2)])],

@@ -135,6 +135,7 @@ def fit_where_a_file_is_missing(rank, world_size, files):
     return fit_on_ranks(rank, world_size, mine, {"on_bad_file": "skip"})
 
 
+@pytest.mark.wide
 def test_ranks_that_leave_out_other_files_all_stop(files, tmp_path):
     outcomes = run_ranks(fit_where_a_file_is_missing, 2, tmp_path, 2, files, patience=10)
     assert all("rows of 'train'" in outcome.error for outcome in outcomes), [one.error for one in outcomes]

@@ -211,6 +211,7 @@ def several_on_a_rank(rank, file):
     return model.rows[0]
 
 
+@pytest.mark.wide
 def test_our_validation_loader_beside_another_over_two_ranks_has_each_row_once(file, tmp_path):
     ranks = values(run_ranks(several_on_a_rank, 2, tmp_path, file))
     assert ranks == [ALL[:30] * 2, ALL[30:] * 2]

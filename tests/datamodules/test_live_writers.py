@@ -169,6 +169,7 @@ def rank_of(rank, path):
     return seen
 
 
+@pytest.mark.wide
 def test_ranks_that_look_at_different_times_train_on_the_same_rows(live, tmp_path):
     outcomes = run_ranks(rank_of, 2, tmp_path, live)
     assert [outcome.error for outcome in outcomes] == [None, None], outcomes[0].output

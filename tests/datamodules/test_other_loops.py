@@ -210,6 +210,7 @@ def leaves_at_once(rank, file):
     return len(rows_of(loader))
 
 
+@pytest.mark.wide
 def test_a_rank_may_end_while_others_are_still_reading(file, tmp_path):
     assert [outcome.value for outcome in run_ranks(leaves_at_once, 2, tmp_path, file)] == [None, ROWS // 2]
 

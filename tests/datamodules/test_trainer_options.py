@@ -110,6 +110,7 @@ def limited_on_a_rank(rank, files):
     return model.train_rows, model.rows["val"]
 
 
+@pytest.mark.wide
 def test_limits_over_two_ranks_take_that_many_batches_on_each(files, tmp_path, whole):
     (first, first_val), (second, second_val) = values(run_ranks(limited_on_a_rank, 2, tmp_path, files))
     for epoch in (0, 1):

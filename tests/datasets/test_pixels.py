@@ -169,6 +169,7 @@ def test_another_sample_is_refused(make_h5):
         H5LazyDataset(make_h5(x=np.zeros((4, 2))), "x", sample="lines")
 
 
+@pytest.mark.wide
 def test_a_benchmark_reads_rows_of_any_files(make_h5):
     paths, _ = write(make_h5, LOOKS_LIKE_AN_IMAGE["image and label"])
     assert bench_file(paths, "image", "label", seconds=0.05, batch_size=4).n_rows == 24

@@ -186,6 +186,7 @@ def save(rank, file, folder):
         trainer.save_checkpoint(f"{folder}/{n_batches}.ckpt")
 
 
+@pytest.mark.wide
 def test_ranks_that_resume_from_other_checkpoints_all_stop(file, tmp_path):
     """As where one node still sees an older copy of a file on shared storage."""
     values(run_ranks(save, 1, tmp_path, file, str(tmp_path)))

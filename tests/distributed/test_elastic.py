@@ -63,6 +63,7 @@ def check(tmp_path, n):
                 assert f"rank {world_size - 1} has {numbers[-1]}" in outcome.value[-1]
 
 
+@pytest.mark.wide
 def test_ranks_that_start_again_with_the_same_store_find_nothing_of_earlier_ones(tmp_path):
     check(tmp_path, 2)
 

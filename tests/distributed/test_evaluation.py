@@ -96,6 +96,7 @@ def test_ddp_evaluates_exactly_with_a_batch_more_on_some_ranks(tmp_path, n_rows)
     assert ranks[0]["n_batches"] == ranks[1]["n_batches"] + 1
 
 
+@pytest.mark.wide
 def test_a_batch_more_on_some_ranks_is_refused_where_forward_gathers(tmp_path):
     path, _ = write(tmp_path, 5)
     outcomes = run_ranks(evaluate, 2, tmp_path, path, 2, "sharded", 1)

@@ -402,6 +402,7 @@ def test_two_kills_in_an_epoch_with_a_limit(first, file, tmp_path, unbroken):
     play(chain((first, 7), (BY_HAND, 2), (None,), options="limited"), file, tmp_path, unbroken)
 
 
+@pytest.mark.wide
 def test_the_sanity_check_of_a_resumed_run_may_be_killed(file, tmp_path, unbroken):
     """Lightning checks only where an epoch was complete; the kill must meet the check, not the start after it."""
     play(
@@ -450,6 +451,7 @@ def test_a_limit_ends_the_epoch_of_an_elastic_change_too(starts, rows, file, tmp
     assert [len(epoch) for epoch in epochs] == rows
 
 
+@pytest.mark.wide
 def test_fewer_rows_left_than_ranks_sit_out(file, tmp_path, unbroken):
     """Two rows cannot be shared among four ranks; all else is as in an unbroken run."""
     whole = rows_in_order(unbroken(1, 4, "plain")[0])

@@ -110,6 +110,7 @@ def test_the_rows_of_two_ranks_together_are_the_stream_of_one(sources, tmp_path,
     assert two == streams([fit(0, 1, sources, options)])
 
 
+@pytest.mark.wide
 def test_so_many_steps_have_two_ranks_go_twice_as_far(sources, tmp_path):
     options = {"sampling_strategy": "round_robin", "epoch_length": 5}
     ranks = values(run_ranks(fit, 2, tmp_path, 2, sources, options))

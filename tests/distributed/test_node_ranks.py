@@ -131,6 +131,7 @@ def disagreeing(rank, file):
     datamodule.setup("fit")
 
 
+@pytest.mark.wide
 def test_ranks_that_count_other_nodes_stop_together(file, tmp_path):
     outcomes = run_ranks(disagreeing, 2, tmp_path, file)
     assert [outcome.exitcode for outcome in outcomes] == [1, 1]

@@ -179,6 +179,7 @@ def with_too_few_rows(rank, world_size, path):
     return errors, model.rows["predict"]
 
 
+@pytest.mark.wide
 def test_fewer_rows_than_ranks_are_refused_with_the_numbers_but_can_be_predicted(tmp_path):
     ranks = values(run_ranks(with_too_few_rows, 3, tmp_path, 3, write(tmp_path, 2)))
     for number, split in enumerate(("train", "val", "test")):
@@ -196,6 +197,7 @@ def loaders_alone(rank, path):
     return error_of(lambda: trainer.fit(model, datamodule.train_dataloader())), model.train_rows
 
 
+@pytest.mark.wide
 def test_loaders_that_were_made_before_there_were_ranks_are_refused(tmp_path):
     """Each rank holds all rows then, and would train on all of them."""
     for error, rows in values(run_ranks(loaders_alone, 2, tmp_path, write(tmp_path, 12))):
@@ -561,6 +563,7 @@ def changes_while_it_loads(rank, paths):
     return fails(rank, paths, {})[:1]
 
 
+@pytest.mark.wide
 def test_a_copy_that_changes_while_one_rank_loads_it_stops_all_with_the_same_words(tmp_path):
     path = write(tmp_path, 24)
     paths = [path, shutil.copy(path, tmp_path / "copy.h5")]
@@ -615,6 +618,7 @@ def late(task, seconds):
     task.run()
 
 
+@pytest.mark.wide
 def test_a_rank_that_loads_slowly_is_waited_for(tmp_path):
     """All in all longer than ``setup_timeout``, which is for a rank that makes no progress."""
     ranks = values(run_ranks(slowly, 2, tmp_path, write(tmp_path, 24), 0.6))

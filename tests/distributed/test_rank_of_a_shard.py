@@ -83,6 +83,7 @@ def test_ranks_share_the_rows_of_a_dataset_that_is_made_before_the_process_group
     assert len(rows) == len(set(rows)) >= ROWS - 1
 
 
+@pytest.mark.wide
 def test_rows_that_were_loaded_for_one_process_are_refused_to_ranks(file, tmp_path):
     for text in values(run_ranks(rows_of_a_dataset_made_before_the_group, 2, tmp_path, 2, file, {}, False, 0)):
         assert "of 2" in text
@@ -97,6 +98,7 @@ def held_before_and_after_the_group(rank, world_size, file):
     return errors, len(whole), whole.read_batch([ROWS - 1]).tolist(), repr(early)
 
 
+@pytest.mark.wide
 def test_a_dataset_that_is_to_hold_all_rows_on_each_rank_says_so(file, tmp_path):
     for errors, n_rows, last, shown in values(run_ranks(held_before_and_after_the_group, 2, tmp_path, 2, file)):
         assert all("made before the process group" in text for text in errors)

@@ -70,6 +70,7 @@ def rank_that_chooses_among_some(rank, files):
     return counting.n, rows, [row for row in among.tolist() if row in expected(1, 2)]
 
 
+@pytest.mark.wide
 def test_rows_that_one_rank_finds_among_some_keep_their_order(files, tmp_path):
     seen = values(run_ranks(rank_that_chooses_among_some, 3, tmp_path, files))
     assert sum(n for n, *_ in seen) == 1
@@ -107,6 +108,7 @@ def rank_with_a_function(rank, files):
     return counting.n, rows
 
 
+@pytest.mark.wide
 def test_each_rank_asks_its_own_function(files, tmp_path):
     assert values(run_ranks(rank_with_a_function, 3, tmp_path, files)) == [(1, expected(0, 1))] * 3
 
@@ -226,6 +228,7 @@ def rank_that_finds_none(rank, files):
     return str(caught.value), str(in_setup.value)
 
 
+@pytest.mark.wide
 def test_where_no_row_passes_all_ranks_say_so(files, tmp_path):
     told = values(run_ranks(rank_that_finds_none, 3, tmp_path, files))
     assert len(set(told)) == 1

@@ -126,6 +126,7 @@ def draw_anew(rank, world_size, file):
     return found
 
 
+@pytest.mark.wide
 def test_shards_drawn_anew_are_there_already_where_ranks_hold_all_rows_together(file, tmp_path):
     ranks = values(run_ranks(draw_anew, 2, tmp_path, 2, file))
     for some in zip(*ranks, strict=True):
@@ -181,6 +182,7 @@ def cannot_look_at_others(rank, world_size, file):
     return *found, n_open[2] - n_open[1], len(np.unique(dataset.rows // 4)) * 2
 
 
+@pytest.mark.wide
 def test_where_a_rank_cannot_open_the_memory_each_loads_its_own_rows(file, tmp_path):
     for found in values(run_ranks(cannot_look_at_others, 3, tmp_path, 3, file)):
         is_right, decoded, memory, n_more_open, n_chunks = found
@@ -310,6 +312,7 @@ def load_slowly(rank, world_size, file):
     return right(dataset, np.arange(ROWS))
 
 
+@pytest.mark.wide
 def test_a_rank_that_loads_slowly_is_waited_for_as_long_as_it_goes_on(file, tmp_path):
     assert values(run_ranks(load_slowly, 2, tmp_path, 2, file)) == [True, True]
 
@@ -353,6 +356,7 @@ def hold_and_read(rank, world_size, file, expected):
     return all(found), inode
 
 
+@pytest.mark.wide
 def test_two_jobs_that_read_the_same_file_share_nothing_with_each_other(file, tmp_path):
     with h5py.File(file) as h5:
         expected = h5["x"][:].tolist()

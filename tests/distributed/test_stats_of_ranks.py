@@ -90,6 +90,7 @@ def evaluate_few_segments(rank, path):
     return len(trainer.validate_loop._combined_loader.flattened[0])
 
 
+@pytest.mark.wide
 def test_a_rank_without_batches_to_evaluate_is_not_waited_for(tmp_path):
     with h5py.File(tmp_path / "two.h5", "w") as file:
         for number in range(2):

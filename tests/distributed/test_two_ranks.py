@@ -107,6 +107,7 @@ def test_each_row_comes_once_an_epoch_over_both_ranks_in_all_four_stages(file, t
     look_at(values(run_ranks(run, 2, tmp_path, file, WORKERS[options])))
 
 
+@pytest.mark.wide
 def test_with_batches_of_one_row_another_row_sits_out_each_epoch(file, tmp_path):
     seen = values(run_ranks(run, 2, tmp_path, file, {"batch_size": 1, "shuffle": False}))
     epochs = [set(rows) for rows in epochs_of(seen, "train")]

@@ -678,6 +678,7 @@ def test_ranks_that_hold_rows_together_know_what_the_others_could_not_load(tmp_p
     assert all(ledger == dict.fromkeys(case.bad, 2) for _, ledger in ranks)
 
 
+@pytest.mark.wide
 def test_the_limit_is_over_all_ranks(tmp_path):
     """Each of two ranks has fewer bad samples than the limit allows, and both have more."""
     case = chunk_of_rows(str(tmp_path / "a.h5"))

@@ -97,6 +97,7 @@ def test_slow_files_want_a_nearer_disk(make_h5, noise, capsys, monkeypatch, noth
     assert re.search(r"Reading files is the bottleneck: put them on a closer or faster disk", line)
 
 
+@pytest.mark.wide
 def test_what_the_library_reads_is_to_be_repacked(make_h5, capsys, nothing_held):
     values = np.random.default_rng(0).integers(0, 1000, (1600, 64, 64))
     path = make_h5(x=Stored(values, "chunked", (8, 64, 64), options={"scaleoffset": 0}))

@@ -55,6 +55,7 @@ def test_rows_land_everywhere_alike(kind):
     assert 225 - 6 * np.sqrt(450) < chi_square < 225 + 6 * np.sqrt(450)
 
 
+@pytest.mark.wide
 def test_nothing_of_the_size_of_the_rows_is_held_above_the_table_limit():
     assert isinstance(permutation(TABLE_ROWS, 0, 0), TablePermutation)
     large = permutation(10**9, 0, 0)

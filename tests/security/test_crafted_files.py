@@ -221,6 +221,7 @@ def test_a_relative_name_of_a_virtual_source_is_another_file(tmp_path, monkeypat
     watch.close()
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_no_system_call_opens_another_file(tmp_path):
     """Once more from outside, for all files together: no open of any kind has a name of ``elsewhere`` in it."""

@@ -516,6 +516,7 @@ def test_processes_that_are_killed_at_more_moments_leave_nothing_wrong(tmp_path,
     kill_at_random(tmp_path, 100, seed)
 
 
+@pytest.mark.wide
 def test_two_jobs_share_a_budget(tmp_path):
     limit = 45 * GRANULE + (128 << 10)
     jobs = [start(tmp_path, number, key, limit, drops=False) for number, key in enumerate(("first", "second"))]

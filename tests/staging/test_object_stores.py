@@ -125,6 +125,7 @@ def test_text_comes_through_the_library_also_in_workers(server, folder, x, stagi
     datamodule.teardown("fit")
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(60)
 def test_garbage_that_a_fetching_thread_finds_never_keeps_the_library_waiting(server, folder, x, staging, monkeypatch):
     class Garbage:
