@@ -19,7 +19,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 N_THREADS = 64
-MAX_BYTES = 1 << 20  # of a request
+MAX_BYTES = 1 << 20  # of an answer
+REQUEST_BYTES = 8192  # of a request, at most: nothing is written
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 15, 17, 18, 25, 26
 OPENDIR, READDIR, RELEASEDIR, INTERRUPT, BATCH_FORGET = 27, 28, 29, 36, 42
 ASYNC_READ, LARGE_REQUESTS = 1, 1 << 22
@@ -47,9 +48,10 @@ class _Server:
 
     def run(self) -> None:
         """Answer requests until the folder is unmounted."""
+        memory = memoryview(bytearray(MAX_BYTES))
         while True:
             try:
-                request = os.read(self.device, MAX_BYTES + 4096)
+                request = os.read(self.device, REQUEST_BYTES)
             except OSError as error:
                 if error.errno in (errno.EINTR, errno.ENOENT, errno.EAGAIN):
                     continue
@@ -57,17 +59,17 @@ class _Server:
             _, code, number, node, *_ = IN.unpack_from(request)
             if code in (FORGET, BATCH_FORGET, INTERRUPT):
                 continue
-            answer = self.answer(code, node, request[IN.size :])
+            answer = self.answer(code, node, request[IN.size :], memory)
             failed, data = (-answer, b"") if isinstance(answer, int) else (0, answer)
             with contextlib.suppress(OSError):
-                os.write(self.device, OUT.pack(OUT.size + len(data), failed, number) + data)
+                os.writev(self.device, [OUT.pack(OUT.size + len(data), failed, number), data])
 
-    def answer(self, code: int, node: int, data: bytes) -> bytes | int:
-        """Return the answer to a request, or the number of an error."""
+    def answer(self, code: int, node: int, data: bytes, memory: memoryview) -> bytes | memoryview | int:
+        """Return the answer to a request, which may be in memory, or the number of an error."""
         if code == INIT:
             major, minor, readahead, flags = struct.unpack_from("<4I", data)
             flags &= ASYNC_READ | LARGE_REQUESTS
-            head = (major, min(minor, 31), readahead, flags, N_THREADS, N_THREADS, MAX_BYTES, 1, MAX_BYTES // 4096, 0)
+            head = (major, min(minor, 31), readahead, flags, N_THREADS, N_THREADS, 4096, 1, MAX_BYTES // 4096, 0)
             return struct.pack("<4IHHIIHH", *head) + bytes(32)
         if code == LOOKUP:
             name = data.rstrip(b"\0").decode()
@@ -81,9 +83,9 @@ class _Server:
             return struct.pack("<Q2I", 0, KEEP_CACHE if code == OPEN else 0, 0)
         if code == READ:
             _, offset, n_bytes = struct.unpack_from("<QQI", data)
-            found = os.pread(self.files[node - 2], n_bytes, offset)
-            self.wait(len(found))
-            return found
+            n_read = os.preadv(self.files[node - 2], [memory[:n_bytes]], offset)
+            self.wait(n_read)
+            return memory[:n_read]
         if code == READDIR:
             return b"" if struct.unpack_from("<QQ", data)[1] else self.entries()
         if code == STATFS:

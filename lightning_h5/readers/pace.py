@@ -14,6 +14,8 @@ CALL_SECONDS = 3e-6  # of each read besides
 LEAST_SECONDS = 5e-3  # of work that show a pace
 INTERVAL = 20e-3  # seconds between two looks
 SLOW = 1.25  # threads per core from which on reads are slow
+MOST = 64.0  # threads per core that a look finds, at most
+KEPT = 0.9  # share of these at the next look, at least: slow reads end in bursts, and between them all looks fast
 MORE = 2  # threads for each that would keep a core busy if all reads took equally long, and none waited for another
 
 _COUNTED = ("bytes_read", "cached_bytes", "chunks_decoded", "read_seconds", "decode_seconds", "fetched_bytes")
@@ -71,5 +73,6 @@ class ReadPace:
         waiting = reading * max(0.0, 1 - n_cached / max(1.0, n_bytes))
         copying = min(waiting, (n_bytes - n_cached) / COPY_BYTES + n_calls * CALL_SECONDS)
         busy = reading - waiting + copying + max(0.0, decoding)
-        self._threads_per_core = (reading + max(0.0, decoding)) / max(busy, 1e-9)
+        seen = min(MOST, (reading + max(0.0, decoding)) / max(busy, 1e-9))
+        self._threads_per_core = max(seen, KEPT * (self._threads_per_core or 0.0))
         self._fetches = n_fetched > 0

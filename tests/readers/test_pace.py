@@ -14,6 +14,13 @@ def looks(monkeypatch):
     return ReadPace(), Counters()
 
 
+def look_often(pace, counters, **reads):
+    """Looks for a second, each time after the same reads."""
+    for _ in range(50):
+        counters.add(**reads)
+        pace.look(counters)
+
+
 def test_reads_that_only_copy_take_the_cores(looks):
     pace, counters = looks
     counters.add(bytes_read=1 << 30, chunks_decoded=1 << 14, read_seconds=0.3, decode_seconds=2.0)
@@ -40,8 +47,7 @@ def test_the_pace_follows_the_last_reads(looks):
     counters.add(bytes_read=1 << 20, chunks_decoded=10, read_seconds=1.0, decode_seconds=0.01)
     pace.look(counters)
     assert pace.threads(4, 64) == 64
-    counters.add(bytes_read=1 << 30, chunks_decoded=1000, read_seconds=0.2, decode_seconds=1.0)
-    pace.look(counters)
+    look_often(pace, counters, bytes_read=1 << 30, chunks_decoded=1000, read_seconds=0.2, decode_seconds=1.0)
     assert not pace.may_be_slow
     counters.add(read_seconds=0.001)  # too little to judge by
     pace.look(counters)
@@ -53,10 +59,19 @@ def test_reads_stay_slow_as_long_as_the_system_fetches_ahead(looks):
     pace, counters = looks
     counters.add(bytes_read=1 << 20, chunks_decoded=10, read_seconds=1.0, decode_seconds=0.01)
     pace.look(counters)
-    counters.add(bytes_read=1 << 30, chunks_decoded=1000, read_seconds=0.2, decode_seconds=1.0, fetched_bytes=1 << 30)
-    pace.look(counters)
+    fast = {"bytes_read": 1 << 30, "chunks_decoded": 1000, "read_seconds": 0.2, "decode_seconds": 1.0}
+    look_often(pace, counters, **fast, fetched_bytes=1 << 30)
     assert pace.is_slow
     assert pace.threads(2, 64) < 6
+    look_often(pace, counters, **fast)
+    assert not pace.is_slow
+
+
+def test_a_fast_look_between_slow_ones_changes_little(looks):
+    pace, counters = looks
+    counters.add(bytes_read=1 << 20, chunks_decoded=10, read_seconds=1.0, decode_seconds=0.05)
+    pace.look(counters)
+    n_threads = pace.threads(2, 1000)
     counters.add(bytes_read=1 << 30, chunks_decoded=1000, read_seconds=0.2, decode_seconds=1.0)
     pace.look(counters)
-    assert not pace.is_slow
+    assert pace.threads(2, 1000) >= 0.8 * n_threads
