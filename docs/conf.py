@@ -57,6 +57,7 @@ nitpick_ignore_regex = [
     ("py:class", "Loader"),
     ("py:class", "Fraction"),
     ("py:class", "Skip"),
+    ("py:class", "Step"),
     ("py:class", "AlikeArrays"),
     ("py:class", "BadSample"),
     ("py:class", r"(.*\.)?KeptChunks"),

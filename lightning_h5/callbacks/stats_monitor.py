@@ -18,6 +18,7 @@ from ..metrics import Loader, LoaderMetrics, datasets_of
 from ..options.base import check_whole
 from ..options.keywords import checks_keywords
 from ..readers import usable_cores
+from .loader_cost import LoaderCost, cost_remark
 from .meters import Meter, StageTotals, TransferTimer, over_ranks
 from .summary_table import stage_table
 
@@ -66,9 +67,9 @@ class H5StatsMonitor(Callback):
 
     The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
     the time that a batch was waited for, the median and 99th percentile of the time that requests to the origin took,
-    and a sentence that names the bottleneck and the remedy. Samples that ``on_bad_row`` left out are counted, and the
-    first of them named with their causes. Figures that are 0 in all stages are left out, and so
-    is the hit rate of rows that are in memory as a whole.
+    what loading costs (see ``measure_cost``), and a sentence that names the bottleneck and the remedy. Samples that
+    ``on_bad_row`` left out are counted, and the first of them named with their causes. Figures that are 0 in all stages
+    are left out, and so is the hit rate of rows that are in memory as a whole.
 
     Args:
         log_every_n_steps: optimizer steps, so that steps which accumulate gradients do not count. None takes the
@@ -79,6 +80,9 @@ class H5StatsMonitor(Callback):
         slow_batch_seconds: a batch that is waited for longer is reported at once, with its step, through Python's
             logging, by the rank that waits. The default is far above the time of reading and far below a time limit;
             None reports none.
+        measure_cost: in the first 10 epochs, read some 20 batches (1 s and 256 MiB at most) before they are trained on,
+            and compare these steps with the others: the table says what loading costs. The batches and their order
+            stay the same.
 
     Raises:
         H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` not above 0.
@@ -96,6 +100,7 @@ class H5StatsMonitor(Callback):
         *,
         progress_bar: bool = False,
         slow_batch_seconds: float | None = 10.0,
+        measure_cost: bool = True,
     ) -> None:
         check_whole(log_every_n_steps, "log_every_n_steps", 1)
         if slow_batch_seconds is not None and not slow_batch_seconds > 0:
@@ -105,9 +110,11 @@ class H5StatsMonitor(Callback):
         self.prefix = prefix
         self.progress_bar = progress_bar
         self.slow_batch_seconds = slow_batch_seconds
+        self.measure_cost = measure_cost
         self._meters: dict[str, Meter] = {}
         self._training: list[H5DataLoader] = []  # loaders of this epoch
         self._transfer: TransferTimer | None = None
+        self._cost: LoaderCost | None = None
         self._logged: tuple[str, ...] = ()  # names that the previous batch logged
         self._before = StageTotals()  # what datasets had counted before a method of the trainer
         self._has_explained = False  # why a stage has no figures
@@ -126,12 +133,16 @@ class H5StatsMonitor(Callback):
         """Start the clock; not at the epoch's start, which is not called if an epoch resumes in its middle."""
         self._begin("train", trainer)
         self._training = _own_loaders(trainer)
+        if self.measure_cost and self._cost is None:
+            self._cost = LoaderCost(trainer.strategy.root_device)
         if self._transfer is None and trainer.strategy.root_device.type != "cpu":
             self._transfer = TransferTimer(trainer.strategy)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the epoch's loaders, which may be new ones."""
         self._training = _own_loaders(trainer)
+        if self._cost is not None:
+            self._cost.begin_epoch()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Report a batch that was waited for too long."""
@@ -156,6 +167,8 @@ class H5StatsMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log if the figures are due."""
+        if self._cost is not None:
+            self._cost.step(self._training)
         drop_logged(trainer, "on_train_batch_end", self._logged)
         self._logged = ()
         every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)  # not declared by Lightning
@@ -198,6 +211,8 @@ class H5StatsMonitor(Callback):
         """Stop the training clock and start the other."""
         if "train" in self._meters:
             self._meters["train"].stop()
+        if self._cost is not None:
+            self._cost.pause()
         if not trainer.sanity_checking:
             self._begin("validate", trainer)
 
@@ -232,7 +247,7 @@ class H5StatsMonitor(Callback):
         """Leave the strategy and the loaders as they were."""
         if self._transfer is not None:
             self._transfer.remove()
-        self._transfer, self._training = None, []
+        self._transfer, self._training, self._cost = None, [], None
         self._meters = {}  # an interrupted stage must not count for the next one
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -275,7 +290,7 @@ class H5StatsMonitor(Callback):
     def _end(self, trainer: Trainer, *stages: str) -> None:
         """Print the table of the stages, and drop their meters."""
         ranks: dict[str, list[dict[str, float]]] = {}
-        limit, alone, left_out = None, list[str](), dict[str, None]()
+        limit, cost, alone, left_out = None, None, list[str](), dict[str, None]()
         for stage in stages:
             if (meter := self._meters.pop(stage, None)) is None:
                 continue
@@ -285,6 +300,8 @@ class H5StatsMonitor(Callback):
                 meter.add_transfer(self._transfer.seconds())
             meter.whole.update(*loaders)
             amounts = meter.whole.counts() | {"n_slow": float(meter.n_slow), "memory": _peak_memory()}
+            if stage == "train" and self._cost is not None:
+                amounts |= self._cost.amounts()
             # A rank without batches skips the loop and this hook, so that it would be missed in a collective.
             has_idle_rank = any(isinstance(loader, H5DataLoader) and loader.sampler.has_idle_rank for loader in loaders)
             if trainer.world_size > 1 and (stage == "predict" or has_idle_rank):
@@ -292,11 +309,13 @@ class H5StatsMonitor(Callback):
             own = trainer.world_size == 1 or stage in alone
             sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own)
             limit = limit or _limit_of(stage, sums, loaders)
+            if "n_held_steps" in sums:
+                cost = cost_remark(sums)
             left_out |= dict.fromkeys(
                 dataset.bad_rows.remark() for loader in loaders for dataset in datasets_of(loader)
             )
         if ranks and self.print_summary and trainer.is_global_zero:
-            remarks = [*_remarks(ranks, self.slow_batch_seconds), *filter(None, [*left_out, limit])]
+            remarks = [*_remarks(ranks, self.slow_batch_seconds), *filter(None, [*left_out, cost, limit])]
             scope = "" if trainer.world_size == 1 else ", on rank 0" if len(alone) == len(ranks) else ", over all ranks"
             if alone and len(alone) < len(ranks):
                 remarks.append(f"{listing(alone)}: on rank 0 alone, since another rank has no batches.")

@@ -159,6 +159,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (default: 2)")
     add("--rounds", type=int, default=3, metavar="N", help="measurements per setting (default: 3)")
     add("--cold", action="store_true", help="drop the files from the page cache before each measurement")
+    add("--step", type=float, metavar="MS", help="milliseconds of a training step: shows what loading costs")
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -9,12 +9,14 @@ from .factory import (
     get_optimal_num_workers,
     set_reproducible_training,
 )
+from .held_batches import HoldLimits
 from .loader import H5DataLoader, Iteration, SampleCollate
 from .multi import LoaderBatch, MultiDataLoader, MultiDataLoaderConfig, SamplingStrategy
 
 __all__ = [
     "FEW_BLOCKS",
     "H5DataLoader",
+    "HoldLimits",
     "Iteration",
     "LoaderBatch",
     "LoaderReport",

@@ -34,6 +34,7 @@ from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
 from .choose_order import choose_order
+from .held_batches import HeldBatches, HoldLimits
 from .pass_tokens import PassTokens
 from .prefetch import CLOSED, Batches, FinishAll, InMemoryIterator, ReadAhead
 from .workers import PinnedBatches, WorkerPool, pin
@@ -110,6 +111,20 @@ class Iteration:
         self._failed: str | None = None
         self._is_over = False
         self._record: LoopRecord | None = None
+        self._to_hold: HoldLimits | None = None
+        self._held = HeldBatches()
+
+    def hold(self, limits: HoldLimits) -> None:
+        """Read the next batches together when the next one is asked for, and hand them out one by one after that.
+
+        Meanwhile nothing is read, once what was begun ahead is done: that shows how long a loop takes without a loader.
+        """
+        self._to_hold = limits
+
+    @property
+    def n_held(self) -> int:
+        """Batches that were read together and not handed out yet."""
+        return len(self._held)
 
     @property
     def has_begun(self) -> bool:
@@ -188,13 +203,21 @@ class Iteration:
             self._record.end()
 
     def _next_of(self, batches: Batches | None) -> Any:
-        """Return the next batch; raise StopIteration after the last step of the plan, and never before it."""
+        """Return the next batch, of those that are held if there are any; raise StopIteration after the last one."""
+        if self._to_hold is not None and not self._held:
+            limits, self._to_hold = self._to_hold, None
+            n_left = self._n_taken - self.progress.n_given
+            self._held.read(partial(self._read_next, batches), limits._replace(n_batches=min(limits.n_batches, n_left)))
+        return self._held.take() if self._held else self._read_next(batches)
+
+    def _read_next(self, batches: Batches | None) -> Any:
+        """Read the next batch; raise StopIteration after the last step of the plan, and never before it."""
         if batches is None:  # left to the next pass
             raise StopIteration
         try:
             return next(batches)
         except StopIteration as error:
-            n_steps, n_given = self._n_taken, self.progress.n_given
+            n_steps, n_given = self._n_taken, self.progress.n_given + self.n_held
             if n_given == n_steps:
                 raise
             raise H5Error(

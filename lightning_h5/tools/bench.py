@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import count
+from itertools import count, cycle, islice
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,6 +38,11 @@ WARM_UP = 5  # times ``seconds`` that the first epoch may take before measuring 
 
 PlainReader: TypeAlias = Callable[[RowTable, Mapping[str, Any]], Generator[int]]
 """Reads samples through h5py, given all samples and the arguments of data modules; yields how many."""
+
+Step: TypeAlias = float | Callable[[Any], object]
+"""What training does with a batch, or the milliseconds that it takes."""
+
+HELD_BATCHES = 20  # for steps without loading: more than a cache holds
 
 MAX_LABELS = 64 << 20  # bytes: labels up to this size are usually kept in memory
 
@@ -77,6 +82,7 @@ class BenchReport:
         reasons: sentences that explain the recommendation.
         yaml: the recommendation as the ``data`` part of a configuration.
         unit: "row", or "sample" if a sample is no row.
+        unloaded_rows_per_second: rate of the step alone, with batches that are in memory; None without a step.
     """
 
     files: tuple[str, ...]
@@ -90,6 +96,7 @@ class BenchReport:
     reasons: tuple[str, ...]
     yaml: str
     unit: str = "row"
+    unloaded_rows_per_second: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +125,9 @@ class Candidate:
         return ", ".join([self.datamodule or "plain h5py", *choices])
 
 
+UNLOADED = Candidate(None)  # steps alone
+
+
 def bench_file(
     path: Paths,
     x_key: Keys | None = None,
@@ -128,6 +138,7 @@ def bench_file(
     seconds: float = 2.0,
     rounds: int = 3,
     cold: bool = False,
+    step: Step | None = None,
     shows_progress: bool = False,
 ) -> BenchReport:
     """Measure how fast shuffled training batches come from files with several settings, and recommend one.
@@ -136,8 +147,9 @@ def bench_file(
     ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage
     (``files.mmap`` for contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
     ``RankCachedH5DataModule``. All take turns, after an epoch or some seconds to warm up, and medians decide. Each data
-    module has exactly the reported settings: dtypes, split and batch size as ``inspect`` suggests them. Transforms, the
-    model and copies to a GPU are not measured.
+    module has exactly the reported settings: dtypes, split and batch size as ``inspect`` suggests them. Transforms and
+    copies to a GPU are not measured, and the model only as ``step``: then one follows each batch, and the rate of steps
+    alone shows what loading costs.
 
     Takes about a minute with the defaults. All settings together take at most half of the free memory in addition to
     the default settings; settings that need more are left out.
@@ -153,6 +165,9 @@ def bench_file(
         rounds: measurements of each setting.
         cold: before each measurement, have the system drop the files from its page cache, as if they were larger than
             memory. False measures files that are in memory, as far as they fit.
+        step: what training does with a batch: a function, such as a forward and a backward pass, which returns when the
+            device is done; or its milliseconds, in which no core is busy, as while a GPU works. It gets batches that
+            were read before, so that all settings, plain h5py among them, take the same steps. None takes none.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
@@ -167,6 +182,8 @@ def bench_file(
         raise H5ValueError("cold=True was given, and this system cannot drop a file from its page cache. Leave it out.")
     if not 0 < seconds < math.inf:
         raise H5ValueError(f"seconds={seconds!r} was given. Pass a time of more than 0, such as 2.")
+    if step is not None and not callable(step) and not 0 <= step < math.inf:
+        raise H5ValueError(f"step={step!r} was given. Pass milliseconds of at least 0, or a function of a batch.")
     if x_key is None and y_key is not None:
         raise H5ValueError(f"y_key={y_key!r} was given without x_key. Pass both.")
     paths = expand_paths(path)
@@ -179,11 +196,20 @@ def bench_file(
             x_key, y_key = (advised["x_key"], advised.get("y_key")) if advised else guess_keys(paths[0])
         task = _task_of_rows(paths, x_key or "", y_key, {"train_path": _yaml_value(path)}, batch_size)
     choices, comments = task.choices, task.comments
+    steps = None if step is None else _Steps(step, choices)
     with closing(task.dataset) as dataset:
         candidates, left_out = _candidates(dataset, choices, task.n_inputs, num_workers, held_bytes=task.held_bytes)
     with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
         rates, failed = _measure(
-            candidates, choices, dataset.table, plain=task.plain, seconds=seconds, rounds=rounds, cold=cold, bar=bar
+            candidates,
+            choices,
+            dataset.table,
+            plain=task.plain,
+            steps=steps,
+            seconds=seconds,
+            rounds=rounds,
+            cold=cold,
+            bar=bar,
         )
     results = {
         candidate: BenchResult(
@@ -209,7 +235,12 @@ def bench_file(
     )
     chosen = own_results[simplest]
     plain = next((result for candidate, result in results.items() if candidate.datamodule is None), None)
-    reasons = [*_reasons(chosen, fastest, plain, task.unit), *([simplest.note] if simplest.note else []), *comments]
+    unloaded = median(rates[UNLOADED]) if UNLOADED in rates else None
+    reasons = [
+        *_reasons(chosen, fastest, plain, unloaded, task.unit),
+        *([simplest.note] if simplest.note else []),
+        *comments,
+    ]
     return BenchReport(
         files=dataset.table.paths,
         n_rows=len(dataset),
@@ -222,6 +253,7 @@ def bench_file(
         reasons=tuple(reasons),
         yaml=yaml_of(chosen.datamodule or "", chosen.settings, comments),
         unit=task.unit,
+        unloaded_rows_per_second=unloaded,
     )
 
 
@@ -386,6 +418,7 @@ def _measure(
     table: RowTable,
     *,
     plain: PlainReader | None = None,
+    steps: _Steps | None = None,
     seconds: float,
     rounds: int,
     cold: bool,
@@ -405,7 +438,11 @@ def _measure(
                 batches = (plain or _plain_batches)(table, choices)
             else:
                 batches = _batches(candidate, choices)
+            if steps is not None:
+                batches = steps.after(batches)
             running[candidate] = stack.enter_context(closing(batches))
+        if steps is not None:
+            running[UNLOADED] = steps.alone()
         for number in range(1 + rounds):
             for candidate, batches in list(running.items()):
                 bar.set_postfix_str(candidate.name)
@@ -449,8 +486,41 @@ def _rate(batches: Iterator[int], seconds: float, *, ends_with_epoch: bool = Fal
     return n_rows / max(1e-9, passed)
 
 
-def _batches(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[int]:
-    """Yield the rows of each batch of a data module, epoch after epoch; 0 at the end of each."""
+class _Steps:
+    """Training steps with batches that were read before.
+
+    Args:
+        step: what is done with a batch, or its milliseconds.
+        choices: arguments of a data module that reads the batches.
+    """
+
+    def __init__(self, step: Step, choices: Mapping[str, Any]) -> None:
+        self._step = step if callable(step) else lambda batch: sleep(step / 1000)
+        with closing(_epochs(Candidate("LazyH5DataModule"), choices)) as epochs:
+            self._batches = list(islice(next(epochs), HELD_BATCHES))
+        is_list = choices.get("collate_fn") == "list"
+        self._sizes = [_samples_in(batch, is_list=is_list) for batch in self._batches]
+
+    def after(self, sizes: Generator[int]) -> Generator[int]:
+        """Take a step after each batch that is read; ``sizes`` yields its samples, and 0 at the end of an epoch."""
+        batches = cycle(self._batches)
+        with closing(sizes):
+            for n in sizes:
+                if n:
+                    self._step(next(batches))
+                yield n
+
+    def alone(self) -> Generator[int]:
+        """Take steps; yield the samples of each."""
+        while True:
+            for n, batch in zip(self._sizes, self._batches, strict=True):
+                self._step(batch)
+                yield n
+            yield 0
+
+
+def _epochs(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[Iterable[Any]]:
+    """Yield the batches of a data module, epoch after epoch."""
     modules = import_module("lightning_h5.datamodules")  # imports Lightning, which no other tool needs
     module = getattr(modules, candidate.datamodule or "")(**choices, **candidate.choices)
     try:
@@ -458,11 +528,18 @@ def _batches(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[int]
         loader = module.train_dataloader()
         for epoch in count():
             loader.sampler.set_epoch(epoch)
-            for batch in loader:
-                yield _samples_in(batch, is_list=choices.get("collate_fn") == "list")
-            yield 0
+            yield loader
     finally:
         module.teardown("fit")
+
+
+def _batches(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[int]:
+    """Yield the rows of each batch of a data module, epoch after epoch; 0 at the end of each."""
+    with closing(_epochs(candidate, choices)) as epochs:
+        for batches in epochs:
+            for batch in batches:
+                yield _samples_in(batch, is_list=choices.get("collate_fn") == "list")
+            yield 0
 
 
 def _samples_in(batch: Any, *, is_list: bool) -> int:
@@ -562,7 +639,9 @@ def _value(array: Any, members: Sequence[str], row: int) -> Any:
     return torch.from_numpy(np.array(number, number.dtype.newbyteorder("=")))
 
 
-def _reasons(chosen: BenchResult, fastest: BenchResult, plain: BenchResult | None, unit: str) -> Iterator[str]:
+def _reasons(
+    chosen: BenchResult, fastest: BenchResult, plain: BenchResult | None, unloaded: float | None, unit: str
+) -> Iterator[str]:
     """Yield why a result is recommended."""
     rate = chosen.rows_per_second
     if chosen is fastest:
@@ -572,6 +651,9 @@ def _reasons(chosen: BenchResult, fastest: BenchResult, plain: BenchResult | Non
         yield f"{chosen.name} is the simplest of the fastest: {share:.0f} % of {fastest.name}."
     if plain is not None and rate < plain.rows_per_second / NEARLY:
         yield "Plain h5py, without converting dtypes, is as fast or faster: a data module shards, shuffles, resumes."
+    if unloaded is not None:
+        cost = max(0.0, 1 - rate / unloaded)
+        yield f"Steps alone give {unloaded:,.0f} {unit}s/s: with {chosen.name}, loading costs {cost:.1%} of training."
 
 
 def _yaml_value(value: Paths | Keys) -> Any:

@@ -19,6 +19,7 @@ from factories import Stored
 
 import lightning_h5.datamodules
 from lightning_h5 import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError
+from lightning_h5.cli.text import bench_text
 from lightning_h5.datasets import LazyFileDataset
 from lightning_h5.progress_bar import progress_bar
 from lightning_h5.tools import bench
@@ -286,6 +287,26 @@ def test_a_report_has_every_figure(path, leaves_nothing):
     assert report.results[3].settings == given | {"num_workers": 1}
 
 
+def test_a_step_follows_each_batch_and_steps_alone_show_what_loading_costs(path, leaves_nothing):
+    sizes = set()
+
+    def step(batch):
+        x, y = batch
+        assert len(x) == len(y)
+        sizes.add(len(x))
+        time.sleep(0.001)
+
+    report = bench_file(path, "x", "y", num_workers=1, step=step, **FAST)
+    assert max(sizes) == 8
+    assert len(report.results) == 4
+    assert all(each.rows_per_second <= 8 / 0.001 for each in report.results)
+    assert 0 < report.unloaded_rows_per_second <= 8 / 0.001
+    assert any(reason.startswith("Steps alone give") for reason in report.reasons)
+    assert "loading costs" in "\n".join(bench_text(report))
+    assert bench_file(path, "x", "y", num_workers=0, step=1, **FAST).unloaded_rows_per_second <= 8 / 0.001
+    assert bench_file(path, "x", "y", num_workers=0, **FAST).unloaded_rows_per_second is None
+
+
 def test_without_keys_those_of_inspect_are_taken(make_h5):
     subjects = np.arange(ROWS) // 5
     path = make_h5(img=values(), meta=np.zeros((ROWS, 2)), label=np.arange(ROWS) % 3, subject_id=subjects)
@@ -310,6 +331,8 @@ def test_several_files_and_keys_are_one_data_set(make_h5, leaves_nothing):
         ((), {"seconds": 0}, H5ValueError, "seconds=0 was given. Pass a time of more than 0"),
         ((), {"seconds": float("inf")}, H5ValueError, "seconds=inf"),
         ((), {"rounds": 0}, H5ValueError, "rounds=0"),
+        ((), {"step": -1}, H5ValueError, "step=-1 was given. Pass milliseconds of at least 0, or a function"),
+        ((), {"step": float("nan")}, H5ValueError, "step=nan"),
         ((), {"num_workers": -1}, H5ValueError, "num_workers=-1"),
         (("X2",), {}, H5KeyError, "Did you mean 'x2'?"),
         (("text",), {}, H5ValueError, "'text' in .* holds text, and a tensor cannot"),

@@ -1,0 +1,120 @@
+"""What loading costs a training loop: its steps beside those with batches that are in memory already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+from ..loading import H5DataLoader, HoldLimits, Iteration
+
+__all__ = ["LoaderCost", "cost_remark"]
+
+WARM_UP = 32  # steps of a run before anything is measured: machine code is compiled and memory allocated
+EARLY = 8  # steps of an epoch before batches are held
+SETTLING = 4  # steps with batches in memory until what was begun ahead is read
+LEAST_STEPS = 8  # with batches in memory that tell something
+MAX_EPOCHS = 10  # in which batches are held
+
+
+class LoaderCost:
+    """Measures the steps of training, and in the first epochs a few for which batches are held in memory before.
+
+    Args:
+        device: of the model; its work has to be done when those few begin and end.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds = self._held_seconds = 0.0  # of steps that read batches as usual, and with batches in memory
+        self._n_steps = self._n_held_steps = 0
+        self._n_seen = self._n_epochs = 0  # steps, and epochs with held batches
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Note that an epoch begins."""
+        self._state: Literal["before", "asked", "held", "after"] = "before"
+        self._n_of_epoch = self._n_settled = 0
+        self._iteration: Iteration | None = None
+        self._last: float | None = None  # when the step before ended
+
+    def pause(self) -> None:
+        """Note that something else than a step comes next, such as validation."""
+        self._last = None
+        if self._state == "held":
+            self._state = "after"
+
+    def step(self, loaders: Sequence[H5DataLoader]) -> None:
+        """Note that a step ended.
+
+        Args:
+            loaders: of training. If there are several, no batches are held.
+        """
+        self._n_seen += 1
+        self._n_of_epoch += 1
+        if self._iteration is not None and self._state != "after":
+            self._step_of_held(self._iteration)
+            return
+        now = perf_counter()
+        if self._last is not None and self._n_seen > WARM_UP:
+            self._seconds += now - self._last
+            self._n_steps += 1
+        self._last = now
+        if self._state == "before" and self._n_of_epoch >= EARLY and self._n_seen >= WARM_UP:
+            self._ask(loaders)
+
+    def _ask(self, loaders: Sequence[H5DataLoader]) -> None:
+        """Have the next batches be held, if it is clear which they are."""
+        self._state = "after"
+        iterations = [iteration for loader in loaders for iteration in loader.running]
+        if len(loaders) == len(iterations) == 1 and self._n_epochs < MAX_EPOCHS:
+            self._state, self._last = "asked", None
+            (self._iteration,) = iterations
+            self._iteration.hold(HoldLimits())
+
+    def _step_of_held(self, iteration: Iteration) -> None:
+        n_held = iteration.n_held
+        if self._state == "asked":
+            self._n_settled += n_held > 0
+            if self._n_settled == SETTLING or (self._n_settled and not n_held):
+                self._state = "held" if n_held >= LEAST_STEPS else "after"
+                self._began, self._n_expected = self._now(), n_held
+        elif not n_held:
+            self._held_seconds += self._now() - self._began
+            self._n_held_steps += self._n_expected
+            self._n_epochs += 1
+            self._state = "after"
+
+    def amounts(self) -> dict[str, float]:
+        """Return what was measured, to be summed over ranks."""
+        return {
+            "step_seconds": self._seconds,
+            "n_steps": float(self._n_steps),
+            "held_seconds": self._held_seconds,
+            "n_held_steps": float(self._n_held_steps),
+        }
+
+    def _now(self) -> float:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        return perf_counter()
+
+
+def cost_remark(amounts: Mapping[str, float]) -> str | None:
+    """Return what loading costs, as a remark of the table; None if too few steps were measured.
+
+    Args:
+        amounts: those of all ranks, summed (see ``LoaderCost.amounts``).
+    """
+    n_steps, n_held = amounts["n_steps"], amounts["n_held_steps"]
+    if n_steps < LEAST_STEPS or n_held < LEAST_STEPS:
+        return None
+    step, held_step = amounts["step_seconds"] / n_steps, amounts["held_seconds"] / n_held
+    cost = max(0.0, 1 - held_step / step)
+    share = f"costs {cost:.1%} of it" if cost >= 0.001 else "costs nothing that can be measured"
+    return (
+        f"train: a step takes {1000 * step:,.3g} ms, and {1000 * held_step:,.3g} ms with batches that are in memory "
+        f"({n_held:,.0f} steps): loading {share}."
+    )
