@@ -281,6 +281,18 @@ def test_very_many_segments(run, tmp_path):
 
 
 @pytest.mark.wide
+@pytest.mark.skipif(sys.platform != "linux", reason="it asks for the memory that is no file's")
+def test_what_grows(run_alone, tmp_path):
+    few = ["--most", 100, "--seconds", 0.1, "--kinds", "files of 20 rows", "ranks"]
+    out = run_alone(BENCHMARKS / "growth.py", *few, "--json", tmp_path / "out.json", "--page", tmp_path / "page.md")
+    written = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [(one["kind"], one["n"]) for one in written] == [("files of 20 rows", 100), ("ranks", 1), ("ranks", 64)]
+    assert all(one[name] > 0 for one in written for name in ("h5py", "setup", "first_batch", "first_epoch"))
+    assert "64 ranks" in out
+    assert (tmp_path / "page.md").read_text().count("\n") == 2 + 3
+
+
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="it asks for the processor time of other processes")
 def test_the_transport_of_batches(run_alone, tmp_path):
     few = ["--seconds", 0.01, "--rounds", 1, "--sizes", "600 KiB", "--milliseconds", 0, "--deaths", 1]

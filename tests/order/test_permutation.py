@@ -1,6 +1,7 @@
 """Permutations from promised bit streams."""
 
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,6 +26,21 @@ def test_a_position_gives_the_same_row_alone_and_among_others(kind):
     permuted = kind(1000, stream(3, 4, 0))
     whole = permuted(0, 1000)
     assert all(permuted(i, i + 1)[0] == whole[i] for i in range(0, 1000, 37))
+
+
+@given(
+    n=st.integers(1, 500),
+    sizes=st.tuples(st.integers(1, 200), st.integers(1, 100)),
+    bounds=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 600)), max_size=5),
+)
+def test_parts_of_the_order_are_those_of_all_sorted_at_once(n, sizes, bounds):
+    module = sys.modules[TablePermutation.__module__]
+    whole = TablePermutation(n, stream(3, 4, 0))(0, n).tolist()
+    with patch.multiple(module, PART_ROWS=sizes[0], SLICE_ROWS=sizes[1]):
+        permuted = TablePermutation(n, stream(3, 4, 0))
+        for start, stop in bounds:
+            assert permuted(start, stop).tolist() == whole[start:stop]
+        assert permuted(0, n).tolist() == whole
 
 
 @pytest.mark.parametrize(
