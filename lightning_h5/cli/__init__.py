@@ -34,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(0 if words else 2)
     if verb == "--version":
         from .._version import __version__
+        from ..hdf5 import library_text
 
-        sys.stdout.write(f"lightning_h5 {__version__}\n")
+        sys.stdout.write(f"lightning_h5 {__version__}\n{library_text(names=True)}\n")
     elif verb in TRAINING:
         from .train import run_training
 
@@ -57,5 +58,5 @@ def _usage() -> str:
 {verbs}
 
   VERB --help   the arguments of a verb
-  --version     the version of this package
+  --version     the versions of this package, of h5py and of HDF5, with vulnerabilities that are known
 """

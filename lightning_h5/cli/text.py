@@ -346,6 +346,7 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
         unchecked = f"most damage to the values of {names} would go unnoticed (no checksums)"
         meaning = INTEGRITY[report.integrity] if report.integrity else unchecked
         yield faint(f"integrity level {report.integrity} of 4: {meaning}")
+    yield faint(report.library)
 
 
 def bench_text(report: BenchReport) -> Iterator[str]:

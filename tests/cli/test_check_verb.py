@@ -12,6 +12,7 @@ import pytest
 from factories import Stored, edit
 
 from lightning_h5.cli import main
+from lightning_h5.hdf5 import library_text
 from lightning_h5.tools.check import sandbox
 
 ROOT = Path(__file__).parents[2]
@@ -20,13 +21,13 @@ GZIP = {"compression": "gzip"}
 
 @pytest.fixture
 def run(capsys):
-    """Runs the verb: exit code, standard output, standard error."""
+    """Runs the verb: exit code, standard output without the line about the library, standard error."""
 
     def runs(*arguments):
         with pytest.raises(SystemExit) as ended:
             main(["check", *map(str, arguments)])
         printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
+        return ended.value.code, printed.out.removesuffix(library_text() + "\n"), printed.err
 
     return runs
 
@@ -217,4 +218,5 @@ def test_python_m_runs_it_and_shows_no_bar_where_nobody_watches(folder):
     command = [sys.executable, "-m", "lightning_h5", "check", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines()[-2].startswith("3 files, 6 arrays")
+    assert done.stdout.splitlines()[-3].startswith("3 files, 6 arrays")
+    assert done.stdout.splitlines()[-1] == library_text()

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...errors import H5Error, H5KeyError, H5ValueError, listing
 from ...hdf5 import (
@@ -20,6 +20,7 @@ from ...hdf5 import (
     digests_path,
     expand_paths,
     field_names,
+    library_text,
     open_h5,
     read_digests,
     with_digests,
@@ -66,6 +67,7 @@ class CheckReport:
             anything.
         sandboxed: each file was opened in a separate process, and never in this one.
         digested: files for which digests were written.
+        library: versions of h5py and HDF5, and how many published vulnerabilities the latter has.
     """
 
     files: tuple[str, ...]
@@ -77,6 +79,7 @@ class CheckReport:
     integrity: int | None = None
     sandboxed: bool = False
     digested: tuple[str, ...] = ()
+    library: str = field(default_factory=library_text)
 
 
 def check_files(
