@@ -24,10 +24,14 @@ class LoaderCost:
 
     Args:
         device: of the model; its work has to be done when those few begin and end.
+        every: steps between two logs, 0 for none. Up to half of these have batches that are held: figures of what is
+            read are logged, too.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, every: int = 0) -> None:
         self._device = device
+        n_batches = HoldLimits().n_batches
+        self._limits = HoldLimits(n_batches=min(n_batches, every // 2) if every else n_batches)
         self._seconds = self._held_seconds = 0.0  # of steps that read batches as usual, and with batches in memory
         self._n_steps = self._n_held_steps = 0
         self._n_seen = self._n_epochs = 0  # steps, and epochs with held batches
@@ -69,10 +73,11 @@ class LoaderCost:
         """Have the next batches be held, if it is clear which they are."""
         self._state = "after"
         iterations = [iteration for loader in loaders for iteration in loader.running]
-        if len(loaders) == len(iterations) == 1 and self._n_epochs < MAX_EPOCHS:
+        has_room = self._limits.n_batches >= SETTLING + LEAST_STEPS
+        if has_room and len(loaders) == len(iterations) == 1 and self._n_epochs < MAX_EPOCHS:
             self._state, self._last = "asked", None
             (self._iteration,) = iterations
-            self._iteration.hold(HoldLimits())
+            self._iteration.hold(self._limits)
 
     def _step_of_held(self, iteration: Iteration) -> None:
         n_held = iteration.n_held

@@ -82,7 +82,7 @@ class H5StatsMonitor(Callback):
             None reports none.
         measure_cost: in the first 10 epochs, read some 20 batches (1 s and 256 MiB at most) before they are trained on,
             and compare these steps with the others: the table says what loading costs. The batches and their order
-            stay the same.
+            stay the same. Nothing is measured if figures are logged more often than every 24 steps.
 
     Raises:
         H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` not above 0.
@@ -134,7 +134,7 @@ class H5StatsMonitor(Callback):
         self._begin("train", trainer)
         self._training = _own_loaders(trainer)
         if self.measure_cost and self._cost is None:
-            self._cost = LoaderCost(trainer.strategy.root_device)
+            self._cost = LoaderCost(trainer.strategy.root_device, self._every(trainer))
         if self._transfer is None and trainer.strategy.root_device.type != "cpu":
             self._transfer = TransferTimer(trainer.strategy)
 
@@ -171,7 +171,7 @@ class H5StatsMonitor(Callback):
             self._cost.step(self._training)
         drop_logged(trainer, "on_train_batch_end", self._logged)
         self._logged = ()
-        every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)  # not declared by Lightning
+        every = self._every(trainer)
         # Both are the same on all ranks, which synchronize in `_figures`.
         if "train" not in self._meters or not every or not is_logging_step(trainer, every):
             return
@@ -255,6 +255,10 @@ class H5StatsMonitor(Callback):
         self.teardown(trainer, pl_module, "")
 
     # Parts ---------------------------------------------------------------------------------------------------
+
+    def _every(self, trainer: Trainer) -> int:
+        """Return how many steps are between two logs; 0 for none."""
+        return self.log_every_n_steps or int(getattr(trainer, "log_every_n_steps", 50))  # not declared by Lightning
 
     def _begin(self, stage: str, trainer: Trainer) -> None:
         loaders = _loaders(trainer, stage)

@@ -145,6 +145,14 @@ def test_steps_with_held_batches_are_compared_with_the_others(clock):
     )
 
 
+@pytest.mark.parametrize(("every", "n"), [(0, 20), (50, 20), (24, 12), (23, None), (1, None)])
+def test_at_most_half_of_the_batches_between_two_logs_are_held(every, n, clock):
+    cost, loader = LoaderCost(torch.device("cpu"), every), FakeLoader()
+    steps(cost, loader, clock, 1.0, 60)
+    (iteration,) = loader.running
+    assert (None if iteration.limits is None else iteration.limits.n_batches) == n
+
+
 def test_validation_among_held_batches_gives_no_figure(clock):
     cost, loader = LoaderCost(torch.device("cpu")), FakeLoader()
     steps(cost, loader, clock, 1.0, loader_cost.WARM_UP)
