@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -25,7 +27,7 @@ from lightning_h5.hdf5 import (
     open_h5,
 )
 from lightning_h5.options import FileOptions
-from lightning_h5.readers import block_sources
+from lightning_h5.readers import TaskQueue, block_sources
 
 KEYS = ("x", "y", "name", "@scale")
 STORED = [{}, {"chunks": (2, 3)}, {"chunks": (2, 3), "compression": "gzip"}, {"chunks": (3, 2), "maxshape": (None, 3)}]
@@ -161,6 +163,35 @@ def test_readers_that_were_dropped_are_opened_again(tmp_path, monkeypatch, store
     for some in np.array_split(order, 4):
         assert np.array_equal(dataset.read_batch(some.tolist())[0].numpy(), np.stack([wanted[at] for at in some]))
     assert len(dataset._readers) <= 3
+
+
+@pytest.mark.parametrize(
+    ("n_files", "small_bytes", "is_slow", "at_once"),
+    [(20, 64 << 10, False, False), (4, 64 << 10, False, True), (20, 0, False, True), (20, 64 << 10, True, True)],
+)
+def test_rows_of_many_small_arrays_are_read_by_one_thread_at_a_time(
+    make_h5, monkeypatch, n_files, small_bytes, is_slow, at_once
+):
+    """Two would wait for the interpreter's lock longer than they read, unless a disk keeps them waiting anyway."""
+    monkeypatch.setattr(file_dataset, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(type(TaskQueue().pace), "is_slow", is_slow)
+    dataset = H5LazyDataset([make_h5(x=np.full((4, 2), number)) for number in range(n_files)], "x")
+    rows, both, seen = np.arange(0, 4 * n_files, 4), threading.Barrier(2, timeout=2), []
+    read = dataset._read
+
+    def meet(*arguments, **named):
+        try:
+            both.wait()
+            seen.append(True)
+        except threading.BrokenBarrierError:
+            seen.append(False)
+        return read(*arguments, **named)
+
+    monkeypatch.setattr(dataset, "_read", meet)
+    with ThreadPoolExecutor(2) as threads:
+        for batch in threads.map(dataset.read_batch, [rows.tolist()] * 2):
+            assert batch[:, 0].tolist() == [*range(n_files)]
+    assert seen == [at_once] * 2
 
 
 @settings(max_examples=examples(60), deadline=None)
