@@ -82,7 +82,7 @@ def what_was_frozen_stays_so():
     """A collection while the HDF5 library reads an object of a store thaws all: the next ones would take a second."""
     yield
     if FROZEN.is_thawed:
-        gc.collect(1)  # a whole collection would be such a one
+        gc.collect(1)  # of all generations, it would take that second
         gc.freeze()
         FROZEN.is_thawed = False
 

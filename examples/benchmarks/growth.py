@@ -2,8 +2,8 @@
 
     python examples/benchmarks/growth.py
 
-Each point is measured in a process of its own: `setup`; the first batch, beside opening what its rows are in; samples a
-second in the first epoch and in the next; and the memory that all of it adds. A script that opens each object with h5py
+Each point is measured in a process of its own: `setup`, the first batch, samples a second in the first epoch and in the
+next, and the memory that all of it adds. A script that opens each object with h5py
 and asks for its shape is measured in the same process, before. Files are in the page cache.
 """
 
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -146,7 +145,7 @@ def measure(kind: str, n: int, paths: list[str], seconds: float) -> dict[str, fl
     held = memory() - before
     loader.sampler.set_epoch(1)
     batches = iter(loader)
-    list(islice(batches, 1))
+    next(batches)
     rates.append(rate(batches, seconds))
     loader.close()
     return {

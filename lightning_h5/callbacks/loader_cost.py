@@ -1,7 +1,8 @@
-"""What loading costs a training loop: its steps beside those with batches that are in memory already."""
+"""The cost of loading: training steps, beside steps with batches that are in memory already."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Literal
@@ -15,7 +16,7 @@ __all__ = ["LoaderCost", "cost_remark"]
 WARM_UP = 32  # steps of a run before anything is measured: machine code is compiled and memory allocated
 EARLY = 8  # steps of an epoch before batches are held
 SETTLING = 4  # steps with batches in memory until what was begun ahead is read
-LEAST_STEPS = 8  # with batches in memory that tell something
+LEAST_STEPS = 8  # with batches in memory
 MAX_EPOCHS = 10  # in which batches are held
 
 
@@ -26,12 +27,14 @@ class LoaderCost:
         device: of the model; its work has to be done when those few begin and end.
         every: steps between two logs, 0 for none. Up to half of these have batches that are held: figures of what is
             read are logged, too.
+        seconds: that reading these batches may take; they are waited for together.
     """
 
-    def __init__(self, device: torch.device, every: int = 0) -> None:
+    def __init__(self, device: torch.device, every: int = 0, seconds: float = math.inf) -> None:
         self._device = device
-        n_batches = HoldLimits().n_batches
-        self._limits = HoldLimits(n_batches=min(n_batches, every // 2) if every else n_batches)
+        most = HoldLimits()
+        n_batches = min(most.n_batches, every // 2) if every else most.n_batches
+        self._limits = most._replace(n_batches=n_batches, seconds=min(most.seconds, seconds))
         self._seconds = self._held_seconds = 0.0  # of steps that read batches as usual, and with batches in memory
         self._n_steps = self._n_held_steps = 0
         self._n_seen = self._n_epochs = 0  # steps, and epochs with held batches
@@ -118,8 +121,8 @@ def cost_remark(amounts: Mapping[str, float]) -> str | None:
         return None
     step, held_step = amounts["step_seconds"] / n_steps, amounts["held_seconds"] / n_held
     cost = max(0.0, 1 - held_step / step)
-    share = f"costs {cost:.1%} of it" if cost >= 0.001 else "costs nothing that can be measured"
+    share = f"loading costs {cost:.1%} of it" if cost >= 0.001 else "no cost of loading shows in these"
     return (
         f"train: a step takes {1000 * step:,.3g} ms, and {1000 * held_step:,.3g} ms with batches that are in memory "
-        f"({n_held:,.0f} steps): loading {share}."
+        f"({n_held:,.0f} steps): {share}."
     )

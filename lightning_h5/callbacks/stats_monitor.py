@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -134,7 +135,8 @@ class H5StatsMonitor(Callback):
         self._begin("train", trainer)
         self._training = _own_loaders(trainer)
         if self.measure_cost and self._cost is None:
-            self._cost = LoaderCost(trainer.strategy.root_device, self._every(trainer))
+            seconds = (self.slow_batch_seconds or math.inf) / 2  # a batch that is waited for longer is reported
+            self._cost = LoaderCost(trainer.strategy.root_device, self._every(trainer), seconds)
         if self._transfer is None and trainer.strategy.root_device.type != "cpu":
             self._transfer = TransferTimer(trainer.strategy)
 

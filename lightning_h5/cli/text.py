@@ -363,8 +363,8 @@ def bench_text(report: BenchReport) -> Iterator[str]:
         times = "-" if plain is None else f"{rate / plain:,.{1 if rate < 10 * plain else 0}f}x"
         name = f"{'*' if result.name == report.chosen.name else ' '} {result.name}"
         lines.append([name, f"{rate:,.0f}", f"{rate * report.row_bytes / 2**20:,.1f}", times])
-    if (unloaded := report.unloaded_rows_per_second) is not None:
-        costs = [f"{max(0.0, 1 - each.rows_per_second / unloaded):.1%}" for each in report.results]
+    costs = [f"{result.loading_cost:.1%}" for result in report.results if result.loading_cost is not None]
+    if costs:
         lines = [[*line, cost] for line, cost in zip(lines, ["loading costs", *costs], strict=True)]
     yield table(lines)
     for name, why in report.left_out.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -45,8 +45,8 @@ __all__ = ["CACHE_BYTES", "FileDataset"]
 CACHE_BYTES = 64 << 20
 """Memory for decoded rows unless the user asks for another amount."""
 
-FEW_PARTS, SMALL_BYTES = 8, 64 << 10
-"""More arrays than that in a batch, of fewer bytes each, are read by one thread at a time."""
+FEW_ARRAYS, SMALL_BYTES = 8, 64 << 10
+"""If a batch has rows of more arrays, and fewer bytes of each, one thread at a time reads them."""
 
 MAX_READERS = 1 << 15
 """Readers of single arrays that are kept: each takes one or two KiB, and the rows of a small array that it holds."""
@@ -129,7 +129,8 @@ class FileDataset(TableDataset):
     ) -> list[Column]:
         columns: list[Column] = []
         by_part: dict[int, RowsByPart] = {}  # fields with the same rows share them
-        with self._turn_of(boxes, reads), ExitStack() as undo, self._blames_changes(boxes):
+        turn = nullcontext() if reads else self._turn_of(boxes)  # a read of chunks may wait for other threads
+        with turn, ExitStack() as undo, self._blames_changes(boxes):
             for read, _ in reads.values():
                 undo.callback(read.cancel)  # without effect once it is finished
             for field, (plan, rows) in enumerate(zip(self.plans, batch.fields, strict=True)):
@@ -159,22 +160,19 @@ class FileDataset(TableDataset):
         self._check_unchanged(self.table.files_touched(boxes))
         return columns
 
-    def _turn_of(self, boxes: Sequence[Boxes], reads: Container[int]) -> AbstractContextManager[object]:
-        """Return the turn to read rows of many arrays, of which one thread at a time has it, unless reads are slow.
+    def _turn_of(self, boxes: Sequence[Boxes]) -> AbstractContextManager[object]:
+        """Return the turn to read rows of many small arrays, which one thread at a time has, unless reads are slow.
 
         Each small read lets go of the interpreter's lock, and a thread that works beside it has that for up to 5 ms:
         together two threads would read a fifth of what one reads.
         """
-        if self.work.pace.is_slow:
-            return nullcontext()
-        for field, (plan, box) in enumerate(zip(self.plans, boxes, strict=True)):
-            if field in reads or isinstance(box.parts, int):
-                continue
-            n_parts = len(np.unique(box.parts))
-            n_bytes = len(box.rows) * math.prod(plan.row_shape) * plan.gathered.itemsize
-            if n_parts > FEW_PARTS and n_bytes <= n_parts * SMALL_BYTES:
-                return self._turn
-        return nullcontext()
+        parts = next((box.parts for box in boxes if not isinstance(box.parts, int)), None)
+        if parts is None or self.work.pace.is_slow or any(plan.is_encoded for plan in self.plans):
+            return nullcontext()  # samples that are decoded one by one are so without that lock
+        n_arrays = len(np.unique(parts)) * len(boxes)
+        sizes = (math.prod(plan.row_shape) * plan.gathered.itemsize for plan in self.plans)
+        n_bytes = sum(size * len(box.rows) for size, box in zip(sizes, boxes, strict=True))
+        return self._turn if n_arrays > FEW_ARRAYS and n_bytes <= n_arrays * SMALL_BYTES else nullcontext()
 
     def _read(self, field: int, n_rows: int, by_part: RowsByPart, *, all_cores: bool) -> npt.NDArray[Any]:
         """Return rows of a field as they are stored, in memory of their own."""

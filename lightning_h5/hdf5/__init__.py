@@ -45,7 +45,7 @@ from .keys import (
 )
 from .layout import ArrayLayout, ArrayView, Codec, Decoding, Filter, Runs, filters_of, path_of, stack_arrays
 from .layout_table import ArrayColumns, LayoutTable
-from .library import library_text, published_weaknesses
+from .library import library_text
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
@@ -178,7 +178,6 @@ __all__ = [
     "path_of",
     "pread_of",
     "process_pool",
-    "published_weaknesses",
     "read_digests",
     "reading_of",
     "referenced_arrays",

@@ -21,6 +21,7 @@ from torch.utils.data import default_collate
 from ..datasets import LazyFileDataset
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, find_array, guess_keys, keys_in, open_h5, process_pool
+from ..loading import HoldLimits
 from ..memory import available_memory
 from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
@@ -42,8 +43,6 @@ PlainReader: TypeAlias = Callable[[RowTable, Mapping[str, Any]], Generator[int]]
 Step: TypeAlias = float | Callable[[Any], object]
 """What training does with a batch, or the milliseconds that it takes."""
 
-HELD_BATCHES = 20  # for steps without loading: more than a cache holds
-
 MAX_LABELS = 64 << 20  # bytes: labels up to this size are usually kept in memory
 
 
@@ -57,6 +56,7 @@ class BenchResult:
         settings: all its arguments, as they were measured.
         rows_per_second: median of ``rates``.
         rates: rows per second in each round.
+        loading_cost: how much less that is than steps alone give, from 0 to 1; None without a step.
     """
 
     name: str
@@ -64,6 +64,7 @@ class BenchResult:
     settings: dict[str, Any]
     rows_per_second: float
     rates: tuple[float, ...]
+    loading_cost: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +109,20 @@ class Candidate:
         choices: arguments that no other candidate has.
         n_bytes: bytes of rows that it holds in memory in addition to the defaults.
         note: a sentence to read before using it.
+        title: its name, if it is neither a data module nor plain h5py.
     """
 
     datamodule: str | None
     choices: Mapping[str, Any] = field(default_factory=dict)
     n_bytes: int = 0
     note: str = ""
+    title: str = ""
 
     @property
     def name(self) -> str:
         """The data module and its own choices."""
+        if self.title:
+            return self.title
         choices = []
         for name, value in self.choices.items():
             fields = value if isinstance(value, Mapping) else {"": value}
@@ -125,7 +130,7 @@ class Candidate:
         return ", ".join([self.datamodule or "plain h5py", *choices])
 
 
-UNLOADED = Candidate(None)  # steps alone
+UNLOADED = Candidate(None, title="steps alone")
 
 
 def bench_file(
@@ -196,10 +201,11 @@ def bench_file(
             x_key, y_key = (advised["x_key"], advised.get("y_key")) if advised else guess_keys(paths[0])
         task = _task_of_rows(paths, x_key or "", y_key, {"train_path": _yaml_value(path)}, batch_size)
     choices, comments = task.choices, task.comments
-    steps = None if step is None else _Steps(step, choices)
+    steps = None if step is None else _Steps(step, choices, choices["batch_size"] * task.sample_bytes)
     with closing(task.dataset) as dataset:
         candidates, left_out = _candidates(dataset, choices, task.n_inputs, num_workers, held_bytes=task.held_bytes)
-    with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
+    n_runs = (len(candidates) + (steps is not None)) * (1 + rounds)
+    with progress_bar(n_runs, "bench", shows_progress=shows_progress, unit="run") as bar:
         rates, failed = _measure(
             candidates,
             choices,
@@ -211,6 +217,7 @@ def bench_file(
             cold=cold,
             bar=bar,
         )
+    unloaded = median(rates[UNLOADED]) if UNLOADED in rates else None
     results = {
         candidate: BenchResult(
             name=candidate.name,
@@ -218,6 +225,7 @@ def bench_file(
             settings=choices | dict(candidate.choices),
             rows_per_second=median(rates[candidate]),
             rates=tuple(rates[candidate]),
+            loading_cost=None if unloaded is None else max(0.0, 1 - median(rates[candidate]) / unloaded),
         )
         for candidate in candidates
         if candidate in rates
@@ -235,7 +243,6 @@ def bench_file(
     )
     chosen = own_results[simplest]
     plain = next((result for candidate, result in results.items() if candidate.datamodule is None), None)
-    unloaded = median(rates[UNLOADED]) if UNLOADED in rates else None
     reasons = [
         *_reasons(chosen, fastest, plain, unloaded, task.unit),
         *([simplest.note] if simplest.note else []),
@@ -492,12 +499,16 @@ class _Steps:
     Args:
         step: what is done with a batch, or its milliseconds.
         choices: arguments of a data module that reads the batches.
+        batch_bytes: bytes of a batch.
     """
 
-    def __init__(self, step: Step, choices: Mapping[str, Any]) -> None:
+    def __init__(self, step: Step, choices: Mapping[str, Any], batch_bytes: int) -> None:
         self._step = step if callable(step) else lambda batch: sleep(step / 1000)
+        limits = HoldLimits()
+        n_batches = max(1, min(limits.n_batches, limits.n_bytes // max(1, batch_bytes)))
         with closing(_epochs(Candidate("LazyH5DataModule"), choices)) as epochs:
-            self._batches = list(islice(next(epochs), HELD_BATCHES))
+            self._batches = list(islice(next(epochs), n_batches))
+        self._step(self._batches[0])  # its errors are not those of a setting
         is_list = choices.get("collate_fn") == "list"
         self._sizes = [_samples_in(batch, is_list=is_list) for batch in self._batches]
 
@@ -652,8 +663,8 @@ def _reasons(
     if plain is not None and rate < plain.rows_per_second / NEARLY:
         yield "Plain h5py, without converting dtypes, is as fast or faster: a data module shards, shuffles, resumes."
     if unloaded is not None:
-        cost = max(0.0, 1 - rate / unloaded)
-        yield f"Steps alone give {unloaded:,.0f} {unit}s/s: with {chosen.name}, loading costs {cost:.1%} of training."
+        cost = f"loading costs {chosen.loading_cost:.1%} of training"
+        yield f"Steps alone give {unloaded:,.0f} {unit}s/s: with {chosen.name}, {cost}."
 
 
 def _yaml_value(value: Paths | Keys) -> Any:

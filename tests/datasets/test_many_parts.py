@@ -176,7 +176,8 @@ def test_rows_of_many_small_arrays_are_read_by_one_thread_at_a_time(
     monkeypatch.setattr(file_dataset, "SMALL_BYTES", small_bytes)
     monkeypatch.setattr(type(TaskQueue().pace), "is_slow", is_slow)
     dataset = H5LazyDataset([make_h5(x=np.full((4, 2), number)) for number in range(n_files)], "x")
-    rows, both, seen = np.arange(0, 4 * n_files, 4), threading.Barrier(2, timeout=2), []
+    rows, seen = np.arange(0, 4 * n_files, 4), []
+    both = threading.Barrier(2, timeout=60 if at_once else 1)
     read = dataset._read
 
     def meet(*arguments, **named):

@@ -3,7 +3,7 @@
 import h5py
 import pytest
 
-from lightning_h5.hdf5 import library_text, published_weaknesses
+from lightning_h5.hdf5.library import library_text, published_weaknesses
 
 
 @pytest.mark.parametrize(
