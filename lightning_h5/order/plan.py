@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -37,6 +38,9 @@ __all__ = [
     "evaluation_plan",
     "order_rows",
 ]
+
+STEPS_TOGETHER = 64
+"""Steps whose rows are looked up together: at 64 rows a batch, looking up takes as long as copying a few rows."""
 
 PLAN_VERSION = 1
 """Part of every saved state: raised when the order of any mode changes."""
@@ -111,11 +115,13 @@ class EpochPlan:
         bounds: first position in the epoch's sequence, and the one after the last, of a step's rows; steps count from
             0 at the first that is left.
         rows: indices into the dataset for a step, shape ``(batch,)``.
+        order: from positions to rows, if the rows of each step are those at its bounds; None otherwise.
     """
 
     n_steps: int
     bounds: Callable[[int], tuple[int, int]]
     rows: Callable[[int], IntArray]
+    order: RowOrder | None = None
 
     def tokens(
         self, epoch: int, first_step: int, *, first_position: int, samples: bool, seed: int
@@ -129,9 +135,23 @@ class EpochPlan:
             samples: ask for samples instead of a batch.
             seed: of random draws.
         """
-        for step in range(self.n_steps):
-            rows = self.rows(step)
-            yield BatchToken(epoch, first_step + step, rows, samples, seed, first_position + self.bounds(step)[0])
+        for step, (position, rows) in enumerate(self._batches(), first_step):
+            yield BatchToken(epoch, step, rows, samples, seed, first_position + position)
+
+    def _batches(self) -> Iterator[tuple[int, IntArray]]:
+        """Yield position and rows of each step; rows of several steps that follow each other are looked up together."""
+        step, n_together = 0, 1
+        while step < self.n_steps:
+            bounds = [self.bounds(at) for at in range(step, min(step + n_together, self.n_steps))]
+            (first, _), (_, last) = bounds[0], bounds[-1]
+            is_run = all(stop == start for (_, stop), (start, _) in pairwise(bounds))
+            if self.order is None or not is_run:
+                yield from ((start, self.rows(at)) for at, (start, _) in enumerate(bounds, step))
+            else:
+                rows = self.order(first, last)
+                yield from ((start, rows[start - first : stop - first]) for start, stop in bounds)
+            step += len(bounds)
+            n_together = min(STEPS_TOGETHER, 2 * n_together)
 
 
 def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> RowOrder:
@@ -417,7 +437,7 @@ class RowSequence:
             start, stop = batches.bounds(step * world_size + rank)
             return n_done + start, n_done + stop
 
-        return EpochPlan(batches.n_steps, bounds, lambda step: self.order(*bounds(step)))
+        return EpochPlan(batches.n_steps, bounds, lambda step: self.order(*bounds(step)), self.order)
 
     def _batches(self, batch_size: int, world_size: int, drop_last: bool, n_done: int) -> TrainBatches:
         return TrainBatches(self.n_rows - n_done, batch_size, world_size, drop_last, self.epoch, n_done)

@@ -130,7 +130,7 @@ class ShardSequence:
             # A row that is left out lies before the batch.
             return max(self._n_own(self._n_after(batches, n_done, step)), stop - batch_size), stop
 
-        return EpochPlan(batches.n_steps, bounds, lambda step: self.order(*bounds(step)))
+        return EpochPlan(batches.n_steps, bounds, lambda step: self.order(*bounds(step)), self.order)
 
     def _batches(self, batch_size: int, drop_last: bool, n_done: int) -> TrainBatches:
         """Return how the rows that are left over all ranks are cut into batches."""

@@ -163,3 +163,13 @@ def test_with_batches_of_one_row_a_resumed_epoch_leaves_out_the_same_rows(n_rows
         one.restore(Position(epoch, segments, one.present_order()))
     rest = [token.rows[0] for tokens in zip(*(one.tokens(epoch) for one in ranks), strict=True) for token in tokens]
     assert whole[: steps * world_size] + rest == whole
+
+
+@given(st.integers(1, 2000), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), modes, st.booleans())
+def test_steps_that_are_looked_up_together_have_their_own_rows(n_rows, batch_size, world_size, epoch, mode, drop_last):
+    if n_rows < world_size:
+        return
+    one = sampler(n_rows, batch_size, world_size - 1, world_size, mode=mode, drop_last=drop_last)
+    plan = one.plan(epoch)
+    steps = [(step, plan.bounds(step)[0], plan.rows(step).tolist()) for step in range(plan.n_steps)]
+    assert [(token.step, token.position, token.rows.tolist()) for token in one.tokens(epoch)] == steps
