@@ -122,6 +122,8 @@ class KeptChunks:
         """Read those chunks that are kept to places in memory; return which these are."""
         began = perf_counter()
         with self._mirror() as mirror:
+            if not (is_there := mirror.has(chunks)).any():
+                return is_there
             is_cached = are_cached(mirror.fd, *mirror.places(chunks))
             is_read = mirror.read(chunks, out, firsts, read_pieces)
         n_bytes, took = int(is_read.sum()) * self._array.chunk_bytes, perf_counter() - began
