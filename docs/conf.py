@@ -15,12 +15,14 @@ release = version = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "_parts"]
+templates_path = ["_templates"]
 myst_enable_extensions = ["colon_fence", "deflist"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = f"lightning_h5 {release}"
@@ -39,6 +41,18 @@ autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
+
+# The reference has a page for each class. Members are shown if they are listed here.
+autosummary_context = {
+    "members": {
+        "H5LazyDataset": "__getitem__, __getitems__, read_batch, close, transform, target_transform, batch_transform",
+        "ConcatDataset": "__getitems__",
+        "RankMemCachedH5Dataset": "__getitem__, __getitems__, read_batch, load, is_loaded, rows, close",
+        "CombinedHDF5Dataset": "__getitem__, __getitems__, read_batch, index, get_stats, clear_cache, close",
+        "MultiDataLoader": "set_epoch, state_dict, load_state_dict",
+        "EpochShuffleSampler": "set_epoch, rank, num_replicas",
+    }
+}
 
 # Links to classes of other packages need those packages' inventories, which come from the network.
 # BaseContext is multiprocessing's, DataLoader and Dataset torch's, Fraction Python's, and Column a type
