@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from lightning_h5 import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tour  # the module beside this one
 
 project = "lightning_h5"
 author = "The lightning_h5 contributors"
@@ -39,7 +45,6 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 
 # The reference has a page for each class. Members are shown if they are listed here.
@@ -113,5 +118,18 @@ def types_as_written(app: Any, function: Any, is_bound: bool) -> None:
         function.__annotations__["_"] = "nowhere"
 
 
+def notebook_as_page(app: Any, name: str, source: list[str]) -> None:
+    """Puts the notebook of the examples in the place of its page."""
+    if name == "tour":
+        notebook, outputs = (
+            json.loads(path.read_text(encoding="utf-8"))
+            for path in (tour.NOTEBOOK, tour.OUTPUTS)
+        )
+        source[0] = tour.page(notebook, outputs)
+        for path in (tour.NOTEBOOK, tour.OUTPUTS):
+            app.env.note_dependency(str(path))
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-before-process-signature", types_as_written)
+    app.connect("source-read", notebook_as_page)

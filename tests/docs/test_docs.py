@@ -47,10 +47,14 @@ def blocks(page: Path, language: str) -> list[Block]:
     return [block for block in found if block.language == language]
 
 
-def run_python(page: Path) -> None:
-    """Runs a page's Python, one block after the other in one namespace, with the page's own line numbers."""
+def run_python(page: Path, *more: str) -> None:
+    """Runs a page's Python, one block after the other in one namespace, with the page's own line numbers.
+
+    Blocks of more languages, such as "py", are run at their places, too.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page, "python"):
+    found = [block for language in ("python", *more) for block in blocks(page, language)]
+    for block in sorted(found, key=lambda block: block.line):
         source = "\n" * (block.line - 1) + block.text
         exec(compile(source, page.name, "exec"), namespace)
 
@@ -64,6 +68,14 @@ def page_ids(pages: list[Path]) -> Any:
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_python(page)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("page", "needed"), [("transforms", "torchvision"), ("tuning", "wandb")])
+def test_code_for_other_packages_runs(page: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(needed)
+    monkeypatch.chdir(tmp_path)
+    run_python(ROOT / "docs" / f"{page}.md", "py")
 
 
 def test_code_is_found_in_readme_and_docs() -> None:

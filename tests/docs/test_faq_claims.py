@@ -37,7 +37,7 @@ FIRST_THINGS = {
         "`unable to lock file, errno = 11, error message = 'Resource temporarily unavailable'`"
     ),
     "Ctrl-C while rows are loaded": "Can I press Ctrl-C while rows are loading?",
-    "an unknown filter": "`Please verify its existence`",
+    "an unknown filter": "`can't open directory (...). Please verify its existence`",
 }
 """What users try first, and its heading. Code under a heading is run by test_docs.py."""
 
