@@ -198,28 +198,25 @@ def picture(name: str, fields: list[tuple[str, np.ndarray[Any, Any]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Draw all pages."""
+def draw(name: str) -> str:
+    """The picture of a page, of files that are written now."""
     sys.path.insert(0, str(DOCS.parent / "examples" / "benchmarks"))
     import lightning_h5
     from communities import COMMUNITIES
 
-    FOLDER.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or COMMUNITIES:
-        community = COMMUNITIES[name]
-        with tempfile.TemporaryDirectory() as folder, chdir(folder):
-            community.write(Path(folder), SIZES.get(name, SIZE))
-            datamodule = getattr(lightning_h5, community.data_module)(
-                **community.options
-            )
-            datamodule.setup("fit")
-            dataset = datamodule.train_dataset
-            fields = list(fields_of(dataset[len(dataset) // 2], community.options))
-            (FOLDER / f"{name}.html").write_text(
-                picture(name, fields), encoding="utf-8"
-            )
-            datamodule.teardown("fit")
+    community = COMMUNITIES[name]
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        community.write(Path(folder), SIZES.get(name, SIZE))
+        kind = getattr(lightning_h5, community.data_module)
+        datamodule = kind(**community.options)
+        datamodule.setup("fit")
+        dataset = datamodule.train_dataset
+        fields = list(fields_of(dataset[len(dataset) // 2], community.options))
+        datamodule.teardown("fit")
+    return picture(name, fields)
 
 
 if __name__ == "__main__":
-    main()
+    FOLDER.mkdir(exist_ok=True)
+    for page in sys.argv[1:] or AXES:
+        (FOLDER / f"{page}.html").write_text(draw(page), encoding="utf-8")
