@@ -35,7 +35,7 @@ SLOWER_OF = "lightning_h5"  # counts with the slower of epochs 1 and 10; the oth
 WIDTH, LEFT, RIGHT, LINE, HEAD, AXIS = 860, 270, 90, 22, 34, 62
 LOWEST, HIGHEST = 100, 2_000_000
 STYLE = """
-text { font: 14px system-ui, sans-serif; fill: #1f2937 } .title { font-weight: 600 } .ours { font-weight: 600 }
+text { font: 13px system-ui, sans-serif; fill: #1f2937 } .title { font-weight: 600 } .ours { font-weight: 600 }
 .note, .tick { fill: #64748b; font-size: 13px } .grid { stroke: #e2e8f0 } .dot { fill: #64748b }
 .dot.ours { fill: #c2410c } .page { fill: #ffffff }
 @media (prefers-color-scheme: dark) {
