@@ -23,11 +23,12 @@ IMAGES = DOCS / "_static" / "tour"
 
 def page(notebook: dict[str, Any], outputs: dict[str, Any]) -> str:
     """The notebook in Markdown; each cell of code is followed by its outputs."""
-    lines = []
+    lines: list[str] = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            lines += [source, ""]
+            entries = ["```{index} ! notebook, ! Jupyter", "```", ""]
+            lines += [source, "", *([] if lines else entries)]
             continue
         lines += ["```python", source, "```", ""]
         for output in outputs[cell["id"]]["outputs"]:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +150,17 @@ def test_readme_links_lead_somewhere() -> None:
                 for title in re.findall(r"^#+ (.*)$", text, flags=re.M)
             }
             assert not anchor or anchor in headings, f"{target} is not a heading of {path}"
+
+
+def test_install_page_has_every_extra_and_supported_version() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, flags=re.M)) == sorted(project["optional-dependencies"])
+    pythons = [name.split()[-1] for name in project["classifiers"] if re.search(r"Python :: 3\.\d+$", name)]
+    assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
+    for name, title in {"torch": "PyTorch", "h5py": "h5py", "numpy": "NumPy"}.items():
+        (bound,) = [need.removeprefix(f"{name}>=") for need in project["dependencies"] if need.startswith(f"{name}>=")]
+        assert f"| {title} | {bound} or newer" in page
 
 
 def test_architecture_has_a_paragraph_for_every_folder_and_names_modules_that_exist() -> None:
