@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from lightning_h5 import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tour  # the module beside this one
 
 project = "lightning_h5"
 author = "The lightning_h5 contributors"
@@ -15,12 +21,14 @@ release = version = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "_parts"]
+templates_path = ["_templates"]
 myst_enable_extensions = ["colon_fence", "deflist"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = f"lightning_h5 {release}"
@@ -37,8 +45,19 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
+
+# The reference has a page for each class. Members are shown if they are listed here.
+autosummary_context = {
+    "members": {
+        "H5LazyDataset": "__getitem__, __getitems__, read_batch, close, transform, target_transform, batch_transform",
+        "ConcatDataset": "__getitems__",
+        "RankMemCachedH5Dataset": "__getitem__, __getitems__, read_batch, load, is_loaded, rows, close",
+        "CombinedHDF5Dataset": "__getitem__, __getitems__, read_batch, index, get_stats, clear_cache, close",
+        "MultiDataLoader": "set_epoch, state_dict, load_state_dict",
+        "EpochShuffleSampler": "set_epoch, rank, num_replicas",
+    }
+}
 
 # Links to classes of other packages need those packages' inventories, which come from the network.
 # BaseContext is multiprocessing's, DataLoader and Dataset torch's, Fraction Python's, and Column a type
@@ -99,5 +118,18 @@ def types_as_written(app: Any, function: Any, is_bound: bool) -> None:
         function.__annotations__["_"] = "nowhere"
 
 
+def notebook_as_page(app: Any, name: str, source: list[str]) -> None:
+    """Puts the notebook of the examples in the place of its page."""
+    if name == "tour":
+        notebook, outputs = (
+            json.loads(path.read_text(encoding="utf-8"))
+            for path in (tour.NOTEBOOK, tour.OUTPUTS)
+        )
+        source[0] = tour.page(notebook, outputs)
+        for path in (tour.NOTEBOOK, tour.OUTPUTS):
+            app.env.note_dependency(str(path))
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-before-process-signature", types_as_written)
+    app.connect("source-read", notebook_as_page)

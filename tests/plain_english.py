@@ -19,6 +19,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "gallery").glob("*.md")),
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
     ROOT / "examples" / "README.md",
 ]
 FORBIDDEN = (

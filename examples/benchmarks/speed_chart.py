@@ -36,7 +36,7 @@ WIDTH, LEFT, RIGHT, LINE, HEAD, AXIS = 860, 270, 90, 22, 34, 62
 LOWEST, HIGHEST = 100, 2_000_000
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2937 } .title { font-weight: 600 } .ours { font-weight: 600 }
-.note, .tick { fill: #64748b; font-size: 12px } .grid { stroke: #e2e8f0 } .dot { fill: #64748b }
+.note, .tick { fill: #64748b; font-size: 13px } .grid { stroke: #e2e8f0 } .dot { fill: #64748b }
 .dot.ours { fill: #c2410c } .page { fill: #ffffff }
 @media (prefers-color-scheme: dark) {
   text { fill: #e5e7eb } .note, .tick { fill: #94a3b8 } .grid { stroke: #334155 } .dot { fill: #94a3b8 }

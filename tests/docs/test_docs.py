@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,10 +48,14 @@ def blocks(page: Path, language: str) -> list[Block]:
     return [block for block in found if block.language == language]
 
 
-def run_python(page: Path) -> None:
-    """Runs a page's Python, one block after the other in one namespace, with the page's own line numbers."""
+def run_python(page: Path, *more: str) -> None:
+    """Runs a page's Python, one block after the other in one namespace, with the page's own line numbers.
+
+    Blocks of more languages, such as "py", are run at their places, too.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page, "python"):
+    found = [block for language in ("python", *more) for block in blocks(page, language)]
+    for block in sorted(found, key=lambda block: block.line):
         source = "\n" * (block.line - 1) + block.text
         exec(compile(source, page.name, "exec"), namespace)
 
@@ -66,15 +71,23 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run_python(page)
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize(("page", "needed"), [("transforms", "torchvision"), ("tuning", "wandb")])
+def test_code_for_other_packages_runs(page: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(needed)
+    monkeypatch.chdir(tmp_path)
+    run_python(ROOT / "docs" / f"{page}.md", "py")
+
+
 def test_code_is_found_in_readme_and_docs() -> None:
     """A change to the pages or to `blocks` cannot empty the test above in silence."""
     assert {page.name for page in PAGES if blocks(page, "python")} >= {
         "README.md",
         "architecture.md",
         "concepts.md",
-        "faq.md",
         "index.md",
         "quickstart.md",
+        "troubleshooting.md",
     }
 
 
@@ -139,6 +152,17 @@ def test_readme_links_lead_somewhere() -> None:
             assert not anchor or anchor in headings, f"{target} is not a heading of {path}"
 
 
+def test_install_page_has_every_extra_and_supported_version() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, flags=re.M)) == sorted(project["optional-dependencies"])
+    pythons = [name.split()[-1] for name in project["classifiers"] if re.search(r"Python :: 3\.\d+$", name)]
+    assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
+    for name, title in {"torch": "PyTorch", "h5py": "h5py", "numpy": "NumPy"}.items():
+        (bound,) = [need.removeprefix(f"{name}>=") for need in project["dependencies"] if need.startswith(f"{name}>=")]
+        assert f"| {title} | {bound} or newer" in page
+
+
 def test_architecture_has_a_paragraph_for_every_folder_and_names_modules_that_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     opening = {
@@ -152,10 +176,12 @@ def test_architecture_has_a_paragraph_for_every_folder_and_names_modules_that_ex
 
 
 def test_reference_has_every_public_name() -> None:
-    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    public = page.split("## For extenders")[0]
-    shown = set(re.findall(r"^\.\. (?:auto\w+|data):: (?:lightning_h5\.)?(\w+)$", public, flags=re.M))
-    assert shown == set(lightning_h5.__all__)
+    pages = [page for page in (ROOT / "docs" / "reference").glob("*.md") if page.stem != "extending"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    shown = re.findall(r"^\.\. (?:auto(?:class|function|exception)|data):: (\w+)$", text, flags=re.M)
+    for summary in re.findall(r"^\.\. autosummary::\n(.*?)^```$", text, flags=re.M | re.S):
+        shown += re.findall(r"^   (\w+)$", summary, flags=re.M)
+    assert sorted(shown) == sorted(lightning_h5.__all__)
 
 
 def test_docs_do_not_promise_what_is_not_there() -> None:

@@ -21,11 +21,11 @@ from test_docs import ROOT, benchmark, blocks
 from lightning_h5 import H5FileError, H5KeyError, H5LazyDataset, H5ValueError, LazyH5DataModule
 from lightning_h5.hdf5 import open_h5
 
-FAQ = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+FAQ = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
 FIRST_THINGS = {
     "one path and nothing else": "Do I have to name the arrays?",
-    "workers under spawn": "`Can't pickle ...` with workers",
+    "workers under spawn": "`Can't pickle <function <lambda>`",
     "two GPUs and the default flags": "Do I need `use_distributed_sampler=False` for multiple GPUs?",
     "resume from last.ckpt": "How do I resume?",
     "what a Trainer limits and finds": (
@@ -33,9 +33,11 @@ FIRST_THINGS = {
     ),
     "predict": "Which rows do the predictions belong to?",
     "rows that do not fit": "What if they do not fit after all?",
-    "locks of network file systems": "Reading fails with a message about file locks",
+    "locks of network file systems": (
+        "`unable to lock file, errno = 11, error message = 'Resource temporarily unavailable'`"
+    ),
     "Ctrl-C while rows are loaded": "Can I press Ctrl-C while rows are loading?",
-    "an unknown filter": "A filter is missing",
+    "an unknown filter": "`can't open directory (...). Please verify its existence`",
 }
 """What users try first, and its heading. Code under a heading is run by test_docs.py."""
 
@@ -72,7 +74,7 @@ def test_each_of_the_first_things_has_an_answer(heading):
 def test_answers_with_code_that_is_run_have_it(thing):
     code = answer(FIRST_THINGS[thing])
     assert "```python\n" in code
-    assert code.count("```python\n") <= len(blocks(ROOT / "docs" / "faq.md", "python"))
+    assert code.count("```python\n") <= len(blocks(ROOT / "docs" / "troubleshooting.md", "python"))
 
 
 def test_two_arrays_that_could_both_be_the_input_are_listed(tmp_path):
