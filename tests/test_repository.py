@@ -1,0 +1,84 @@
+"""The files around the package: issue forms, citation, and what a release checks."""
+
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_h5 import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(path):
+    """A YAML file; the key ``on`` of a workflow is text, and not the boolean of YAML 1.1."""
+    return yaml.load(path.read_text(), Loader=yaml.BaseLoader)
+
+
+# Issues and the citation ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bug", "wrong_rows"])
+def test_reports_require_the_call_the_file_and_the_versions(name):
+    form = load(ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml")
+    required = {
+        item["id"]: item["attributes"]["label"]
+        for item in form["body"]
+        if item.get("validations", {}).get("required") == "true"
+    }
+    assert {"call", "inspect", "version"} < set(required)
+    assert "lightning-h5 inspect" in required["inspect"]
+    assert "lightning-h5 --version" in required["version"]
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert load(ROOT / "CITATION.cff")["version"] == __version__
+
+
+# A release -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def release(tmp_path):
+    """A copy of the files that a release looks at, as they have to be for version 1.2.3, and the check."""
+    for name in ("pyproject.toml", "CITATION.cff"):
+        shutil.copy(ROOT / name, tmp_path)
+    urls = "".join(f'{name} = "https://example.org"\n' for name in ("Changelog", "Documentation", "Issues", "Source"))
+    change(tmp_path / "pyproject.toml", r"^\[project\.scripts\]", f"[project.urls]\n{urls}\n[project.scripts]")
+    change(tmp_path / "CITATION.cff", r"^date-released: .*", 'date-released: "2027-01-02"')
+    change(tmp_path / "CITATION.cff", r"\Z", 'repository-code: "https://example.org"\n')
+    (tmp_path / "README.md").write_text("[Elsewhere](https://example.org)\n")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2027-01-02\n\n- New.\n")
+    (tmp_path / "lightning_h5").mkdir()
+    (tmp_path / "lightning_h5" / "_version.py").write_text('__version__ = "1.2.3"\n')
+    faults = runpy.run_path(str(ROOT / ".ci" / "ready_to_release.py"))["faults"]
+    return tmp_path, faults
+
+
+def change(path, pattern, new):
+    text, n = re.subn(pattern, new, path.read_text(), count=1, flags=re.M)
+    assert n == 1
+    path.write_text(text)
+
+
+def test_a_complete_release_has_no_fault(release):
+    root, faults = release
+    assert faults(root, "v1.2.3") == []
+
+
+def test_each_fault_of_a_release_is_named(release):
+    root, faults = release
+    change(root / "pyproject.toml", r"^Source = .*\n", "")
+    change(root / "CITATION.cff", r"^repository-code: .*\n", "")
+    change(root / "CITATION.cff", r"2027-01-02", "2027-01-01")
+    change(root / "CHANGELOG.md", r"\[Unreleased\]\n", "[Unreleased]\n\n- More.\n")
+    (root / "README.md").write_text("![Speed](docs/speed.svg)\n")
+    found = faults(root, "v1.2.4")
+    named = ["'v1.2.3'", "for Source.", "repository-code", "[Unreleased]", "2027-01-02", "'docs/speed.svg'"]
+    assert len(found) == len(named)
+    assert all(any(name in fault for fault in found) for name in named)
+    change(root / "CHANGELOG.md", r" - 2027-01-02", "")
+    assert "CHANGELOG.md has no section '## [1.2.3] - YYYY-MM-DD'." in faults(root, "v1.2.4")
