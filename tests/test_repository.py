@@ -1,8 +1,9 @@
-"""The files around the package: issue forms, citation, and what a release checks."""
+"""The files around the package: issue forms, workflows, citation, and what a release checks."""
 
 import re
 import runpy
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import yaml
 from lightning_h5 import __version__
 
 ROOT = Path(__file__).parents[1]
+WORKFLOWS = ROOT / ".github" / "workflows"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
 
 
 def load(path):
@@ -36,6 +40,41 @@ def test_reports_require_the_call_the_file_and_the_versions(name):
 
 def test_the_citation_has_the_version_of_the_package():
     assert load(ROOT / "CITATION.cff")["version"] == __version__
+
+
+# Workflows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.stem)
+def test_actions_are_pinned_and_permissions_are_given_to_jobs_only(path):
+    workflow = load(path)
+    assert workflow["permissions"] == {}
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert all("permissions" in job for job in workflow["jobs"].values())
+    lines = re.findall(r"uses: (.*)", path.read_text())
+    assert len(lines) == len([step for step in steps if "uses" in step])
+    assert [line for line in lines if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
+def test_the_workflow_of_ci_makes_what_the_script_of_ci_makes():
+    jobs = load(WORKFLOWS / "ci.yml")["jobs"]
+    in_script = re.findall(r"^step (.*)$", (ROOT / ".ci" / "run").read_text(), flags=re.M)
+    assert jobs["pinned"]["strategy"]["matrix"]["targets"] == in_script
+    named = " ".join([*in_script, "test-newest"]).split()
+    assert set(named) <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+
+
+def test_workflows_try_each_python_that_is_allowed():
+    assert load(WORKFLOWS / "ci.yml")["jobs"]["newest"]["strategy"]["matrix"]["python"] == PYTHONS
+    assert load(WORKFLOWS / "release.yml")["jobs"]["check"]["strategy"]["matrix"]["python"] == PYTHONS
+
+
+def test_publishing_waits_for_all_checks_and_an_approval():
+    jobs = load(WORKFLOWS / "release.yml")["jobs"]
+    assert [jobs[name]["needs"] for name in ("check", "attest", "publish")] == ["build", "check", "attest"]
+    assert jobs["publish"]["environment"] == "pypi"
+    assert [name for name, job in jobs.items() if "id-token" in job["permissions"]] == ["attest", "publish"]
+    assert all(jobs[name]["if"] == "github.ref_type == 'tag'" for name in ("attest", "publish"))
 
 
 # A release -----------------------------------------------------------------------------------------------------------
