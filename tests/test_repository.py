@@ -1,4 +1,4 @@
-"""The files around the package: issue forms, workflows, citation, and what a release checks."""
+"""The files around the package: issue forms, workflows, recipe, citation, and what a release checks."""
 
 import re
 import runpy
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 WORKFLOWS = ROOT / ".github" / "workflows"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
+CONDA_NAMES = {"torch": "pytorch", "blosc2": "python-blosc2", "matplotlib": "matplotlib-base"}
 
 
 def load(path):
@@ -38,8 +39,9 @@ def test_reports_require_the_call_the_file_and_the_versions(name):
     assert "lightning-h5 --version" in required["version"]
 
 
-def test_the_citation_has_the_version_of_the_package():
+def test_citation_and_recipe_have_the_version_of_the_package():
     assert load(ROOT / "CITATION.cff")["version"] == __version__
+    assert load(ROOT / "recipe" / "recipe.yaml")["context"]["version"] == __version__
 
 
 # Workflows -----------------------------------------------------------------------------------------------------------
@@ -121,3 +123,28 @@ def test_each_fault_of_a_release_is_named(release):
     assert all(any(name in fault for fault in found) for name in named)
     change(root / "CHANGELOG.md", r" - 2027-01-02", "")
     assert "CHANGELOG.md has no section '## [1.2.3] - YYYY-MM-DD'." in faults(root, "v1.2.4")
+
+
+# The recipe for conda ------------------------------------------------------------------------------------------------
+
+
+def bounds(requirements):
+    """The version bounds of requirements, by the name that conda-forge has for the package."""
+    found = {}
+    for requirement in requirements:
+        name, _, versions = re.match(r"([\w-]+)(\[[\w,]+\])?(.*)", requirement.partition(";")[0].strip()).groups()
+        found[CONDA_NAMES.get(name.lower(), name.lower())] = set(versions.strip().split(","))
+    return found
+
+
+def test_the_recipe_requires_what_the_project_requires():
+    recipe = load(ROOT / "recipe" / "recipe.yaml")
+    required = bounds(recipe["requirements"]["run"])
+    assert required.pop("python") == {">=${{ python_min }}"}
+    assert f">={recipe['context']['python_min']}" == PROJECT["requires-python"]
+    assert required.pop("__linux") == {""}
+    assert required == bounds(name for name in PROJECT["dependencies"] if not name.startswith("zlib-into"))
+    extras = PROJECT["optional-dependencies"]
+    assert bounds(recipe["requirements"]["run_constraints"]) == bounds(
+        name for extra, names in extras.items() for name in names if extra != "all"
+    )
