@@ -68,7 +68,8 @@ format: $(VENV)/.lint ## put style and format right where a tool can
 types: $(VENV)/.types ## check the types
 	$(BIN)/mypy --strict
 
-docs: $(VENV)/.docs ## build the documentation into docs/_build/html
+docs: $(VENV)/.docs ## build the documentation into docs/_build/html, and SKILL.md and llms.txt from it
+	$(BIN)/python docs/llms.py
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
 package: $(VENV)/.package ## build wheel and sdist into dist, check them, and train from each in a clean environment

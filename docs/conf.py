@@ -101,3 +101,6 @@ def types_as_written(app: Any, function: Any, is_bound: bool) -> None:
 
 def setup(app: Any) -> None:
     app.connect("autodoc-before-process-signature", types_as_written)
+
+
+html_extra_path = ["../SKILL.md", "../llms.txt"]
