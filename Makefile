@@ -21,6 +21,10 @@ PINNED_OLDEST := -c constraints-oldest.txt --build-constraint constraints-oldest
 # Compiled tests are kept, whatever the shell says: many tests start processes, and each would compile all that it imports.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
+# pip compiles all that it installs, by one core: most of the time of an install. This takes all cores, and leaves out what no
+# test imports.
+COMPILE = @$(1)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(1)/../lib || true
+
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
@@ -33,6 +37,7 @@ quickstart: $(VENV)/.run ## train a small model from an HDF5 file
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.test ## run the tests, in a few minutes
+	@echo "running the tests: 180 to 215 s on two cores; a part of them: make test ARGS=tests/hdf5"
 	$(call PYTEST,$(BIN))
 
 test-all: test test-wide ## run all tests but those that take minutes each
@@ -114,7 +119,8 @@ $(VENV)/.run: $(VENV)/.pip
 
 $(VENV)/.test: $(VENV)/.pip
 	@echo "installing lightning_h5 with all extras and the test tools into $(VENV) (torch included, a minute or more)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]' --group test --group references
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-compile $(PINNED) -e '.[all]' --group test --group references
+	$(call COMPILE,$(BIN))
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.pip
@@ -140,7 +146,8 @@ $(OLDEST)/.test: pyproject.toml constraints-oldest.txt
 	@echo "installing the oldest versions we allow into $(OLDEST) (torch included, a minute or more)"
 	@$(PYTHON_OLDEST) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip -c constraints-oldest.txt
-	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) $(PINNED_OLDEST) -e '.[all]' --group test
+	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) --no-compile $(PINNED_OLDEST) -e '.[all]' --group test
+	$(call COMPILE,$(OLDEST)/bin)
 	@touch $@
 
 # The newest of all, but for torch: with the pinned number a CPU-only build may be at hand (see constraints.txt). To try another,
@@ -151,5 +158,6 @@ $(NEWEST)/.test: pyproject.toml
 	@echo "installing the newest versions into $(NEWEST) (torch included, a minute or more)"
 	@$(PYTHON_NEWEST) -m venv $(NEWEST)
 	@$(NEWEST)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	@$(NEWEST)/bin/python -m pip install $(PIP_FLAGS) --upgrade --upgrade-strategy eager '$(TORCH)' -e '.[all]' --group test --group references
+	@$(NEWEST)/bin/python -m pip install $(PIP_FLAGS) --no-compile --upgrade --upgrade-strategy eager '$(TORCH)' -e '.[all]' --group test --group references
+	$(call COMPILE,$(NEWEST)/bin)
 	@touch $@
