@@ -54,7 +54,7 @@ test-real: $(VENV)/.test ## run inspect on real files, which it downloads from t
 test-oldest: $(OLDEST)/.test ## run the tests of make test with the oldest versions we allow
 	$(call PYTEST,$(OLDEST)/bin)
 
-test-newest: $(NEWEST)/.test ## run the tests of make test with the newest versions that exist, whatever is pinned
+test-newest: $(NEWEST)/.test ## run the tests of make test with the newest versions that exist (of torch, too: TORCH=torch)
 	$(call PYTEST,$(NEWEST)/bin)
 
 coverage: $(VENV)/.test ## run the tests and list the lines they miss
@@ -150,8 +150,8 @@ $(OLDEST)/.test: pyproject.toml constraints-oldest.txt
 	$(call COMPILE,$(OLDEST)/bin)
 	@touch $@
 
-# The newest of all, but for torch: with the pinned number a CPU-only build may be at hand (see constraints.txt). To try another,
-# make test-newest TORCH=torch. A day later there may be newer ones: remove the stamp to look.
+# The newest of all but torch, of which a CPU-only build may be there with the pinned number (see constraints.txt). Remove the stamp
+# to look for newer ones.
 TORCH ?= $(shell grep '^torch==' constraints.txt)
 
 $(NEWEST)/.test: pyproject.toml
