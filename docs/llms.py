@@ -25,7 +25,7 @@ MAX_LINE = 120
 def skill() -> str:
     """Return SKILL.md."""
     text = (DOCS / "_parts" / "skill.md").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)( [\w ]+)?\}\}", _part, text)
+    return re.sub(r"\{\{(\w+)( [\w: ]+)?\}\}", _part, text)
 
 
 def llms() -> str:
@@ -89,7 +89,9 @@ def _promises() -> str:
 
 def _layout(name: str) -> str:
     """Return a page of the gallery in short: its title, what is trained on, what a sample is, and its call."""
-    text = _read(f"gallery/{name}.md")
+    text = re.sub(
+        r"^```\{.*?^```\n+", "", _read(f"gallery/{name}.md"), flags=re.M | re.S
+    )
     title, about = re.match(r"# (.*?)\n\n(.*?)\n\n", text, flags=re.S).groups()
     call = _one_line_each(next(block for block in _blocks(text) if IMPORT in block))
     sample = re.search(r"^## A batch\n\n(.*?\.)(?:\s|$)", text, flags=re.M | re.S)[1]
@@ -120,7 +122,10 @@ def _one_line_each(source: str) -> str:
 
 
 def _arguments(names: list[str]) -> str:
-    """Return the first sentence on each argument from the docstring of the data module; two if the first is short."""
+    """Return what the docstring of the data module begins with on each argument: as many sentences as follow the name.
+
+    Otherwise it is one, or two if the first is short.
+    """
     source = (ROOT / "lightning_h5" / "datamodules" / "lazy.py").read_text(
         encoding="utf-8"
     )
@@ -134,13 +139,11 @@ def _arguments(names: list[str]) -> str:
         re.findall(r"^ {4}(\w+): (.*?)(?=^ {4}\w|^\S|\Z)", docstring, flags=re.M | re.S)
     )
     lines = []
-    for name in names:
-        first, *more = re.split(r"(?<=\.)\s", _line(about[name]).replace("``", "`"))
-        lines.append(
-            " ".join(
-                [f"- `{name}`: {first}", *(more[:1] if len(first) < SHORT else ())]
-            )
-        )
+    for name, _, n in (name.partition(":") for name in names):
+        text = _line(about[name]).replace("``", "`")
+        sentences = re.split(r"(?<=\.)\s", text)
+        most = int(n) if n else 2 if len(sentences[0]) < SHORT else 1
+        lines.append(f"- `{name}`: {' '.join(sentences[:most])}")
     return "\n".join(lines)
 
 

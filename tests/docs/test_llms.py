@@ -25,6 +25,7 @@ def test_the_skill_is_short_and_has_eight_layouts_of_the_gallery(made):
     assert len(text.splitlines()) < 200
     assert len(re.findall(r"^```python\ndatamodule = \w+\(\n", text, flags=re.M)) == 8
     assert "{{" not in text
+    assert "```{" not in text
 
 
 def test_each_page_but_the_first_is_listed_once(made):
