@@ -4,6 +4,7 @@
 PYTHON ?= python3
 # What test-oldest runs with: the oldest releases have no wheels for Python 3.13 and newer.
 PYTHON_OLDEST ?= $(PYTHON)
+PYTHON_NEWEST ?= $(PYTHON)
 # More for pytest: make test ARGS="-m slow -k resume"
 ARGS ?=
 # Test processes: more than two cores, since many tests wait for other processes. 0 runs the tests in one process, which a debugger needs.
@@ -11,6 +12,7 @@ JOBS ?= 4
 
 VENV := .venv
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 BIN := $(VENV)/bin
 PIP_FLAGS := -qq --disable-pip-version-check
 # pip's own step of building the package is held to the pins, too.
@@ -19,10 +21,14 @@ PINNED_OLDEST := -c constraints-oldest.txt --build-constraint constraints-oldest
 # Compiled tests are kept, whatever the shell says: many tests start processes, and each would compile all that it imports.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
+# pip compiles all that it installs, by one core: most of the time of an install. This takes all cores, and leaves out what no
+# test imports.
+COMPILE = @$(1)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(1)/../lib || true
+
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-wide test-long test-real test-oldest coverage lint format types docs package bench clean
+.PHONY: help quickstart test test-all test-wide test-long test-real test-oldest test-newest coverage lint format types docs package bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +37,7 @@ quickstart: $(VENV)/.run ## train a small model from an HDF5 file
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.test ## run the tests, in a few minutes
+	@echo "running the tests: 180 to 215 s on two cores; a part of them: make test ARGS=tests/hdf5"
 	$(call PYTEST,$(BIN))
 
 test-all: test test-wide ## run all tests but those that take minutes each
@@ -46,6 +53,9 @@ test-real: $(VENV)/.test ## run inspect on real files, which it downloads from t
 
 test-oldest: $(OLDEST)/.test ## run the tests of make test with the oldest versions we allow
 	$(call PYTEST,$(OLDEST)/bin)
+
+test-newest: $(NEWEST)/.test ## run the tests of make test with the newest versions that exist (of torch, too: TORCH=torch)
+	$(call PYTEST,$(NEWEST)/bin)
 
 coverage: $(VENV)/.test ## run the tests and list the lines they miss
 	$(call PYTEST,$(BIN)) --cov --cov-report=term-missing
@@ -63,14 +73,19 @@ format: $(VENV)/.lint ## put style and format right where a tool can
 types: $(VENV)/.types ## check the types
 	$(BIN)/mypy --strict
 
-docs: $(VENV)/.docs ## build the documentation into docs/_build/html
+docs: $(VENV)/.docs ## build the documentation into docs/_build/html, and SKILL.md and llms.txt from it
+	$(BIN)/python docs/llms.py
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
-package: $(VENV)/.package ## build wheel and sdist into dist, and run the quick start from each in a clean environment
+package: $(VENV)/.package ## build wheel and sdist into dist, check them, and train from each in a clean environment
 	rm -rf dist $(VENV)/wheel
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build -q --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv $(VENV)/wheel/env
 	$(VENV)/wheel/env/bin/python -m pip install $(PIP_FLAGS) --upgrade pip -c constraints.txt
+	$(VENV)/wheel/env/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt dist/*.whl
+	sed -n '/^```python$$/,/^```$$/{/^```python$$/d;/^```$$/q;p}' README.md > $(VENV)/wheel/first.py
+	cd $(VENV)/wheel && env/bin/python first.py >/dev/null && env/bin/lightning-h5 inspect signals.h5
 	$(VENV)/wheel/env/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt "$$(ls $(CURDIR)/dist/*.whl)[cli,examples]"
 	cp examples/quickstart.py examples/quickstart.yaml $(VENV)/wheel
 	cd $(VENV)/wheel && env/bin/python quickstart.py && env/bin/lightning-h5 inspect data/digits.h5
@@ -86,7 +101,7 @@ bench: $(VENV)/.run ## measure reading against plain h5py, other formats and the
 	$(BIN)/python examples/benchmarks/plan.py
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) $(OLDEST) docs/_build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) docs/_build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. A stamp says which set of packages is in; a changed pin or dependency makes it anew.
@@ -104,7 +119,8 @@ $(VENV)/.run: $(VENV)/.pip
 
 $(VENV)/.test: $(VENV)/.pip
 	@echo "installing lightning_h5 with all extras and the test tools into $(VENV) (torch included, a minute or more)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]' --group test --group references
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-compile $(PINNED) -e '.[all]' --group test --group references
+	$(call COMPILE,$(BIN))
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.pip
@@ -130,5 +146,18 @@ $(OLDEST)/.test: pyproject.toml constraints-oldest.txt
 	@echo "installing the oldest versions we allow into $(OLDEST) (torch included, a minute or more)"
 	@$(PYTHON_OLDEST) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip -c constraints-oldest.txt
-	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) $(PINNED_OLDEST) -e '.[all]' --group test
+	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) --no-compile $(PINNED_OLDEST) -e '.[all]' --group test
+	$(call COMPILE,$(OLDEST)/bin)
+	@touch $@
+
+# The newest of all but torch, of which a CPU-only build may be there with the pinned number (see constraints.txt). Remove the stamp
+# to look for newer ones.
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+
+$(NEWEST)/.test: pyproject.toml
+	@echo "installing the newest versions into $(NEWEST) (torch included, a minute or more)"
+	@$(PYTHON_NEWEST) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	@$(NEWEST)/bin/python -m pip install $(PIP_FLAGS) --no-compile --upgrade --upgrade-strategy eager '$(TORCH)' -e '.[all]' --group test --group references
+	$(call COMPILE,$(NEWEST)/bin)
 	@touch $@

@@ -36,6 +36,7 @@ html_static_path = ["_static"]
 html_css_files = ["drawing.css"]
 html_show_sphinx = False
 html_copy_source = False
+html_extra_path = ["../SKILL.md", "../llms.txt"]
 
 # Docstrings are Google style; types stand in the signatures alone, and are shown with the arguments.
 napoleon_numpy_docstring = False

@@ -154,8 +154,8 @@ class RemoteFile(_FileByPlace):
             nodes = [self.mirror.pread(size, place) for place in new_places] if are_nodes else []
 
     def close(self) -> None:
-        """Close the mirror."""
-        if not self.closed:
+        """Close the mirror. There is none if the constructor raised; Python closes such files as well."""
+        if not self.closed and hasattr(self, "mirror"):
             self.mirror.close()
         super().close()
 

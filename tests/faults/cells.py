@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import select
 import signal
 import sys
 import threading
@@ -15,6 +14,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +80,7 @@ def _wait_for(receiver, folder):
     text, end = b"", time.monotonic() + START
     while not text.endswith(b"\n"):
         left = end - time.monotonic()
-        if left <= 0 or not select.select([receiver], [], [], left)[0]:
+        if left <= 0 or not wait([receiver], left):
             return Cell("hang", f"no end after {LIMIT:g} s: {_tail(folder)}" if text else "it did not begin")
         if not (part := os.read(receiver, 1 << 16)):
             return None

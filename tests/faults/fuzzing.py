@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import resource
-import select
 import shutil
 import signal
 import struct
@@ -20,6 +19,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from multiprocessing.connection import wait
 from zlib import crc32
 
 import h5py
@@ -444,7 +444,7 @@ def _run_child(jobs, folder, tally, options):
     try:
         with open(receiver, "rb") as lines:
             while True:
-                if not select.select([lines], [], [], HANG_SECONDS)[0]:
+                if not wait([lines], HANG_SECONDS):
                     is_hanging = True
                     break
                 if not (line := lines.readline()):

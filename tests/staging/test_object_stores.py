@@ -319,6 +319,13 @@ def test_nodes_below_a_node_of_a_tree_are_fetched_at_once(server, folder, stagin
     datamodule.teardown("fit")
 
 
+def test_a_file_whose_constructor_raised_closes():
+    """Python closes it when it is collected, and from 3.13 on shows the errors of that."""
+    file = RemoteFile.__new__(RemoteFile)
+    file.close()
+    assert file.closed
+
+
 def test_a_tree_that_is_a_circle_ends(server, folder, staging):
     """A node of chunks whose children are itself, as damage or an attacker can make one."""
     width, place = 32, 4096

@@ -45,6 +45,7 @@ def test_a_frame_of_table_format_has_its_columns_and_no_index(frame, tmp_path):
     assert not check_files(tmp_path / "a.h5").warnings
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")  # anndata, with pandas 3
 @pytest.mark.parametrize("dense", [False, True])
 def test_cells_have_their_type_as_target_and_donors_stay_whole(tmp_path, dense):
     anndata, pandas = pytest.importorskip("anndata"), pytest.importorskip("pandas")
