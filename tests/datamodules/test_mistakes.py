@@ -205,7 +205,7 @@ PATHS = {
     "a key by position": (lambda: setup("digits.h5", "images"), ["no such file", "Pass keys by name: x_key='images'"]),
     "more values than paths": (
         lambda: LazyH5DataModule("a.h5", "b.h5", "c.h5", "d.h5", "x"),
-        ["5 values without a name", "'predict_path'", "such as x_key=..."],
+        ["5 positional arguments", "'predict_path'", "such as x_key=..."],
     ),
     "a key behind the path": (lambda: setup("digits.h5/images"), ["pass 'digits.h5', and 'images' as the key"]),
     "a key behind colons": (lambda: setup("digits.h5::images"), ["pass 'digits.h5', and 'images' as the key"]),
@@ -413,12 +413,12 @@ FILTERS = {
         ["no 'image'", "Did you mean 'images'"],
     ),
     "statistics as a pair": (lambda: of_images(normalize=(0, 1)), ["normalize=(0, 1)", "{'mean': 0.5, 'std': 0.2}"]),
-    "several transforms": (lambda: of_images(transform=[abs, abs]), ["cannot be called", "Compose"]),
+    "several transforms": (lambda: of_images(transform=[abs, abs]), ["is not callable", "Compose"]),
     "a transform of no target": (lambda: of_images(target_transform=abs), ["without y_key", "Pass y_key"]),
     "a misspelled way to collate": (lambda: of_images(collate_fn="pead"), ["Did you mean 'pad'"]),
     "a class as a transform": (
         lambda: of_images(transform=torch.nn.Identity),
-        ["transform=Identity was given, a class", "Pass an object of it: transform=Identity(...)"],
+        ["transform=Identity is a class", "Pass an object of it: transform=Identity(...)"],
     ),
     "a transform of input and target": (
         lambda: of_images(transform=lambda x, y: (x, y)),
