@@ -144,7 +144,7 @@ STAGES = ("train", "val", "test", "predict")
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class BadRowOptions(Options):
-    """Skip samples whose rows cannot be decoded, or whose transform raises.
+    """Skip samples with rows that cannot be decoded, and samples for which a transform raises.
 
     Shorthand: ``"skip"`` (the defaults). The argument ``on_bad_row`` also accepts ``"raise"``, which skips none.
 
@@ -267,8 +267,8 @@ class FileOptions(Options):
         min_integrity: lowest integrity level to accept, from 0 (damage goes unnoticed) to 4 (all damage is detected).
         verify: "digest" compares rows with the digests next to the files, which ``lightning-h5 check --write-digests``
             writes. None relies on the files' own checksums.
-        catalog_dir: folder that caches the contents of files whose segments are more than 2,000 groups or arrays, so
-            that the next ``setup`` need not list them. An entry is valid until its file changes. "auto" is
+        catalog_dir: folder that caches the contents of files with more than 2,000 arrays in segments (groups or
+            arrays), so that the next ``setup`` need not list them. An entry is valid until its file changes. "auto" is
             ``lightning_h5`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``); None turns this off.
         staging: folder on a local disk that caches files on slow storage, or ``StagingOptions``. Data modules have an
             argument of this name instead.

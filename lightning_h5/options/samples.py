@@ -170,7 +170,7 @@ class SplitOptions(Options):
 
     @property
     def columns(self) -> list[str]:
-        """The arrays, or columns of a table, whose values assign rows or segments to splits."""
+        """The arrays, or columns of a table, that assign rows or segments to splits."""
         return [key for key in (self.group_key, self.stratify_key, self.column) if key is not None]
 
     @property
