@@ -261,7 +261,7 @@ KEYS = {
     "a scalar": (lambda: setup(x_key="scale"), ["is a scalar", "Name an array with an axis"]),
     "a misspelled member": (lambda: setup(x_key="people/agee"), ["'age', 'mass'", "Did you mean 'age'"]),
     "a table as a whole": (lambda: setup(x_key="people"), ["is a table", "'people/age'", "or several as a list"]),
-    "fields and keys": (lambda: of_images(fields=["labels"]), ["fields and x_key were given", "flat dicts"]),
+    "fields and keys": (lambda: of_images(fields=["labels"]), ["fields cannot be combined with x_key", "flat dicts"]),
     "a number as key": (lambda: setup(x_key=3), ["x_key=3", "such as 'group/images'"]),
     "a misspelled field": (lambda: setup(fields={"x": "imagess"}), ["fields['x']='imagess'", "Did you mean 'images'"]),
     "another word for a split": (lambda: setup("parts.h5", x_key="{part}/x"), ["{part} stands for nothing; {split}"]),
@@ -505,7 +505,7 @@ RUNNING = {
     "an empty batch": (lambda: of_images(batch_size=0), ["batch_size=0", "at least 1"]),
     "batches larger than the data": (
         lambda: of_images(batch_size=100, drop_last=True),
-        ["drop_last leaves nothing of the 60 rows", "Make batch_size smaller"],
+        ["drop_last drops all 60 rows", "Make batch_size smaller"],
     ),
     "a misspelled strategy": (lambda: mixed(strategy="weightd"), ["Did you mean 'weighted'"]),
     "a loader before setup": (

@@ -137,7 +137,7 @@ BY_ROW = {"group_key": None, "splits": {"train": [[0, 100]], "val": [[100, ROWS]
             {"group_key": "guid"},
             "has 'p03' in several splits",
         ),
-        (BY_ROW, {"val_path": True}, "gives 20 rows to 'val', which has its own files"),
+        (BY_ROW, {"val_path": True}, "assigns 20 rows to 'val', which has its own files"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(file, tmp_path, text, options, words):
