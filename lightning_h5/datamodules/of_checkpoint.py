@@ -70,7 +70,7 @@ def datamodule_of_checkpoint(
         datamodule = CLASSES[name](**_usable(name, settings, arguments or {}, replays=replays))
     else:
         raise H5ValueError(
-            f"{path!r} was saved by {name!r}, which is not a class of lightning_h5; classes that a checkpoint names are "
+            f"{path!r} was saved by {name!r}, which is not a class of lightning_h5; classes in a checkpoint are "
             "not imported. Pass --config with the run's configuration, or call in Python: "
             f"{name}.load_from_checkpoint({path!r}).rows_of_step(step)."
         )
