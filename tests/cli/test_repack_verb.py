@@ -39,7 +39,7 @@ def test_it_says_what_it_bought(path, capsys):
     assert "4.7 KiB" in lines[x + 1]
     y = next(at for at, line in enumerate(lines) if line.startswith("y "))
     assert lines[y + 1].split()[:2] == ["1000", "gzip"]
-    assert "text is variable-length, which HDF5 cannot compress, and stays as it is" in printed.out
+    assert "text is variable-length, which HDF5 cannot compress, and is copied unchanged" in printed.out
     assert "MiB/s decoded; verified in" in lines[-2]
     assert lines[-1] == f"Next: lightning-h5 inspect {path}.copy"
     with h5py.File(path + ".copy") as file:

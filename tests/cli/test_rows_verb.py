@@ -145,7 +145,7 @@ def test_files_that_moved_are_named_by_set(saved, run, tmp_path):
     assert "pass --set train_path=PATH" in run("last.ckpt", "--step", "5", code=1)
     moved = json.loads(run("last.ckpt", "--step", "5", "--json", "--set", "train_path=moved.h5"))["samples"]
     assert [row["row"] for row in moved] == [row["row"] for row in rows]
-    assert "no setting" in run("last.ckpt", "--step", "5", "--set", "train_path", code=2)
+    assert "not a setting" in run("last.ckpt", "--step", "5", "--set", "train_path", code=2)
 
 
 def test_what_is_no_checkpoint_of_ours_is_an_error(saved, run):

@@ -393,7 +393,7 @@ SPLITS = {
     ),
     "no list of training segments": (
         lambda: of_robot(split={"key": {"val": "mask/valid"}}),
-        ["no data for 'train'", "Add one, as 'train'"],
+        ["no data for 'train'", "Add the array that lists its segments"],
     ),
     "no validation data": (lambda: of_images(stage="validate"), ["no data for 'val'", "Pass val_path"]),
 }

@@ -387,7 +387,7 @@ def test_the_cost_of_a_sample_is_that_of_its_chunks(tmp_path):
     assert cost.bytes_decoded == 16 * 16 + 8 * 8
     assert cost.bytes_decoded_in_chunk_order == 8 * 16 * 16 // 128 + 8 * 8
     text, _, _ = printed(tmp_path / "a.h5")
-    assert "128 samples of 2 segments; one has 80 B in 1 chunk." in text
+    assert "128 samples of 2 segments; a sample has 80 B in 1 chunk." in text
 
 
 # Keys that would be guessed --------------------------------------------------------------------------------

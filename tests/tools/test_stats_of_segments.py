@@ -217,4 +217,4 @@ def test_the_command_takes_segments(recordings, tmp_path, capsys):
     assert "--rows" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["stats", path, "--key", "eeg", "--segments", "{step_axis: "])
-    assert "no mapping" in capsys.readouterr().err
+    assert "not a mapping" in capsys.readouterr().err
