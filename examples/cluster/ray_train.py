@@ -1,9 +1,9 @@
-"""Train with Ray Train, on as many workers as asked; a job that fails is started again from its newest checkpoint.
+"""Train with Ray Train on several workers; a failed job restarts from its newest checkpoint.
 
     pip install "ray[train]"
     python ray_train.py runs/1 --workers 2
 
-``train`` is the function of ``train.py``, but for the three objects by which Lightning learns of Ray's workers.
+``train`` is the function of ``train.py`` with three more objects, which connect Lightning to Ray's workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_h5 import LazyH5DataModule
 
 
 def train(given: dict[str, str]) -> None:
-    """Train on ``rows.h5`` in a folder, from its newest checkpoint on; runs in each worker."""
+    """Train on ``rows.h5`` in a folder, from its newest checkpoint; runs in each worker."""
     folder = Path(given["folder"])
     datamodule = LazyH5DataModule(
         str(folder / "rows.h5"),
@@ -53,11 +53,11 @@ def train(given: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="of the data and of the checkpoints, on storage that all nodes share")
+    parser.add_argument("folder", type=Path, help="folder of data and checkpoints, on storage that all nodes share")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--num-workers", type=int, default=0, help="processes of each worker that read")
-    parser.add_argument("--gpus", action="store_true", help="one for each worker")
-    parser.add_argument("--verify", default="", help="'digest' compares rows with digests beside the file")
+    parser.add_argument("--num-workers", type=int, default=0, help="number of reading processes of each worker")
+    parser.add_argument("--gpus", action="store_true", help="use one GPU per worker")
+    parser.add_argument("--verify", default="", help="'digest' compares rows with the digests next to the file")
     given = parser.parse_args()
     options = {"folder": str(given.folder.resolve()), "num_workers": str(given.num_workers), "verify": given.verify}
     trainer = ray.train.torch.TorchTrainer(
@@ -69,4 +69,4 @@ if __name__ == "__main__":
         ),
     )
     trainer.fit()
-    print("each row was trained on as often as there are epochs")
+    print("each row was trained on once per epoch")
