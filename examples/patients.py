@@ -104,9 +104,9 @@ def main(folder: Path = DATA) -> None:
     for name, group_key in (("by patient", "patient"), ("by row", None)):
         results = [run_fold(path, fold, group_key) for fold in range(FOLDS)]
         accuracies, on_both_sides = zip(*results, strict=True)
-        each = ", ".join(f"{accuracy:.2f}" for accuracy in accuracies)
+        each_fold = ", ".join(f"{accuracy:.2f}" for accuracy in accuracies)
         print(
-            f"cut {name}: mean accuracy {np.mean(accuracies):.3f} (folds: {each}); "
+            f"cut {name}: mean accuracy {np.mean(accuracies):.3f} (folds: {each_fold}); "
             f"patients on both sides: {max(on_both_sides)}"
         )
 

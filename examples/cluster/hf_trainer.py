@@ -107,6 +107,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, help="folder of the data and the checkpoints")
     parser.add_argument("--resume", help="folder of a checkpoint to resume from")
-    given = parser.parse_args()
-    trained = train(given.folder, given.resume)
+    arguments = parser.parse_args()
+    trained = train(arguments.folder, arguments.resume)
     print(f"trained on {len(trained.rows):,} rows here")

@@ -22,17 +22,17 @@ from train import EPOCHS, Net, newest
 from lightning_h5 import LazyH5DataModule
 
 
-def train(given: dict[str, str]) -> None:
+def train(config: dict[str, str]) -> None:
     """Train on ``rows.h5`` in a folder, from its newest checkpoint; runs in each worker."""
-    folder = Path(given["folder"])
+    folder = Path(config["folder"])
     datamodule = LazyH5DataModule(
         str(folder / "rows.h5"),
         x_key="x",
         batch_size=16,
         with_index=True,
         seed=1,
-        num_workers=int(given["num_workers"]),
-        files={"verify": given["verify"] or None},
+        num_workers=int(config["num_workers"]),
+        files={"verify": config["verify"] or None},
     )
     trainer = Trainer(
         devices="auto",
@@ -58,15 +58,14 @@ if __name__ == "__main__":
     parser.add_argument("--num-workers", type=int, default=0, help="number of reading processes of each worker")
     parser.add_argument("--gpus", action="store_true", help="use one GPU per worker")
     parser.add_argument("--verify", default="", help="'digest' compares rows with the digests next to the file")
-    given = parser.parse_args()
-    options = {"folder": str(given.folder.resolve()), "num_workers": str(given.num_workers), "verify": given.verify}
+    arguments = parser.parse_args()
+    folder = str(arguments.folder.resolve())
+    options = {"folder": folder, "num_workers": str(arguments.num_workers), "verify": arguments.verify}
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config=options,
-        scaling_config=ray.train.ScalingConfig(num_workers=given.workers, use_gpu=given.gpus),
-        run_config=ray.train.RunConfig(
-            storage_path=str(given.folder.resolve()), failure_config=ray.train.FailureConfig(max_failures=3)
-        ),
+        scaling_config=ray.train.ScalingConfig(num_workers=arguments.workers, use_gpu=arguments.gpus),
+        run_config=ray.train.RunConfig(storage_path=folder, failure_config=ray.train.FailureConfig(max_failures=3)),
     )
     trainer.fit()
     print("each row was trained on once per epoch")

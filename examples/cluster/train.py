@@ -104,5 +104,5 @@ if __name__ == "__main__":
     parser.add_argument("--devices", type=int, default=1, help="number of processes, without a launcher")
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0, help="extra time per step, to have time to stop the run")
-    given = parser.parse_args()
-    train(given.folder, devices=given.devices, num_workers=given.num_workers, seconds=given.seconds)
+    arguments = parser.parse_args()
+    train(arguments.folder, devices=arguments.devices, num_workers=arguments.num_workers, seconds=arguments.seconds)

@@ -99,7 +99,7 @@ def test_files_with_nothing_in_common_are_no_data_set(tmp_path):
             file[name] = np.zeros((40, 3), "f4")
     advice = inspect_folder(tmp_path).example.advice
     assert advice.datamodule is None
-    assert "have different arrays and are no data set together" in advice.reasons[0]
+    assert "have different arrays and are not one data set" in advice.reasons[0]
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["a"] = np.zeros((40, 3), "f4")
     assert inspect_folder(tmp_path).example.advice.datamodule is not None

@@ -168,7 +168,7 @@ def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:
         except H5ValueError as error:
             raise H5ValueError(
                 f"{argument} names {key!r}, which is a link from {file.filename!r} to another file; repack opens no "
-                f"other file. Repack the other file by itself, or remove the name from {argument}."
+                f"other file. Repack that file by itself, or leave it out of {argument}."
             ) from error
         if members or not isinstance(array, h5py.Dataset):
             raise H5ValueError(
@@ -252,8 +252,8 @@ def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> Arra
     is_own = any(source.file_name in (".", array.file.filename) for source in sources)
     if plan.is_shuffled:
         raise H5ValueError(
-            f"{plan.name!r} cannot be shuffled: it {'is virtual' if is_own else 'is in other files'}. Repack its "
-            "sources by themselves, and leave it out here."
+            f"{plan.name!r} cannot be shuffled: it {'is virtual' if is_own else 'is in other files'}. Repack the other "
+            "files by themselves, and leave it out."
         )
     if is_own and options.shuffle_rows is not None:
         raise H5ValueError(
