@@ -351,8 +351,8 @@ def test_the_same_data_twice_is_a_warning(make_h5, tmp_path):
     report = check_files([path, tmp_path / "copy.h5"])
     assert found(report) == [("warning", "duplicate", None)]
     assert report.warnings[0].text == (
-        f"its size, its arrays and samples of its bytes are those of {path!r}: if it is a copy, its rows would be "
-        "trained on twice"
+        f"its size, arrays and samples of its bytes equal those of {path!r}: if it is a copy, training would use its "
+        "rows twice"
     )
 
 
