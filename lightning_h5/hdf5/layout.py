@@ -638,8 +638,8 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
         if kind_of(array.dtype) != "number" or array.categories is not None:
             problem = "is categorical" if array.categories is not None else f"has the dtype {dtype_text(array.dtype)}"
             raise H5ValueError(
-                f"{array.key!r} in {array.path!r} {problem}, but only arrays of numbers are stacked. Give it a field of "
-                "its own."
+                f"{array.key!r} in {array.path!r} {problem}, but only arrays of numbers are stacked. Give it a field "
+                "of its own."
             )
         if (array.n_rows, array.row_shape) != (first.n_rows, first.row_shape):
             raise H5ValueError(
