@@ -283,7 +283,7 @@ class RankCachedH5DataModule(FilesH5DataModule):
         recipe = self._token_recipe(held, held.shard)
         if recipe is None and held.weights is not None:
             recipe = ShardRows(held.shard, held.weights)
-        order = Order("none", 1, 0, "as shuffle=False asks", 0, recipe=recipe)
+        order = Order("none", 1, 0, "as requested by shuffle=False", 0, recipe=recipe)
         if shuffles and self._options.shuffle.mode != "none":
             order = Order("global", 1, 0, "each rank's rows are in its memory", 0, recipe=recipe)
         return order

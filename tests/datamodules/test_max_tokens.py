@@ -122,7 +122,7 @@ def test_a_sample_beyond_the_limit_is_named_before_training(path, kind):
         ({"weights": "w"}, "max_tokens cannot be combined with weights"),
         ({"segments": {"max_tokens": 0}}, "segments.max_tokens=0"),
         ({"window": 3}, "segments.max_tokens are of whole segments, and samples are windows"),
-        ({"segments": {"lengths": None}, "sample": "row"}, "and samples are rows: 128 counts the steps"),
+        ({"segments": {"lengths": None}, "sample": "row"}, "but samples are rows: max_tokens counts the steps"),
         ({"shuffle": {"scope": "node"}}, "shuffle.scope='node' was given with segments.max_tokens"),
         ({"collate_fn": None}, "collate_fn='pad'"),
         (
