@@ -564,15 +564,15 @@ def _staging_report(
 
 def _decoded_report(staging: StagingOptions, layouts: Iterable[ArrayLayout]) -> str:
     """Return a sentence about the arrays with cached decoded chunks."""
-    kept = sorted({layout.key for layout in layouts if keeps_decoded(layout)})
-    if not kept:
+    keys = sorted({layout.key for layout in layouts if keeps_decoded(layout)})
+    if not keys:
         return (
             "staging: decoded=True has no effect: no array of 1 MiB or more has compressed chunks that are read "
             "without the HDF5 library, or its file is being written"
         )
     folder = ensure_folder(staging)
     return (
-        f"staging: decoded chunks of {listing(kept, most=3)} are kept in {folder.path!r}, which may take "
+        f"staging: decoded chunks of {listing(keys, most=3)} are kept in {folder.path!r}, which may take "
         f"{bytes_text(folder.limit)}"
     )
 

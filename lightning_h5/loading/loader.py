@@ -421,8 +421,8 @@ class H5DataLoader(DataLoader[Any]):
         progress = self.passes.begin(epoch)
         progress.plan = weakref.ref(plan)  # which may have a number for each row
         n_taken = self.sampler.n_taken(epoch, iteration)
-        kept = self._kept_for(epoch, n_taken)
-        batches, tokens = kept or self._begin_to_read(PassTokens(self.sampler, epoch, n_taken))
+        read_ahead = self._kept_for(epoch, n_taken)
+        batches, tokens = read_ahead or self._begin_to_read(PassTokens(self.sampler, epoch, n_taken))
         # Rows in memory need no reading ahead in the next pass.
         goes_on = batches.can_go_on and (self.num_workers > 0 or not self.dataset.cost.is_in_memory)
         following = self.sampler.next_epoch(epoch) if goes_on else None
