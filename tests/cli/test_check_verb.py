@@ -53,7 +53,7 @@ def test_problems_are_grouped_by_file_and_summed_up(run, folder):
     assert lines[0] == str(folder / "b.h5")
     assert lines[1].startswith("  error (decode): x: chunk 3 (rows 15 to 19) of 'x'")
     assert lines[2] == str(folder / "c.h5")
-    assert lines[3].startswith("  warning (duplicate): its size, its arrays and samples of its bytes are those of")
+    assert lines[3].startswith("  warning (duplicate): its size, arrays and samples of its bytes equal those of")
     assert lines[4] == "3 files, 6 arrays, 45.9 KiB decoded: 1 error, 1 warning"
     assert lines[5] == "integrity level 0 of 4: most damage to the values of 'y' would go unnoticed (no checksums)"
     assert len(lines) == 6

@@ -224,7 +224,7 @@ OTHER_FILES = {
     "an old MAT file": (lambda: setup("old.mat"), ["older format than 7.3", "'-v7.3'"]),
     "classic netCDF": (lambda: setup("classic.nc"), ["netCDF in its classic format", "nccopy -k nc4"]),
     "HDF4": (lambda: setup("hdf4.hdf"), ["It is HDF4", "h4toh5convert"]),
-    "a table of columns": (lambda: setup("table.parquet"), ["It is Parquet", "passed as table"]),
+    "a table of columns": (lambda: setup("table.parquet"), ["It is Parquet", "as the argument table"]),
     "a pickle": (lambda: setup("pickle.h5"), ["a pickle of Python", "write its arrays to an HDF5 file"]),
     "a download that did not end": (lambda: setup("zeros.h5"), ["first bytes are zeros", "Copy or download it again"]),
     "an empty file": (lambda: setup("nothing.h5"), ["It is empty", "Copy or download it again"]),

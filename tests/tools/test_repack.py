@@ -658,7 +658,7 @@ def test_rows_per_chunk_is_for_every_array_with_rows(
     repack_file(path, path + ".named", keys=["x"], **options)
     is_left = has_others and row_shape == ()
     (noted,) = [array.note for array in report.arrays if array.name == "x"]
-    assert (f"keeps its chunks, since rows_per_chunk={rows}" in noted) == is_left
+    assert (f"is not written in chunks of {rows} rows" in noted) == is_left
     with h5py.File(path + ".any") as file, h5py.File(path + ".named") as named:
         order = slice(None) if seed is None else np.argsort(places(n_rows, seed))
         assert np.array_equal(file["x"], values[order])

@@ -210,7 +210,7 @@ def _same_kinds(files: Sequence[Findings]) -> Iterator[Problem]:
     kinds = _kinds_of_files(files)
     if len(kinds) > 1:
         examples = ", ".join(
-            f"{len(kind):,} such as {kind[0][0].path!r} with {listing(kind[0][1], 3)}" for kind in kinds[:MAX_KINDS]
+            f"{len(kind):,} like {kind[0][0].path!r} with {listing(kind[0][1], 3)}" for kind in kinds[:MAX_KINDS]
         )
         others = f" and {len(kinds) - MAX_KINDS:,} more kinds" if len(kinds) > MAX_KINDS else ""
         text = f"there are {len(kinds):,} kinds of files without common arrays: {examples}{others}. Train on one kind."
@@ -341,7 +341,9 @@ def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
             is_usual = name in group_of and group_of[name] == group_of.get(longest)
             if FEW < count < rows[longest] and not is_usual:
                 n_longest = rows[longest]
-                text = f"it has {count:,} rows, {longest!r} {n_longest:,}: if they belong together, some are missing"
+                text = (
+                    f"it has {count:,} rows, {longest!r} has {n_longest:,}: if they belong together, rows are missing"
+                )
                 yield warning(findings.path, name, "rows", text)
 
 

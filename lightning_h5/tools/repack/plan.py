@@ -291,8 +291,8 @@ def _plan_rows(
     rows_before = old_chunks[0] if old_chunks and old_chunks[0] * row_bytes <= MAX_CHUNK_BYTES else None
     if is_left:
         note = (
-            f"keeps its chunks, since rows_per_chunk={rows_per_chunk} applies to arrays with larger rows; name it in "
-            "keys to change them"
+            f"is not written in chunks of {rows_per_chunk} rows, which are for arrays with larger rows; name it in "
+            "keys to do so"
         )
         plan, as_stored = replace(plan, note=note), replace(as_stored, note=note)
         if steps == stored and not plan.is_shuffled:

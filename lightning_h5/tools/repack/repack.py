@@ -249,7 +249,7 @@ def _translate_errors(source: str, target: str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError, KeyError, MemoryError) as error:
         reported = re.search(r"errno = (\d+)", str(error))  # format of the HDF5 library
         number = int(reported[1]) if reported else getattr(error, "errno", None)
-        cure = "check the file with `lightning-h5 check`, and the disk and permissions of both folders."
+        cure = "look for damage with `lightning-h5 check FILE`, and check the disk and permissions of both folders."
         if isinstance(error, MemoryError) or "memory allocation failed" in str(error):
             number = errno.ENOMEM
             cure = (
