@@ -300,12 +300,12 @@ def _wrapped_lines(text: str) -> str:
 
 def _cost_text(cost: SampleCost) -> str:
     of_segments = f" of {_counted(cost.n_segments, 'segment')}" if cost.n_segments else ""
-    sample = f"{_counted(cost.n_samples, 'sample')}{of_segments}; a sample has {bytes_text(cost.n_bytes)}"
+    sample = f"{_counted(cost.n_samples, 'sample')}{of_segments}; {bytes_text(cost.n_bytes)} each"
     if not cost.n_chunks:
         return f"{sample}, stored without chunks"
     chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
     plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_chunk_order)
-    return f"{sample} in {chunks}. Reading it at random decodes {plain}, or {ordered} with shuffle='chunks'."
+    return f"{sample}, in {chunks}. Reading a sample at random decodes {plain}, or {ordered} with shuffle='chunks'."
 
 
 def _store_text(cost: StoreCost) -> str:

@@ -79,7 +79,7 @@ def test_sorted_columns_have_no_split_that_lacks_a_class(tmp_path):
         file["row_attrs/Gene"], file["attrs/LOOM_SPEC_VERSION"] = [f"g{at}" for at in range(12)], "3.0.0"
     advice = inspect_file(tmp_path / "a.loom").advice
     assert "split" not in advice.settings
-    assert "No split: they are sorted" in advice.reasons[0]
+    assert "No split: samples are sorted" in advice.reasons[0]
     with h5py.File(tmp_path / "a.loom", "a") as file:
         file["col_attrs/ClusterID"][...] = np.arange(50) % 5
     advice = inspect_file(tmp_path / "a.loom").advice

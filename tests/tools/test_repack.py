@@ -572,7 +572,9 @@ def test_a_virtual_array_over_other_files_and_shuffled_rows_is_refused(make_h5):
         layout[:10], layout[10:] = h5py.VirtualSource(other, "x", (10,)), h5py.VirtualSource(file["x"])
         file.create_virtual_dataset("v", layout)
     for key in ("x", "y"):
-        with pytest.raises(H5ValueError, match=r"'v' is virtual and shows rows of this file, which may not be moved"):
+        with pytest.raises(
+            H5ValueError, match=r"'v' is virtual and shows rows of this file, which shuffling would move"
+        ):
             repack_file(path, path + ".copy", shuffle_rows=0, shuffle_keys=[key])
 
 
@@ -842,7 +844,7 @@ def test_types_that_h5py_cannot_read_are_named(make_h5):
 def test_a_compression_that_is_not_installed_names_what_there_is(make_h5, monkeypatch):
     monkeypatch.setattr("lightning_h5.tools.repack.compression._is_installed", lambda known: known.id in (1, 32000))
     path = make_h5({"x": np.arange(10)})
-    with pytest.raises(H5ValueError, match=r"'zstd' is not installed; there are none, gzip, lzf. Run `pip install"):
+    with pytest.raises(H5ValueError, match=r"'zstd' is not installed; none, gzip, lzf are. Run `pip install"):
         repack_file(path, path + ".copy", compression="zstd")
 
 

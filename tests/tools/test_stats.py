@@ -435,7 +435,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(signals, tmp_path):
     assert path.read_text() == "mine"
     report.save(path, overwrite=True)
     assert "signal" in read_stats(path)
-    with pytest.raises(H5FileError, match="overwrite the data"):
+    with pytest.raises(H5FileError, match="overwrite its own input"):
         report.save(signals, overwrite=True)
     with pytest.raises(H5FileError, match="there is no directory"):
         report.save(tmp_path / "none" / "stats.json")
