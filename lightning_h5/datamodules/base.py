@@ -162,7 +162,8 @@ class BaseH5DataModule(NamesRows):
             return f"Its files, {paths or self._paths['train']!r}, contain no rows. Pass files with rows."
         n = sum(len(part) for rows in self._cut.values() for part in rows)
         shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
-        return f"{shares} of {n} rows or segments leave none for it. One of them is a share of {1 / max(1, n):.2g}."
+        share = f"One row or segment is a share of {1 / max(1, n):.2g}."
+        return f"{shares} of {n} rows or segments leave none for this split. {share}"
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds the rows that a new one would load again."""

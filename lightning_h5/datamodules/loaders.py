@@ -427,7 +427,7 @@ class MakesLoaders(RecordsSettings):
     def _log_mixing(self, order: Order, dataset: RowDataset) -> None:
         """Log how well batches are mixed if each node has its own rows."""
         if order.nodes == 1:
-            self._log_once("shuffle.scope='node' on one node: the order is that of scope='global'")
+            self._log_once("shuffle.scope='node' on one node: the order equals scope='global'")
         parameters, world_size, drop_last = self._parameters(order), self.world_size or 1, self._options.drop_last
         if order.nodes < 2 or self.rank or parameters in self._measured:
             return

@@ -147,8 +147,8 @@ class RankCachedH5DataModule(FilesH5DataModule):
         super().__init__(locals())
 
     cannot_mix = (
-        "whose ranks draw among the rows of their own shards, so that a share of a source would be none of all ranks. "
-        "Pass it to LazyH5DataModule, or join the files as one: train_path takes a list."
+        "whose ranks draw only rows of their own shards, so that shares of sources would not hold over all ranks. Pass "
+        "it to LazyH5DataModule, or pass the files as one dataset: train_path accepts a list."
     )
 
     def _use_arguments(self, arguments: Mapping[str, Any]) -> None:

@@ -219,7 +219,7 @@ def _source_weights(weights: Any, names: Sequence[str], place: str = "") -> tupl
     if len(numbers) != len(names):
         raise H5ValueError(
             f"weights={weights!r}{place} has {len(numbers)} values, but there are {len(names)} sources: "
-            f"{listing(names)}. Pass one for each, or a mapping from their names."
+            f"{listing(names)}. Pass one weight for each source, or a mapping from their names."
         )
     for name, number in zip(names, numbers, strict=True):
         if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:

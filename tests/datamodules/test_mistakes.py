@@ -422,7 +422,7 @@ FILTERS = {
     ),
     "a transform of input and target": (
         lambda: of_images(transform=lambda x, y: (x, y)),
-        ["requires the arguments 'x', 'y'", "called with one, the input of a sample", "batch_transform a batch"],
+        ["requires the arguments 'x', 'y'", "called with one, the input of a sample", "batch_transform with a batch"],
     ),
     "a dtype of no target": (lambda: of_images(y_dtype="int64"), ["y_dtype was given without y_key", "Pass y_key"]),
     "a dtype of text": (
