@@ -279,7 +279,7 @@ def _affine(stats: FieldStats, name: str, arrays: Sequence[ArrayLayout]) -> Affi
     shape = array.row_shape
     if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
         content = "of complex numbers" if array.dtype.kind == "c" else "text"
-        raise H5ValueError(f"the statistics have {name!r}, which is {content} in {array.path!r}. Remove it from them.")
+        raise H5ValueError(f"the statistics have {name!r}, which is {content} in {array.path!r}. Leave it out.")
     if other_shapes := [row_shape for row_shape in shapes if stats.row_shape not in (None, row_shape)]:
         raise H5ValueError(
             f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; rows of "

@@ -281,8 +281,8 @@ def check_decoding_memory(filters: Sequence[Filter], chunk_bytes: int, path: str
     if is_out_of_proportion(filters):
         raise H5ValueError(
             f"{key!r} in {path!r} is compressed with {listing(step.label for step in filters)}, and only the HDF5 "
-            "library can read it. A crafted chunk could take a million times its stored bytes of memory there. "
-            "Rewrite the array with one compressor, or pass files=FileOptions(trusted=True) if you trust the file."
+            "library can read it. A crafted chunk could need a million times its stored bytes in memory. Rewrite the "
+            "array with one compressor, or pass files=FileOptions(trusted=True) if you trust the file."
         )
     for step in filters:
         if step.id in (NBIT, SCALE_OFFSET) and len(step.options) > VALUE_BYTES:

@@ -129,7 +129,7 @@ def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_ind
         head, n_bytes = remote.pread(8, 0), remote.status.st_size
         raise H5FileError(
             f"{shown_url(url)!r} cannot be opened as an HDF5 file: it has {n_bytes:,} bytes and begins with {head!r} "
-            f"({type(error).__name__}: {error}). Check that it is one, and that its upload was complete."
+            f"({type(error).__name__}: {error}). Check that it is an HDF5 file, uploaded completely."
         ) from error
     strategy = file.id.get_create_plist().get_file_space_strategy()[0]
     remote.is_paged = strategy == h5py.h5f.FSPACE_STRATEGY_PAGE
@@ -154,7 +154,7 @@ def open_recorded(n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> Any
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise H5FileError(
-            f"a file of {n_bytes:,} bytes cannot be opened as HDF5: {error}. Check that it is one."
+            f"a file of {n_bytes:,} bytes cannot be opened as HDF5: {error}. Check that it is an HDF5 file."
         ) from error
     close_at_exit(file)
     return file

@@ -207,7 +207,7 @@ def _cure(error: OSError | ValueError) -> str:
     if number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN):
         return "Check the disk or the network file system, then start again."
     if number in (errno.EACCES, errno.EPERM):
-        return "Check its permissions, and those of the folders above."
+        return "Check the permissions of the path and of all folders above it."
     return "Check the path and its permissions."
 
 
@@ -225,7 +225,7 @@ def _array_in_path(path: str) -> str:
 def _unexpanded(path: str) -> str:
     """Return a sentence about a variable in a path that does not exist, with a leading space; empty without one."""
     if os.path.expandvars(path) != path:
-        return " Variables are not expanded: pass os.path.expandvars(...) of it."
+        return " Variables are not expanded: pass os.path.expandvars(path)."
     if re.search(r"\$\w|\$\{|%\w+%", path):
         return " Variables are not expanded, and this one is not set. Write the path out."
     return ""

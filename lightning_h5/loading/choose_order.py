@@ -138,8 +138,8 @@ def choose_order(
     elif cost.has_cheap_random_access and memory is not None:
         why = (
             f"the rows{' of a node' if nodes > 1 else ''} ({_buffer_size(node_stored_bytes)}) exceed {FREE_SHARE:.0%} "
-            f"of the {_buffer_size(memory)} that are free to keep them: runs of rows are read from the disk, not "
-            "single ones"
+            f"of the {_buffer_size(memory)} that are free to keep them: runs of rows are read from the disk instead of "
+            "single rows"
         )
     else:
         why = f"a single row costs a block of {_buffer_size(block)}"
