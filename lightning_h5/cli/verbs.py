@@ -155,7 +155,7 @@ def _run_check(options: argparse.Namespace) -> int:
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("paths", nargs="+", metavar="FILE", help="a file, a glob or a directory; several are one data set")
+    add("paths", nargs="+", metavar="FILE", help="a file, a glob or a directory; several files form one dataset")
     add("--x-key", action="append", metavar="K", help="the input array; repeatable (default: as inspect suggests)")
     add("--y-key", action="append", metavar="K", help="the target array; repeatable")
     add("--batch-size", type=int, metavar="N", help="rows per batch (default: 64, or less for few or large rows)")
@@ -247,7 +247,7 @@ def _run_index(options: argparse.Namespace) -> int:
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several are one data set")
+    add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several files form one dataset")
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: the input)")
     axis = "axis of the channels in a row: 0 for rows (C, ...), -1 for rows (..., C) (default: none)"
     add("--channel-axis", type=int, metavar="A", help=axis)

@@ -397,7 +397,7 @@ def _candidates(
     if held_bytes is None:
         x, y = table.layouts[0][:n_inputs], table.layouts[0][n_inputs:]
         n_bytes = trained_row_bytes(x, y, choices) * len(dataset)
-    note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided over the ranks."
+    note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided among the ranks."
     large.append(Candidate("RankCachedH5DataModule", {}, n_bytes, note))
     left_out: dict[str, str] = {}
     memory = available_memory()

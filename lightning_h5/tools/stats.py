@@ -713,6 +713,6 @@ def _ensure_usable(array: ArrayStats) -> None:
     raise H5ValueError(
         f"{array.key!r} cannot be normalized with these statistics: {channel}has "
         f"{'no finite value' if is_empty else 'values too large for a float64 to hold their squares'} "
-        f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite ones in all). Fix the values, "
+        f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite values). Fix the values, "
         "or leave the array out."
     )

@@ -263,7 +263,7 @@ def test_reasons_say_what_there_is_to_know(make_file, monkeypatch):
         return " ".join(bench_file(make_file("contiguous"), "x", "y", num_workers=0).reasons)
 
     assert "that would kill the process" in reasons(files=10)
-    assert "divided over the ranks" in reasons(cached=10)
+    assert "divided among the ranks" in reasons(cached=10)
     assert "is as fast or faster" in reasons(plain=1.2)
     assert "Plain h5py" not in reasons(lazy=10)
 

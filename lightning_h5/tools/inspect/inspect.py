@@ -198,7 +198,7 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         advice = rows
     if len(all_findings) > 1 and not _is_shared(advice, example_files, all_findings):
         why = (
-            f"These {len(all_findings)} files have different arrays and are not one data set. Inspect one of them, or "
+            f"These {len(all_findings)} files have different arrays and are not one dataset. Inspect one of them, or "
             "only the files that belong together, by their folder or a pattern such as 'run_*.h5'."
         )
         advice = Advice(datamodule=None, settings={}, reasons=(why,))
