@@ -470,7 +470,7 @@ TORCH = {
     ),
 }
 RUNNING = {
-    "workers by number": (lambda: of_images(workers=4), ["workers=4", "pass num_workers=4"]),
+    "workers by number": (lambda: of_images(workers=4), ["workers=4", "Pass num_workers=4"]),
     "a misspelled option of workers": (lambda: of_images(workers={"persistnt": 1}), ["Did you mean 'persistent'"]),
     "a flag as text": (lambda: of_images(drop_last="false"), ["drop_last='false'", "Pass True or False"]),
     "a flag of an option as text": (

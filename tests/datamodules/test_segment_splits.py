@@ -131,7 +131,7 @@ def test_rows_have_no_lists_of_segments(path):
         (
             {"segments": "data/*", "split": {"key": {"train": "mask/no"}}},
             H5KeyError,
-            "'mask/no', which no training file",
+            "'mask/no', but no training file",
         ),
         ({"segments": "nothing/*"}, H5KeyError, "has no group 'nothing'"),
         ({"segments": "data/*", "window": 30}, H5ValueError, "windows reach over 30 steps, and the longest of 10"),
