@@ -170,7 +170,7 @@ def page(results: Mapping[str, Any]) -> str:
         for name, found in by_name.items()
     )
     setting = f"{setting_of(about, 'cost_model')}."
-    return "\n".join([*lines, "", f"Really measured, for comparison: {real}.", "", setting]) + "\n"
+    return "\n".join([*lines, "", f"Measured on real cores, for comparison: {real}.", "", setting]) + "\n"
 
 
 def main() -> None:

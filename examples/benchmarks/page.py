@@ -44,7 +44,7 @@ def case(result: Mapping[str, Any]) -> str:
         (f"**{name}**" if name.startswith(OURS) else name, f"{rate:,.0f}", ratio(rate / plain))
         for name, rate in rows.items()
     ]
-    wanted = [
+    ratios = [
         (
             each["name"],
             "" if each["target"] is None else ratio(each["target"]),
@@ -58,7 +58,7 @@ def case(result: Mapping[str, Any]) -> str:
             f"### {result['rows_are'].capitalize()}, {result['title']}",
             f"{stored}.",
             table(("", "rows/s", "times plain h5py"), rates),
-            table(("ratio", "wanted", "seen", ""), wanted),
+            table(("ratio", "target", "measured", ""), ratios),
         ]
     )
 
