@@ -430,7 +430,7 @@ class ArrayLayout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether each row is one unfiltered piece, or a few: random access is then as cheap as sequential access."""
+        """Whether each row is one unfiltered piece, or a few. Random access is then as cheap as sequential access."""
         if (is_contiguous := self._is_contiguous) is None:
             is_contiguous = self._has_rows_in_pieces()
             _assign(self, "_is_contiguous", is_contiguous)

@@ -205,13 +205,11 @@ class Iteration:
 
     def _next_of(self, batches: Batches | None) -> Any:
         """Return the next batch, from the held ones if any; raise StopIteration after the last one."""
-        if not self._held:
-            if self._to_hold is None:
-                return self._read_next(batches)
+        if self._to_hold is not None and not self._held:
             limits, self._to_hold = self._to_hold, None
             n_left = self._n_taken - self.progress.n_given
             self._held.read(partial(self._read_next, batches), limits._replace(n_batches=min(limits.n_batches, n_left)))
-        return self._held.take()
+        return self._held.take() if self._held else self._read_next(batches)
 
     def _read_next(self, batches: Batches | None) -> Any:
         """Read the next batch; raise StopIteration after the last step of the plan, and never before it."""
