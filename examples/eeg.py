@@ -2,9 +2,9 @@
 
     python examples/eeg.py [FOLDER]
 
-Each subject is a group with ``eeg`` of shape (channel, time) and ``closed``, which tells for each time whether the eyes
-are closed. A sample is a second of EEG and whether the eyes were closed in its middle. With closed eyes, a rhythm of
-about 10 Hz appears at the back of the head. Channels have scales of their own: ``normalize`` removes them.
+Each subject is a group with ``eeg`` of shape (channel, time) and ``closed`` of shape (time,), a flag for closed eyes. A
+sample is one second of EEG, with the flag in its middle as target. With closed eyes, a rhythm of about 10 Hz appears at
+the back of the head. Channels have different scales: ``normalize`` removes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEGMENTS = {"groups": "subject*", "step_axis": {"eeg": 1, "closed": 0}}
 
 
 def write_recordings(path: Path) -> None:
-    """Writes recordings of different lengths, and lists of the subjects of each split."""
+    """Write recordings of different lengths, and lists of the subjects of each split."""
     rng = np.random.default_rng(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     scale, offset = 10.0 ** rng.uniform(-6, -4, (CHANNELS, 1)), rng.normal(0, 1e-3, (CHANNELS, 1))
@@ -48,7 +48,7 @@ def write_recordings(path: Path) -> None:
 
 
 class EyeNet(LightningModule):
-    """Says of a second of EEG whether the eyes are closed."""
+    """Classifies one second of EEG: are the eyes closed?"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,10 +74,10 @@ class EyeNet(LightningModule):
 
 
 def main(folder: Path = DATA) -> None:
-    """Trains on some subjects and validates on others."""
+    """Train on some subjects and validate on others."""
     path, stats = folder / "eeg.h5", folder / "eeg-stats.json"
     write_recordings(path)
-    # Of the training subjects alone: they are the first segments.
+    # Statistics of the training subjects only: they are the first segments.
     segments = SEGMENTS | {"step_axis": 1}
     report = compute_stats(path, "eeg", segments=segments, channel_axis=0, rows=range(N_TRAIN))
     print(f"{report.arrays[0].n_rows} steps of {N_TRAIN} training subjects are normalized by channel")
@@ -100,7 +100,7 @@ def main(folder: Path = DATA) -> None:
     with h5py.File(path) as file:
         closed = np.concatenate([file[f"{name}/closed"][:] for name in file["splits/val"].asstr()]).mean()
     accuracy = float(trainer.callback_metrics["accuracy"])
-    print(f"accuracy for other subjects: {accuracy:.3f}; of always saying the same: {max(closed, 1 - closed):.3f}")
+    print(f"accuracy for other subjects: {accuracy:.3f}; of a constant answer: {max(closed, 1 - closed):.3f}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python examples/episodes.py [FOLDER]
 
 Each episode is a group ``data/demo_i`` with ``obs/image`` and ``actions``; ``mask/train`` and ``mask/valid`` list the
-episodes of each split. A sample has the images of two steps, the present and the one before, and the next 8 actions.
-Windows reach over the ends of an episode: the last step is repeated there, and a mask leaves it out of the loss.
+episodes of each split. A sample has the images of the present and the previous step, and the next 8 actions. At the
+ends of an episode, windows repeat the first or the last step, and a mask excludes repeated steps from the loss.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SIZE, N_ACTIONS = 16, 8
 
 
 def drawn(place: np.ndarray) -> np.ndarray:
-    """Returns a picture of a place in the unit square."""
+    """Return a picture of a place in the unit square."""
     y, x = np.mgrid[:SIZE, :SIZE] / (SIZE - 1)
     picture: np.ndarray = 255 * np.exp(-((x - place[0]) ** 2 + (y - place[1]) ** 2) / 0.01)
     return picture
 
 
 def write_demos(path: Path, n_demos: int = 40) -> None:
-    """Writes episodes in which a hand moves to an object: it starts slowly, and its speed is seen in two pictures."""
+    """Write episodes of a hand that moves to an object. It starts slowly; two pictures show its speed."""
     rng = np.random.default_rng(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
@@ -55,7 +55,7 @@ def write_demos(path: Path, n_demos: int = 40) -> None:
 
 
 class Policy(LightningModule):
-    """Predicts the next actions from two images, of which it takes the mean place of each color."""
+    """Predicts the next actions from the mean place of each color in two images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Policy(LightningModule):
 
 
 def main(folder: Path = DATA) -> None:
-    """Trains on some episodes, and predicts actions of others."""
+    """Train on some episodes, and predict the actions of others."""
     path = folder / "demos.h5"
     write_demos(path)
     seed_everything(0)

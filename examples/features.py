@@ -1,9 +1,9 @@
-"""Features of every row in a file of their own, each at its row's place, on one rank or several.
+"""Compute features of every row on one rank or several, and write them to another file in the order of the rows.
 
     python examples/features.py [FOLDER] [--ranks 2]
 
-``predict`` runs a network over all rows; a callback writes what it gives. ``with_index=True`` adds the index of each
-row to the batch: that is all that is needed for features to lie where their rows lie.
+``predict`` runs a network over all rows; a callback writes the features. ``with_index=True`` adds the index of each row
+to the batch, so that the callback can write each feature at the place of its row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ N_ROWS, N_FEATURES = 1501, 16
 
 
 class Encoder(LightningModule):
-    """A network that would have been trained before; here it has random weights, the same on all ranks."""
+    """A stand-in for a trained network, with random weights that are the same on all ranks."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Encoder(LightningModule):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, N_FEATURES))
 
     def prepare_data(self) -> None:
-        """Writes images of 8x8 bytes; Lightning calls this on one rank."""
+        """Write images of 8x8 bytes; Lightning calls this on one rank."""
         images = np.random.default_rng(0).integers(0, 256, (N_ROWS, 8, 8), dtype="u1")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(self.path, "w") as file:
@@ -52,9 +52,9 @@ class Encoder(LightningModule):
 
 
 class FeatureWriter(BasePredictionWriter):
-    """Writes features to an HDF5 file as they come.
+    """Writes features to an HDF5 file, batch by batch.
 
-    A file has one writer: each rank writes its own, and at the end the first one puts them together.
+    A file can have only one writer: each rank writes its own file, and rank 0 joins them at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class FeatureWriter(BasePredictionWriter):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.file.close()
-        trainer.strategy.barrier()  # until all parts are complete
+        trainer.strategy.barrier()  # wait until all parts are complete
         if trainer.is_global_zero:
             with h5py.File(self.path, "w") as whole:
                 features = whole.create_dataset("features", (N_ROWS, N_FEATURES), "f4", fillvalue=np.nan)
@@ -96,13 +96,13 @@ class FeatureWriter(BasePredictionWriter):
                     with h5py.File(self.part(rank)) as part:
                         index = part["index"][:]
                         print(f"rank {rank} had {len(index)} rows")
-                        # Outside training each rank has neighboring rows, in file order.
+                        # Outside of training, each rank has neighboring rows in file order.
                         features[index[0] : index[-1] + 1] = part["features"][:]
                     self.part(rank).unlink()
 
 
 def main(folder: Path = DATA, ranks: int = 1) -> None:
-    """Writes the features, and computes them once more without a Trainer to compare."""
+    """Write the features, and compute them again without a Trainer to compare."""
     path, target = folder / "unlabelled.h5", folder / "features.h5"
     seed_everything(1)
     model = Encoder(path)

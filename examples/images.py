@@ -1,10 +1,10 @@
-"""Images of bytes, a small network, and augmentation that follows the row.
+"""Train on images stored as bytes, with augmentation that is reproducible for each image.
 
     python examples/images.py [FOLDER]
 
-Images stay bytes on the disk and in memory; each is flipped and shifted at random, and whole batches become floats.
-What is drawn for an image depends on the seed, the epoch and the image alone: not on the batch that it is in, nor on
-ranks or workers. With torchvision installed, images are also turned a little.
+Images remain bytes on disk and in memory. Each image is flipped and shifted at random, and whole batches are converted
+to floats. The random draws for an image depend only on the seed, the epoch and the image, not on its batch, rank or
+worker. If torchvision is installed, images are also rotated slightly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZE, SHAPES = 24, ("disc", "square", "cross")
 
 
 def write_shapes(path: Path, n_images: int = 1200) -> None:
-    """Writes pictures of discs, squares and crosses of any colour on noise: uint8, gzip, 50 images a chunk."""
+    """Write pictures of discs, squares and crosses of any color on noise: uint8, gzip, 50 images per chunk."""
     rng = np.random.default_rng(0)
     row, column = np.mgrid[:SIZE, :SIZE]
     labels = rng.integers(0, len(SHAPES), n_images)
@@ -53,7 +53,7 @@ def write_shapes(path: Path, n_images: int = 1200) -> None:
 
 
 def augment(image: Tensor, rng: np.random.Generator) -> Tensor:
-    """Flips and shifts an image. A transform that has a parameter ``rng`` is given a generator of its row's own."""
+    """Flip and shift an image. A transform with a parameter ``rng`` is called with a generator for each row."""
     if rng.random() < 0.5:
         image = image.flip(-1)
     image = image.roll(tuple(rng.integers(-3, 4, 2).tolist()), dims=(-2, -1))
@@ -63,18 +63,18 @@ def augment(image: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def as_they_are(image: Tensor) -> Tensor:
-    """Without an ``eval_transform`` images would be augmented in validation, too."""
+    """Return the image unchanged. Without an ``eval_transform``, images would be augmented in validation, too."""
     return image
 
 
 def to_float(batch: Any) -> Any:
-    """Bytes as numbers from 0 to 1: one operation for a whole batch."""
+    """Scale bytes to floats from 0 to 1, for a whole batch at once."""
     images, *rest = batch
     return images.float() / 255, *rest
 
 
 def shapes(path: Path, **options: Any) -> LazyH5DataModule:
-    """The data module of this example."""
+    """Return the data module of this example."""
     return LazyH5DataModule(
         path,
         x_key="images",
@@ -121,7 +121,7 @@ class ShapeNet(LightningModule):
 
 
 def images_of_an_epoch(path: Path, epoch: int, batch_size: int) -> dict[int, Tensor]:
-    """Each training image as it comes, augmented, by its row."""
+    """Return the augmented training images of an epoch, by row."""
     datamodule = shapes(path, batch_size=batch_size, with_index=True, seed=1)
     datamodule.setup("fit")
     loader = datamodule.train_dataloader()
@@ -130,7 +130,7 @@ def images_of_an_epoch(path: Path, epoch: int, batch_size: int) -> dict[int, Ten
 
 
 def main(folder: Path = DATA) -> None:
-    """Trains, then looks at what augmentation drew."""
+    """Train, then compare the augmented images of batches and epochs."""
     path = folder / "shapes.h5"
     write_shapes(path)
     seed_everything(1)
@@ -148,7 +148,7 @@ def main(folder: Path = DATA) -> None:
     same = sum(torch.equal(small[row], large[row]) for row in small)
     print(f"in batches of 8 and of 100, {same} of {len(small)} images are augmented alike")
     other = sum(not torch.equal(later[row], large[row]) for row in large)
-    print(f"in the next epoch {other} of {len(large)} are augmented otherwise")
+    print(f"in the next epoch {other} of {len(large)} are augmented differently")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""One training stream from two sources, in the shares that you want.
+"""Train on a mixture of two sources, in the shares that you choose.
 
     python examples/mixture.py [FOLDER]
 
-A clinic has ten times as many recordings as were made at home, where the sensor is another one. Mixed by size, the
-network learns the clinic; with weights, both. Prints the shares that each way gave and how right it is at either place.
-Shares are exact in batches; in rows they are a little off, since a pass through a source ends in smaller batches.
+There are ten times as many recordings from a clinic as from home, where another sensor is used. Mixed by size, the
+network learns only the clinic; with weights, it learns both. The example prints the shares of rows and the accuracy at
+both places for each way of mixing. The shares of batches are exact. The shares of rows differ slightly, since a pass
+through a source ends with smaller batches.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def write_sources(folder: Path) -> None:
-    """Writes a file for each place. The outcome follows from two features, at home from others than in the clinic."""
+    """Write a file for each place. The outcome depends on two features; home and clinic have different ones."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     for (name, n_rows), weights in zip(SOURCES.items(), ([1.0, 0.0], [0.3, 1.0]), strict=True):
@@ -45,7 +46,7 @@ def write_sources(folder: Path) -> None:
 
 
 class LinearModel(LightningModule):
-    """Logistic regression; counts the rows of each source, and how many of each it gets right."""
+    """Logistic regression that counts the rows and the correct answers of each source."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class LinearModel(LightningModule):
 
 
 def train(folder: Path, way: dict[str, Any]) -> LinearModel:
-    """Trains for five epochs of 100 batches, and evaluates once, on rows that were kept apart."""
+    """Train for five epochs of 100 batches, and evaluate once, on held-out rows."""
     seed_everything(1, verbose=False)
     datamodule = CombinedHDF5DataModule(
         mixture={"sources": {name: folder / f"{name}.h5" for name in SOURCES}, "epoch_length": 100, **way},
@@ -92,7 +93,7 @@ def train(folder: Path, way: dict[str, Any]) -> LinearModel:
 
 
 def main(folder: Path = DATA) -> None:
-    """Trains once each way and prints a line for each."""
+    """Train once for each way of mixing, and print a line for each."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     write_sources(folder)
     print(f"{'':<25}{'share of rows':>22}{'accuracy':>22}")

@@ -1,10 +1,10 @@
-"""Cross-validation that keeps patients whole, and what happens without.
+"""Cross-validation by patient, compared with cross-validation by row.
 
     python examples/patients.py [FOLDER]
 
-Each patient has several recordings that look alike, as they do in life. Cut by rows, recordings of the same patient are
-in training and in validation, and the network is right by knowing the patient. ``group_key`` keeps patients whole; what
-is left is what the network would do with a new patient.
+Each patient has several similar recordings. If rows are split, recordings of the same patient are in training and in
+validation, and the network is correct by recognizing the patient. ``group_key`` keeps the recordings of a patient in
+one fold; the accuracy is then the one to expect for a new patient.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FOLDS, STEPS = 5, 64
 
 
 def write_patients(path: Path, n_patients: int = 50, n_each: int = 12) -> None:
-    """Writes recordings of patients, half of whom are ill.
+    """Write recordings of patients, half of them ill.
 
-    A recording is the patient's own curve, noise, and for the ill a small wave.
+    A recording is the sum of the patient's own curve, noise, and a small wave if the patient is ill.
     """
     rng = np.random.default_rng(0)
     time = np.linspace(0, 2 * np.pi, STEPS)
@@ -46,7 +46,7 @@ def write_patients(path: Path, n_patients: int = 50, n_each: int = 12) -> None:
 
 
 class IllnessNet(LightningModule):
-    """Says who is ill, and notes whose recordings it was given."""
+    """Predicts illness, and records the patients that it was trained on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class IllnessNet(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, ill = batch
-        self.trained_on.update(inputs["patient"])  # text comes as a list of str
+        self.trained_on.update(inputs["patient"])  # text is a list of str
         return nn.functional.cross_entropy(self.layers(inputs["signal"]), ill)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -71,7 +71,7 @@ class IllnessNet(LightningModule):
 
 
 def run_fold(path: Path, fold: int, group_key: str | None) -> tuple[float, int]:
-    """Trains on all folds but one: the accuracy on that one, and how many patients are on both sides."""
+    """Train on all folds but one; return the accuracy on this fold, and the number of patients on both sides."""
     seed_everything(fold, verbose=False)
     datamodule = LazyH5DataModule(
         path,
@@ -97,16 +97,16 @@ def run_fold(path: Path, fold: int, group_key: str | None) -> tuple[float, int]:
 
 
 def main(folder: Path = DATA) -> None:
-    """Runs the folds twice: cut by patient, and cut by row."""
+    """Run the folds twice: split by patient, and split by row."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     path = folder / "patients.h5"
     write_patients(path)
     for name, group_key in (("by patient", "patient"), ("by row", None)):
         results = [run_fold(path, fold, group_key) for fold in range(FOLDS)]
         accuracies, on_both_sides = zip(*results, strict=True)
-        each = ", ".join(f"{accuracy:.2f}" for accuracy in accuracies)
+        each_fold = ", ".join(f"{accuracy:.2f}" for accuracy in accuracies)
         print(
-            f"cut {name}: mean accuracy {np.mean(accuracies):.3f} (folds: {each}); "
+            f"cut {name}: mean accuracy {np.mean(accuracies):.3f} (folds: {each_fold}); "
             f"patients on both sides: {max(on_both_sides)}"
         )
 

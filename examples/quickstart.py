@@ -1,4 +1,4 @@
-"""Quick start: an HDF5 file as people have them, a small network, and one data module.
+"""Quick start: a typical HDF5 file, a small network, and one data module.
 
     python examples/quickstart.py
 
@@ -26,7 +26,7 @@ FILE = Path(__file__).parent / "data" / "digits.h5"
 
 
 def write_digits(path: Path = FILE) -> None:
-    """Writes the digits the way one finds such files: gzip, 64 rows a chunk, a group level, labels, text ids."""
+    """Write the digits to a typical file: gzip, 64 rows per chunk, arrays in a group, labels, text ids."""
     digits = load_digits()
     images = digits.images[:, None].astype("u1")  # (1797, 1, 8, 8), values 0 to 16
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def write_digits(path: Path = FILE) -> None:
         scans = file.create_group("scans")
         scans.create_dataset("images", data=images, chunks=(64, 1, 8, 8), compression="gzip", shuffle=True)
         scans.create_dataset("labels", data=digits.target.astype("i8"), chunks=(64,), compression="gzip")
-        # Scans of one writer follow each other, but the data set does not name the writers, so these are made up.
+        # Scans of one writer are consecutive, but the data set does not name the writers, so these names are made up.
         writers = [f"writer-{row // 45:02d}" for row in range(len(images))]
         scans.create_dataset("writer", data=np.array(writers, dtype=object), dtype=h5py.string_dtype())
     part.rename(path)
@@ -45,8 +45,8 @@ class DigitNet(LightningModule):
     """A small convolutional network for 8x8 digits.
 
     Args:
-        width: channels of the first layer.
-        learning_rate: of AdamW.
+        width: number of channels of the first layer.
+        learning_rate: learning rate of AdamW.
     """
 
     def __init__(self, width: int = 16, learning_rate: float = 3e-3) -> None:
@@ -68,7 +68,7 @@ class DigitNet(LightningModule):
         self.test_accuracy = MulticlassAccuracy(10, average="micro")
 
     def prepare_data(self) -> None:
-        """Writes the file where it is missing; Lightning calls this on one process, before anything is read."""
+        """Write the file if it is missing; Lightning calls this in one process, before data is read."""
         if not FILE.exists():
             write_digits()
 
@@ -102,7 +102,7 @@ class DigitNet(LightningModule):
 
 
 def main() -> float:
-    """Trains, tests and predicts; gives the accuracy on the test rows."""
+    """Train, test and predict; return the accuracy on the test rows."""
     seed_everything(1)
     datamodule = LazyH5DataModule(
         FILE,

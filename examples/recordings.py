@@ -1,9 +1,8 @@
-"""Recordings in several files, and a network that takes samples as dicts: what ``examples/combined.yaml`` trains on.
+"""Recordings in several files, and a network for samples that are dicts, for ``examples/combined.yaml``.
 
     python examples/recordings.py [FOLDER]
 
-only writes the files; ``python -m lightning_h5 fit --config examples/combined.yaml`` writes them where they are
-missing, and trains.
+only writes the files; ``python -m lightning_h5 fit --config examples/combined.yaml`` writes missing files, and trains.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ STEPS = 120
 
 
 def write_recordings(folder: Path = DATA, n_files: int = 3, n_patients: int = 40) -> None:
-    """Writes a file for each site: signals of 2 channels, one row a chunk, and what is known of each row.
+    """Write a file for each site: signals of 2 channels, one row per chunk, and columns with facts on each row.
 
-    One patient in five has the outcome: somewhere in each of their rows both channels dip together.
+    One patient in five has the outcome: in each row of such a patient, both channels dip together once.
     """
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,11 +51,11 @@ def write_recordings(folder: Path = DATA, n_files: int = 3, n_patients: int = 40
 
 
 class RecordingNet(LightningModule):
-    """Says of a recording whether the two channels dip together.
+    """Classifies a recording: do the two channels dip together?
 
     Args:
-        width: channels of the hidden layers.
-        learning_rate: of AdamW.
+        width: number of channels of the hidden layers.
+        learning_rate: learning rate of AdamW.
     """
 
     def __init__(self, width: int = 16, learning_rate: float = 1e-2) -> None:
@@ -78,7 +77,7 @@ class RecordingNet(LightningModule):
         self.test_accuracy = MulticlassAccuracy(2, average="macro")
 
     def prepare_data(self) -> None:
-        """Writes the files where they are missing; Lightning calls this on one process, before anything is read."""
+        """Write missing files; Lightning calls this in one process, before data is read."""
         if not list(DATA.glob("recordings-*.h5")):
             write_recordings()
 

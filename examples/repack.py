@@ -1,11 +1,11 @@
-"""What the chunks of a compressed file cost, and what it gains to write it once more.
+"""The cost of chunks in a compressed file, and the gain of repacking.
 
     python examples/repack.py [FOLDER]
 
-Where ``chunks`` is not given, h5py guesses, and its guess cuts rows into pieces: one image then lies in dozens of
-chunks, each of which holds pieces of hundreds of images. ``repack_file`` writes a copy whose chunks hold a few whole
-rows. The rows are the same; this compares them, and times reading with little memory, as of a file that is much larger
-than memory. ``python -m lightning_h5 repack`` does the same from the command line.
+Without ``chunks``, h5py guesses a chunk shape that divides rows: an image is then spread over dozens of chunks, and
+each chunk has parts of hundreds of images. ``repack_file`` writes a copy with a few whole rows per chunk. This example
+compares the rows of both files, and times reading with little memory, as for a file that is much larger than memory.
+``python -m lightning_h5 repack`` does the same from the command line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ N_ROWS, ROW = 2000, (3, 64, 64)
 
 
 def write_images(path: Path) -> None:
-    """Writes 25 MB of noise, which compresses to half, in the chunks that h5py guesses."""
+    """Write 25 MB of noise, which compresses to half, with h5py's default chunks."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 16, (N_ROWS, *ROW), dtype="u1")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,9 +33,9 @@ def write_images(path: Path) -> None:
 
 
 def by_loader(path: Path) -> float:
-    """Rows a second of a shuffled epoch that mixes 4 MiB of decoded rows at a time; the best of three.
+    """Return the rows per second of a shuffled epoch that mixes 4 MiB of decoded rows at a time; the best of three.
 
-    Each chunk is decoded once. The larger the chunks, the fewer of them are mixed: the data module says how many.
+    Each chunk is decoded once. The larger the chunks, the fewer are mixed: the data module logs their number.
     """
     seconds = []
     for epoch in range(3):
@@ -51,7 +51,7 @@ def by_loader(path: Path) -> float:
 
 
 def by_h5py(path: Path, n_rows: int = 40) -> float:
-    """Rows a second of h5py alone, rows from anywhere in the file."""
+    """Return the rows per second of plain h5py for random rows."""
     rows = np.random.default_rng(1).permutation(N_ROWS)[:n_rows]
     with h5py.File(path) as file:
         began = perf_counter()
@@ -61,7 +61,7 @@ def by_h5py(path: Path, n_rows: int = 40) -> float:
 
 
 def main(folder: Path = DATA) -> None:
-    """Repacks, compares the rows, and times both files."""
+    """Repack, compare the rows, and time both files."""
     guessed, repacked = folder / "guessed.h5", folder / "repacked.h5"
     write_images(guessed)
     repacked.unlink(missing_ok=True)
@@ -70,13 +70,13 @@ def main(folder: Path = DATA) -> None:
     for name, stored in (("guessed", images.before), ("repacked", images.after)):
         print(
             f"{name:<9}: {stored.n_bytes / 1e6:.1f} MB in chunks of {stored.chunks}; "
-            f"for a row {stored.row_cost / 1e3:,.0f} KB are decoded"
+            f"reading a row decodes {stored.row_cost / 1e3:,.0f} KB"
         )
     with h5py.File(guessed) as before, h5py.File(repacked) as after:
         print(f"rows are equal: {np.array_equal(before['images'][:], after['images'][:])}")
     ways = {"h5py, random rows": by_h5py, "lightning_h5, a shuffled epoch": by_loader}
     timed = {name: [rows_per_second(path) for path in (guessed, repacked)] for name, rows_per_second in ways.items()}
-    print(f"{'rows a second':<32}{'guessed':>9}{'repacked':>9}{'times':>7}")
+    print(f"{'rows per second':<32}{'guessed':>9}{'repacked':>9}{'times':>7}")
     for name, (before, after) in timed.items():
         print(f"{name:<32}{before:>9,.0f}{after:>9,.0f}{after / before:>7.1f}")
 

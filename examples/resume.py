@@ -1,9 +1,9 @@
-"""A run that is killed in the middle of an epoch goes on as if nothing had happened.
+"""A run that is killed in the middle of an epoch resumes exactly.
 
     python examples/resume.py [FOLDER]
 
-trains three times: once to the end; once in a process that SIGKILL ends, as a scheduler or a machine without memory
-does; and once more, from that one's last checkpoint. Rows and weights are those of the first run.
+trains three times: once to the end; once in a process that is ended by SIGKILL, as by a scheduler or by a machine
+without memory; and once more from the killed run's last checkpoint. Rows and weights equal those of the first run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EPOCHS, SAVED_EVERY, KILLED_IN = 3, 5, 33  # in steps; an epoch has 20
 
 
 def write_waves(path: Path, n_rows: int = 640) -> None:
-    """Writes noisy waves and their frequencies."""
+    """Write noisy waves and their frequencies."""
     rng = np.random.default_rng(0)
     frequency = rng.uniform(1, 5, n_rows)
     phase = rng.uniform(0, 2 * np.pi, n_rows)
@@ -42,12 +42,12 @@ def write_waves(path: Path, n_rows: int = 640) -> None:
 
 
 def with_noise(wave: Tensor, rng: np.random.Generator) -> Tensor:
-    """Noise that a resumed run draws again: ``rng`` belongs to the seed, the epoch and the row."""
+    """Add noise that a resumed run draws again: ``rng`` depends on the seed, the epoch and the row."""
     return wave + torch.from_numpy(0.1 * rng.standard_normal(len(wave), dtype="f4"))
 
 
 class FrequencyNet(LightningModule):
-    """Guesses a wave's frequency; saves with its weights which rows it was trained on, in their order."""
+    """Predicts the frequency of a wave; its checkpoints contain the rows that it was trained on, in order."""
 
     def __init__(self, killed_in: int | None = None) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class FrequencyNet(LightningModule):
 
 
 def train(path: Path, saved: Path, killed_in: int | None = None) -> FrequencyNet:
-    """Trains, from the last checkpoint where there is one. Nothing else has to be done for the resume."""
+    """Train, from the last checkpoint if there is one. Resuming needs nothing else."""
     seed_everything(1)
     datamodule = LazyH5DataModule(
         path, x_key="wave", y_key="frequency", transform=with_noise, with_index=True, batch_size=32
@@ -93,7 +93,7 @@ def train(path: Path, saved: Path, killed_in: int | None = None) -> FrequencyNet
 
 
 def main(folder: Path = DATA) -> None:
-    """Trains three times and compares."""
+    """Train three times and compare."""
     path, checkpoints = folder / "waves.h5", folder / "resume"
     write_waves(path)
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -101,7 +101,7 @@ def main(folder: Path = DATA) -> None:
 
     saved = checkpoints / "killed"
     child = subprocess.run([sys.executable, __file__, "--and-be-killed", path, saved], check=False)
-    print(f"a run of the same ended with {signal.Signals(-child.returncode).name} in step {KILLED_IN + 1}")
+    print(f"a run with the same settings ended with {signal.Signals(-child.returncode).name} in step {KILLED_IN + 1}")
     step = torch.load(saved / "last.ckpt", weights_only=True)["global_step"]
     print(f"its last checkpoint is of step {step}, in the middle of the second epoch")
 

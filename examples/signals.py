@@ -1,10 +1,10 @@
-"""A regression on signals of two channels, normalised by statistics of the training rows.
+"""A regression on signals of two channels, normalized by statistics of the training rows.
 
     python examples/signals.py [FOLDER]
 
-Each row is ten minutes of a heart rate and of contractions, as a monitor records them before birth. After a
-contraction the heart rate dips; the network says how many seconds later. Heart rates lie about 140, contractions
-between 0 and 100: without ``normalize`` the network would have to learn that first.
+Each row has ten minutes of heart rate and contractions, as recorded by a monitor before birth. After a contraction, the
+heart rate dips; the network predicts the delay in seconds. Heart rates are about 140, contractions between 0 and 100:
+without ``normalize``, the network would have to learn these scales first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLITS = {"train": 1200, "val": 200, "test": 300}
 
 
 def write_recordings(path: Path) -> None:
-    """Writes a group for each split, with signals ``(rows, 2, 150)`` and the delay of each row in seconds."""
+    """Write a group for each split, with signals ``(rows, 2, 150)`` and the delay of each row in seconds."""
     rng = np.random.default_rng(0)
     time = np.arange(STEPS) * SECONDS
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,10 +48,10 @@ def write_recordings(path: Path) -> None:
 
 
 def write_statistics(path: Path, stats: Path) -> None:
-    """Writes mean and deviation of each channel, of the training rows alone.
+    """Write mean and deviation of each channel, over the training rows only.
 
-    It is read a piece at a time. ``python -m lightning_h5 stats data/monitor.h5 --key train/signal --channel-axis 0
-    --output data/monitor-stats.json`` does the same.
+    ``python -m lightning_h5 stats data/monitor.h5 --key train/signal --channel-axis 0 --output
+    data/monitor-stats.json`` does the same.
     """
     report = compute_stats(path, "train/signal", channel_axis=0)
     report.save(stats, overwrite=True)
@@ -78,7 +78,7 @@ class DelayNet(LightningModule):
         self.error = MeanAbsoluteError()
 
     def forward(self, signal: Tensor) -> Tensor:
-        """Delays in seconds, shape ``(batch,)``, of normalised signals ``(batch, 2, steps)``."""
+        """Delays in seconds, shape ``(batch,)``, of normalized signals ``(batch, 2, steps)``."""
         delay: Tensor = 30 + 20 * self.layers(signal)[:, 0]
         return delay
 
@@ -99,7 +99,7 @@ class DelayNet(LightningModule):
 
 
 def main(folder: Path = DATA) -> None:
-    """Trains and compares with always saying the mean."""
+    """Train, and compare with predicting the mean."""
     path, stats = folder / "monitor.h5", folder / "monitor-stats.json"
     write_recordings(path)
     write_statistics(path, stats)
@@ -119,7 +119,7 @@ def main(folder: Path = DATA) -> None:
     (result,) = trainer.test(model, datamodule=datamodule, verbose=False)
     with h5py.File(path) as file:
         guessing = np.abs(file["test/delay"][:] - file["train/delay"][:].mean()).mean()
-    print(f"mean error on the test rows: {result['error']:.1f} s; of always saying the mean: {guessing:.1f} s")
+    print(f"mean error on the test rows: {result['error']:.1f} s; of always predicting the mean: {guessing:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Two ranks, no flag: each trains on rows of its own, and together they have every row once an epoch.
+"""Train on two ranks without any flag: each rank has its own rows, and together they read every row once per epoch.
 
     python examples/two_ranks.py [FOLDER]
 
-fits a line on two CPU processes under ``strategy="ddp"``, and prints which rows each of them saw. On GPUs it is the
-same: ``accelerator="gpu", devices=2``.
+fits a line on two CPU processes under ``strategy="ddp"``, and prints the rows of each process. GPUs work in the same
+way: ``accelerator="gpu", devices=2``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOPE, OFFSET, N_ROWS = 3.0, -1.0, 1001  # odd, so not divisible by two ranks
 
 
 class Line(LightningModule):
-    """Fits ``y = slope * x + offset``, and notes the rows that this rank was given."""
+    """Fits ``y = slope * x + offset``, and records the rows of this rank."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Line(LightningModule):
         self.rows: list[int] = []
 
     def prepare_data(self) -> None:
-        """Writes the file. Lightning calls this on one rank; the other waits."""
+        """Write the file. Lightning calls this on one rank; the other waits."""
         rng = np.random.default_rng(0)
         x = rng.normal(size=(N_ROWS, 1)).astype("f4")
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class Line(LightningModule):
         self.report("test", "evaluated")
 
     def report(self, stage: str, what: str) -> None:
-        """Prints the rows of all ranks, on the first one."""
+        """Print the rows of all ranks, on rank 0."""
         ranks: list[list[int]] = [[] for _ in range(self.trainer.world_size)]
         torch.distributed.all_gather_object(ranks, self.rows)
         self.rows = []
@@ -73,7 +73,7 @@ class Line(LightningModule):
 
 
 def main(folder: Path = DATA) -> None:
-    """Trains for three epochs and evaluates; both ranks run this."""
+    """Train for three epochs and evaluate; both ranks run this."""
     path = folder / "line.h5"
     datamodule = LazyH5DataModule(path, test_path=path, x_key="x", y_key="y", with_index=True, batch_size=32)
     model = Line(path)

@@ -78,10 +78,10 @@ if not TYPE_CHECKING:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Raise for a Trainer of the other Lightning package.
+    """Check that a Trainer belongs to the Lightning package in use.
 
     Raises:
-        H5ValueError: it is one.
+        H5ValueError: it belongs to the other package.
     """
     trainer_package = type(trainer).__module__.split(".")[0]
     own_package = PACKAGE.split(".")[0]
@@ -96,7 +96,7 @@ def check_trainer(trainer: Any) -> None:
 
 
 def models_of_the_other_package() -> list[str]:
-    """Return names of model classes that were made for the Lightning package which is not in use."""
+    """Return names of model classes that derive from the Lightning package which is not in use."""
     other_package = "pytorch_lightning" if PACKAGE == "lightning.pytorch" else "lightning.pytorch"
     if other_package not in sys.modules:
         return []
@@ -106,9 +106,9 @@ def models_of_the_other_package() -> list[str]:
 
 
 def takes_loaders_from(trainer: Any, datamodule: Any) -> bool:
-    """Return whether a trainer's present run asks a data module for loaders.
+    """Return whether a trainer's present run requests loaders from a data module.
 
-    Lightning keeps the data module of an earlier run, and calls its hooks also if a run is given loaders.
+    Lightning keeps the data module of an earlier run, and calls its hooks even if loaders are passed to a run.
     """
     loop = {"fit": "fit_loop", "validate": "validate_loop", "test": "test_loop", "predict": "predict_loop"}
     name = loop.get(getattr(trainer.state.fn, "value", ""))
@@ -117,7 +117,7 @@ def takes_loaders_from(trainer: Any, datamodule: Any) -> bool:
 
 
 def training_loaders(trainer: Any) -> list[Any]:
-    """Return the loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has them as given."""
+    """Return the loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has the nested form."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
 
@@ -144,8 +144,8 @@ def is_logging_step(trainer: Any, every: int | None = None) -> bool:
     """Return whether values are to be logged after a batch; for ``on_train_batch_end``.
 
     Args:
-        trainer: that trains.
-        every: so many optimizer steps. None returns whether Lightning logs, as it also does when asked to stop.
+        trainer: the Trainer.
+        every: number of optimizer steps between logs. None returns whether Lightning logs, as it does before stopping.
     """
     if trainer.fit_loop._should_accumulate() and trainer.lightning_module.automatic_optimization:
         return False

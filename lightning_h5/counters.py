@@ -47,15 +47,15 @@ COUNTED = (
     "left_out",
     "kept_bytes",
 )
-"""Rows and batches delivered by loaders of this package; bytes read from files, those of them that the page cache had
-(by a look at some), bytes requested of the system ahead, decoded bytes, and decoded chunks; blocks that batches were
-copied from, and blocks that had to be loaded; hits and misses of the cache of rows.
+"""Rows and batches delivered by loaders of this package; bytes read from files, the part of these bytes in the page
+cache (estimated from a sample), bytes requested of the system ahead, decoded bytes, and decoded chunks; blocks that
+batches were copied from, and blocks that had to be loaded; hits and misses of the cache of rows.
 
 Seconds: the time of ``next()`` in the main process, and its part in the first batch of each epoch; and, summed over all
 threads and workers, the time of reading files, decoding, the HDF5 library, and transforms with collating.
 
-Of files that are staged: requests to their origin, the bytes that these fetched, and the seconds that readers waited
-for them, which are a part of ``read_seconds``; bytes that readers got from a mirror, and those that it did not have.
+For staged files: requests to their origin, fetched bytes, and the seconds that readers waited for the origin, which are
+a part of ``read_seconds``; bytes that readers got from a mirror, and bytes that the mirror did not have.
 ``decoded_mirror_bytes`` were read from mirrors of decoded chunks, instead of being decoded.
 
 ``direct_rows`` and ``direct_batches`` were read by indexing a dataset, as torch's own ``DataLoader`` does.
@@ -66,7 +66,7 @@ for them, which are a part of ``read_seconds``; bytes that readers got from a mi
 
 
 FORKED_WORKERS = 16
-"""Workers of torch's own loaders that a dataset can count: how many there are is unknown before they are forked."""
+"""Workers of torch's own loaders that a dataset can count: their number is unknown before they are forked."""
 
 MAX_STEPS = 1 << 32  # per epoch; a float64 holds two million such epochs exactly
 
@@ -152,8 +152,8 @@ class Counters:
 
     Args:
         more: names of additional counters.
-        n_workers: workers that may be forked before ``share`` is called; more of them share a row, in which counts of
-            one may overwrite those of another.
+        n_workers: workers that may be forked before ``share`` is called. Further workers share a row, in which a worker
+            may overwrite counts of another worker.
     """
 
     def __init__(self, more: tuple[str, ...] = (), n_workers: int = 0) -> None:

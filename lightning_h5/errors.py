@@ -47,8 +47,8 @@ class H5KeyError(H5Error, KeyError):
     """An array, a member of a table or an attribute is not in the file.
 
     Args:
-        sentences: the message. With a ``key`` these are its place, as "is not in 'data.h5'.", what exists, the nearest
-            name (or ""), and what to do.
+        sentences: the message. With a ``key``, the sentences are: where the key is missing ("is not in 'data.h5'."),
+            the existing names, the nearest name (or ""), and the remedy.
         key: see below.
 
     Attributes:
@@ -94,7 +94,8 @@ class H5ResumeError(H5Error, ValueError):
 def without_frames(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
     """Decorate a function so that an ``H5Error`` leaves it without the frames and causes inside this package.
 
-    Its text is complete; they would only hide the line of the user's script. All other errors keep theirs.
+    The error's text is complete, and internal frames would only hide the line of the user's script. All other errors
+    keep their frames.
 
     Args:
         function: a function that users call.
@@ -118,9 +119,9 @@ def named(argument: str, function: Callable[..., Any]) -> str:
 
 
 def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
-    """Return the error to raise when a user's function raised StopIteration, as PEP 479 has it for generators.
+    """Return the error to raise when a user's function raised StopIteration, as PEP 479 defines for generators.
 
-    Whatever iterates over batches or samples would take it for their end.
+    A loop over batches or samples would otherwise end without an error.
 
     Args:
         argument: the argument that the function was passed as.

@@ -1,12 +1,12 @@
-"""Compile loops by Numba, if it is installed, and keep the machine code on disk.
+"""Compile loops with Numba, if it is installed, and keep the machine code on disk.
 
-A compiled loop is one call that runs without the interpreter's lock, with one pass over memory. With NumPy it would be
-several passes, and threads that decode would wait for each other between them.
+A compiled loop is one call that runs without the interpreter's lock, with one pass over memory. NumPy would need
+several passes, and threads that decode would wait for each other between the passes.
 
-Compiling takes up to two seconds for each loop and dtype. The machine code is kept where Numba keeps its own: in
-`NUMBA_CACHE_DIR`, in `__pycache__` next to this package's files, or in the user's cache folder if that is read-only.
-Numba's `cache=True` checks only the file of the function: it misses changes of what the function calls, and trusts what
-is on disk. So the names of the files here contain a hash of everything that the machine code depends on, and each file
+Compiling takes up to two seconds for each loop and dtype. The machine code is kept in Numba's own folder:
+`NUMBA_CACHE_DIR`, `__pycache__` next to this package's files, or the user's cache folder if `__pycache__` is read-only.
+Numba's `cache=True` checks only the file of the function: it misses changes of called functions, and trusts files on
+disk. So the file names of this module contain a hash of everything that the machine code depends on, and each file
 has a checksum: files that are damaged, or of another version, are not used.
 """
 
@@ -162,7 +162,7 @@ def _versions() -> tuple[Any, ...]:
 
 
 def _meaning_of(value: Any) -> Any:
-    """Return everything that the result of a loop depends on, as plain values: its code, and that of all it calls.
+    """Return everything that the result of a loop depends on, as plain values: its code, and the code of all callees.
 
     Raises:
         TypeError: it uses an object of an unknown kind.

@@ -75,8 +75,8 @@ class _Marks(WeakKeyDictionary[Any, dict[str, float]]):
 class LoaderMetrics(Metric):
     """All figures of loaders as one metric, which ranks sum in one collective.
 
-    ``update`` adds what the loaders counted since the last update, and the time since then. ``compute`` returns the
-    figures since the last ``reset``, over all ranks::
+    ``update`` adds the loaders' counts since the last update, and the time since then. ``compute`` returns the figures
+    since the last ``reset``, over all ranks::
 
         metrics = LoaderMetrics(loader)
         for epoch in range(n_epochs):
@@ -86,16 +86,16 @@ class LoaderMetrics(Metric):
             print(metrics.compute()["samples_per_second"])
             metrics.reset()
 
-    The figures are those that :class:`H5StatsMonitor` logs:
+    :class:`H5StatsMonitor` logs the same figures:
 
     - ``samples_per_second``: rows that the loaders returned, per second.
-    - ``read_mib_per_second``: MiB read from files, per second (an estimate where the HDF5 library reads).
-    - ``decoded_mib_per_second``: MiB of these after decoding, per second.
+    - ``read_mib_per_second``: MiB read from files, per second (an estimate if the HDF5 library reads).
+    - ``decoded_mib_per_second``: MiB after decoding, per second.
     - ``wait_fraction``: share of the time that was spent waiting for a batch, 0 to 1.
-    - ``wait_ms``: milliseconds of waiting for a batch, on average.
+    - ``wait_ms``: average waiting time for a batch, in milliseconds.
     - ``cache_hit_rate``: share of the requested rows or chunks that was in memory, 0 to 1.
     - ``cache_mib``: MiB of rows in memory at the last update, over all ranks and workers.
-    - ``share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
+    - ``share/NAME``: share of a mixture's source in the rows, 0 to 1.
     - ``origin_mib``, ``origin_requests``, ``origin_wait_ms``, ``mirror_hit_rate``: only if files are staged.
 
     Waiting is measured by loaders of this package. Under torch's own ``DataLoader`` over a dataset of this package the
@@ -137,7 +137,7 @@ class LoaderMetrics(Metric):
         self._running_since = None
 
     def update(self, *loaders: Loader) -> None:
-        """Add what loaders counted since the last update.
+        """Add the loaders' counts since the last update.
 
         Args:
             *loaders: loaders, or datasets.
@@ -354,7 +354,7 @@ def figures_of(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
         "origin_mib": amounts["origin_bytes"] / MIB,
         "origin_requests": amounts["origin_requests"],
         "origin_wait_ms": 1000 * amounts["origin_seconds"] / max(1.0, amounts["batches"]),
-        # Granules of a mirror are larger than what was needed first; and what is fetched ahead is needed later.
+        # Granules of a mirror are larger than the first request, and bytes are fetched ahead for later requests.
         "mirror_hit_rate": max(0.0, 1 - amounts["origin_bytes"] / max(1.0, _staged_bytes(amounts))),
     }
 

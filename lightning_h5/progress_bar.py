@@ -25,7 +25,7 @@ def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB
     """Return a bar if the standard error is a terminal or a notebook's, otherwise lines in a log every 30 seconds.
 
     Args:
-        total: number of units; ``update`` adds those that are done.
+        total: number of units; ``update`` adds completed units.
         what: the name of the work.
         shows_progress: whether anything is shown at all.
         unit: of what is counted; ``iB`` are bytes.

@@ -31,7 +31,7 @@ END_SECONDS = 5.0
 
 
 class EndingThread(threading.Thread):
-    """A daemon thread that is ended when Python exits, however it comes to that.
+    """A daemon thread that is ended when Python exits, for any reason.
 
     Args:
         target: the function that it runs.
@@ -79,7 +79,7 @@ def naming_task_limits(name: str) -> Iterator[None]:
 
 
 def start_helpers(threads: Iterable[EndingThread]) -> list[EndingThread]:
-    """Start threads that others can do without; return those that the system allows."""
+    """Start optional threads; return the threads that the system allows."""
     helpers = []
     with suppress(H5Error):
         for thread in threads:
@@ -101,10 +101,10 @@ os.register_at_fork(after_in_child=_start_helpers_afresh)
 
 
 class HelperThreads:
-    """Threads that start when there are tasks, one for each up to a limit, and end when there were none for a while.
+    """Threads that start when there are tasks, one per task up to a limit, and end after being idle for a while.
 
-    An idle thread waits for a condition. ``SimpleQueue.get`` is not used: with a timeout, it waits forever in a thread
-    that was woken for a task which another one took, and that resumes only after its time is over.
+    An idle thread waits for a condition. ``SimpleQueue.get`` is not used. With a timeout, it waits forever in a thread
+    that was woken for a task, if another thread took the task and the first one resumes only after its timeout.
 
     Args:
         name: of each thread, for stacks and debuggers.

@@ -26,8 +26,8 @@ __all__ = [
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Sequence[PathLike] | PathLike
-"""One file, a glob, a directory, or a list of these. The list comes first, as jsonargparse tries types in
-order and makes one path of a list's text otherwise."""
+"""One file, a glob, a directory, or a list of them. The list is the first type, since jsonargparse tries types in
+order, and would otherwise turn the text of a list into one path."""
 
 Keys: TypeAlias = str | Sequence[str] | Mapping[str, str | int | Sequence[str] | Mapping[str, Any]]
 """One array, several (a tuple in the sample), or names for several (a dict in the sample). In a mapping, a list of

@@ -1,11 +1,11 @@
-"""Train with the Trainer of Hugging Face, and resume it exactly.
+"""Train with the Trainer of Hugging Face, and resume exactly.
 
     pip install transformers
     python hf_trainer.py runs/1
     torchrun --nproc-per-node 2 hf_trainer.py runs/1
 
-The Trainer takes the loaders of a data module as they are: they have their shards and their order already. The position
-is saved beside each checkpoint, in place of counting batches and skipping them (``ignore_data_skip``).
+The Trainer uses the loaders of a data module unchanged: they already shard and shuffle. The position is saved next to
+each checkpoint, which replaces counting and skipping batches (``ignore_data_skip``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class H5Trainer(Trainer):
     """A Trainer of Hugging Face with the loaders of a data module.
 
     Args:
-        model: as for ``Trainer``.
-        args: as for ``Trainer``, with ``ignore_data_skip=True`` and ``remove_unused_columns=False``.
-        datamodule: gives dicts, whose keys are the arguments of the model.
+        model: see ``Trainer``.
+        args: see ``Trainer``; needs ``ignore_data_skip=True`` and ``remove_unused_columns=False``.
+        datamodule: a data module with dicts as batches; their keys are the arguments of the model.
     """
 
     def __init__(self, model: torch.nn.Module, args: TrainingArguments, datamodule: Any) -> None:
@@ -36,7 +36,7 @@ class H5Trainer(Trainer):
         super().__init__(model, args, train_dataset=train, eval_dataset=val, callbacks=[SavePosition(self)])
 
     def train(self, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
-        """Train, from a checkpoint's folder on if one is given."""
+        """Train, optionally from a checkpoint's folder."""
         self.resumed = resume_from_checkpoint
         return super().train(resume_from_checkpoint, **options)
 
@@ -53,20 +53,20 @@ class H5Trainer(Trainer):
 
 
 class SavePosition(TrainerCallback):
-    """Saves the position of the training loader beside each checkpoint."""
+    """Saves the position of the training loader next to each checkpoint."""
 
     def __init__(self, trainer: H5Trainer) -> None:
         self.trainer = trainer
 
     def on_save(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-        """Save it, on rank 0: it is the same on all ranks."""
+        """Save the position on rank 0: it is the same on all ranks."""
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             torch.save(self.trainer.loader.state_dict(), folder / "position.pt")
 
 
 class Net(torch.nn.Module):
-    """A linear model as the Trainer calls it: with the fields of a batch, for a dict with the loss."""
+    """A linear model in the Trainer's form: called with the fields of a batch, it returns a dict with the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Net(torch.nn.Module):
         self.rows: list[int] = []
 
     def forward(self, x: torch.Tensor, index: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the loss, and note the rows of training."""
+        """Return the loss, and count the training rows."""
         if self.training:
             self.rows += index.tolist()
         predicted = self.layer(x)
@@ -105,8 +105,8 @@ def train(folder: Path, resume_from_checkpoint: str | None = None) -> Net:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="of the data and of the checkpoints")
-    parser.add_argument("--resume", help="folder of a checkpoint")
-    given = parser.parse_args()
-    trained = train(given.folder, given.resume)
+    parser.add_argument("folder", type=Path, help="folder of the data and the checkpoints")
+    parser.add_argument("--resume", help="folder of a checkpoint to resume from")
+    arguments = parser.parse_args()
+    trained = train(arguments.folder, arguments.resume)
     print(f"trained on {len(trained.rows):,} rows here")

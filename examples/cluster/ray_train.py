@@ -1,9 +1,9 @@
-"""Train with Ray Train, on as many workers as asked; a job that fails is started again from its newest checkpoint.
+"""Train with Ray Train on several workers; a failed job restarts from its newest checkpoint.
 
     pip install "ray[train]"
     python ray_train.py runs/1 --workers 2
 
-``train`` is the function of ``train.py``, but for the three objects by which Lightning learns of Ray's workers.
+``train`` is the function of ``train.py`` with three more objects, which connect Lightning to Ray's workers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from train import EPOCHS, Net, newest
 from lightning_h5 import LazyH5DataModule
 
 
-def train(given: dict[str, str]) -> None:
-    """Train on ``rows.h5`` in a folder, from its newest checkpoint on; runs in each worker."""
-    folder = Path(given["folder"])
+def train(config: dict[str, str]) -> None:
+    """Train on ``rows.h5`` in a folder, from its newest checkpoint; runs in each worker."""
+    folder = Path(config["folder"])
     datamodule = LazyH5DataModule(
         str(folder / "rows.h5"),
         x_key="x",
         batch_size=16,
         with_index=True,
         seed=1,
-        num_workers=int(given["num_workers"]),
-        files={"verify": given["verify"] or None},
+        num_workers=int(config["num_workers"]),
+        files={"verify": config["verify"] or None},
     )
     trainer = Trainer(
         devices="auto",
@@ -53,20 +53,19 @@ def train(given: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="of the data and of the checkpoints, on storage that all nodes share")
+    parser.add_argument("folder", type=Path, help="folder of data and checkpoints, on storage that all nodes share")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--num-workers", type=int, default=0, help="processes of each worker that read")
-    parser.add_argument("--gpus", action="store_true", help="one for each worker")
-    parser.add_argument("--verify", default="", help="'digest' compares rows with digests beside the file")
-    given = parser.parse_args()
-    options = {"folder": str(given.folder.resolve()), "num_workers": str(given.num_workers), "verify": given.verify}
+    parser.add_argument("--num-workers", type=int, default=0, help="number of reading processes of each worker")
+    parser.add_argument("--gpus", action="store_true", help="use one GPU per worker")
+    parser.add_argument("--verify", default="", help="'digest' compares rows with the digests next to the file")
+    arguments = parser.parse_args()
+    folder = str(arguments.folder.resolve())
+    options = {"folder": folder, "num_workers": str(arguments.num_workers), "verify": arguments.verify}
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config=options,
-        scaling_config=ray.train.ScalingConfig(num_workers=given.workers, use_gpu=given.gpus),
-        run_config=ray.train.RunConfig(
-            storage_path=str(given.folder.resolve()), failure_config=ray.train.FailureConfig(max_failures=3)
-        ),
+        scaling_config=ray.train.ScalingConfig(num_workers=arguments.workers, use_gpu=arguments.gpus),
+        run_config=ray.train.RunConfig(storage_path=folder, failure_config=ray.train.FailureConfig(max_failures=3)),
     )
     trainer.fit()
-    print("each row was trained on as often as there are epochs")
+    print("each row was trained on once per epoch")

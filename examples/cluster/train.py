@@ -1,4 +1,4 @@
-"""Train on a cluster, stop at any moment, and go on with as many nodes as there are.
+"""Train on a cluster, stop at any moment, and continue with any number of nodes.
 
     torchrun --nproc-per-node 2 train.py runs/1                                   one node
     torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 9 \
@@ -7,8 +7,8 @@
     mpirun -n 2 python train.py runs/1                                            MPI (pip install mpi4py)
     python train.py runs/1 --devices 2                                            Lightning's own launcher
 
-Under each of them the data module is the same. Start it again with the same folder after any stop: it resumes from the
-newest checkpoint. At the end it checks that each row was trained on once per epoch, whatever happened in between.
+The data module is the same with all launchers. After a stop, start the script again with the same folder: it resumes
+from the newest checkpoint. At the end it checks that each row was trained on once per epoch, despite any stops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS, EPOCHS = 2000, 3
 
 
 class Net(LightningModule):
-    """A linear model that counts in its checkpoints how often each row was trained on."""
+    """A linear model with a count of training passes for each row, which is saved in its checkpoints."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Net(LightningModule):
 
 
 def launched(devices: int) -> dict[str, Any]:
-    """Return the processes of a node and the nodes, as a launcher started them: the Trainer needs the same numbers."""
+    """Return the launcher's number of processes per node and of nodes: the Trainer needs the same numbers."""
     known = os.environ
     if "TORCHELASTIC_RUN_ID" in known:
         return {"devices": int(known["LOCAL_WORLD_SIZE"]), "num_nodes": int(known["GROUP_WORLD_SIZE"])}
@@ -69,12 +69,12 @@ def launched(devices: int) -> dict[str, Any]:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the checkpoint that was saved last, whichever callback saved it."""
+    """Return the newest checkpoint of all callbacks."""
     return max(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def train(folder: Path, *, devices: int = 1, num_workers: int = 0, seconds: float = 0.0) -> None:
-    """Train on ``rows.h5`` in a folder, from its newest checkpoint on."""
+    """Train on ``rows.h5`` in a folder, from its newest checkpoint."""
     datamodule = LazyH5DataModule(
         str(folder / "rows.h5"), x_key="x", batch_size=16, with_index=True, seed=1, num_workers=num_workers
     )
@@ -100,9 +100,9 @@ def train(folder: Path, *, devices: int = 1, num_workers: int = 0, seconds: floa
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="of the data and of the checkpoints, on storage that all nodes share")
-    parser.add_argument("--devices", type=int, default=1, help="processes, if no launcher started them")
+    parser.add_argument("folder", type=Path, help="folder of data and checkpoints, on storage that all nodes share")
+    parser.add_argument("--devices", type=int, default=1, help="number of processes, without a launcher")
     parser.add_argument("--num-workers", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=0.0, help="that a step takes longer, to have time to stop it")
-    given = parser.parse_args()
-    train(given.folder, devices=given.devices, num_workers=given.num_workers, seconds=given.seconds)
+    parser.add_argument("--seconds", type=float, default=0.0, help="extra time per step, to have time to stop the run")
+    arguments = parser.parse_args()
+    train(arguments.folder, devices=arguments.devices, num_workers=arguments.num_workers, seconds=arguments.seconds)

@@ -1,4 +1,4 @@
-"""The cost of loading: training steps, beside steps with batches that are in memory already."""
+"""The cost of loading: the time of training steps, compared with steps on batches that are already in memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["LoaderCost", "cost_remark"]
 
 WARM_UP = 32  # steps of a run before anything is measured: machine code is compiled and memory allocated
 EARLY = 8  # steps of an epoch before batches are held
-SETTLING = 4  # steps with batches in memory until what was begun ahead is read
-LEAST_STEPS = 8  # with batches in memory
-MAX_EPOCHS = 10  # in which batches are held
+SETTLING = 4  # steps with batches in memory until earlier reads have finished
+LEAST_STEPS = 8  # minimum number of steps with batches in memory
+MAX_EPOCHS = 10  # epochs that hold batches
 
 
 class LoaderCost:
-    """Measures the steps of training, and in the first epochs a few for which batches are held in memory before.
+    """Times training steps; in the first epochs, also steps on batches that were read before.
 
     Args:
-        device: of the model; its work has to be done when those few begin and end.
-        every: steps between two logs, 0 for none. Up to half of these have batches that are held: figures of what is
-            read are logged, too.
-        seconds: that reading these batches may take; they are waited for together.
+        device: device of the model; it is synchronized before and after the steps with batches in memory.
+        every: steps between two logs, 0 for none. At most half of them use batches in memory, since the logged figures
+            describe reading.
+        seconds: time limit for reading these batches, which the loop waits for at once.
     """
 
     def __init__(self, device: torch.device, every: int = 0, seconds: float = math.inf) -> None:
@@ -35,20 +35,20 @@ class LoaderCost:
         most = HoldLimits()
         n_batches = min(most.n_batches, every // 2) if every else most.n_batches
         self._limits = most._replace(n_batches=n_batches, seconds=min(most.seconds, seconds))
-        self._seconds = self._held_seconds = 0.0  # of steps that read batches as usual, and with batches in memory
+        self._seconds = self._held_seconds = 0.0  # time of ordinary steps, and of steps with batches in memory
         self._n_steps = self._n_held_steps = 0
-        self._n_seen = self._n_epochs = 0  # steps, and epochs with held batches
+        self._n_seen = self._n_epochs = 0  # number of steps, and of epochs with held batches
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Note that an epoch begins."""
-        self._state: Literal["before", "asked", "held", "after"] = "before"
+        self._state: Literal["before", "requested", "held", "after"] = "before"
         self._n_of_epoch = self._n_settled = 0
         self._iteration: Iteration | None = None
-        self._last: float | None = None  # when the step before ended
+        self._last: float | None = None  # end of the previous step
 
     def pause(self) -> None:
-        """Note that something else than a step comes next, such as validation."""
+        """Note that training pauses, for example for validation."""
         self._last = None
         if self._state == "held":
             self._state = "after"
@@ -57,7 +57,7 @@ class LoaderCost:
         """Note that a step ended.
 
         Args:
-            loaders: of training. If there are several, no batches are held.
+            loaders: the training loaders. With several loaders, no batches are held.
         """
         self._n_seen += 1
         self._n_of_epoch += 1
@@ -70,21 +70,21 @@ class LoaderCost:
             self._n_steps += 1
         self._last = now
         if self._state == "before" and self._n_of_epoch >= EARLY and self._n_seen >= WARM_UP:
-            self._ask(loaders)
+            self._request(loaders)
 
-    def _ask(self, loaders: Sequence[H5DataLoader]) -> None:
-        """Have the next batches be held, if it is clear which they are."""
+    def _request(self, loaders: Sequence[H5DataLoader]) -> None:
+        """Request that the loader holds the next batches in memory, if exactly one iteration runs."""
         self._state = "after"
         iterations = [iteration for loader in loaders for iteration in loader.running]
         has_room = self._limits.n_batches >= SETTLING + LEAST_STEPS
         if has_room and len(loaders) == len(iterations) == 1 and self._n_epochs < MAX_EPOCHS:
-            self._state, self._last = "asked", None
+            self._state, self._last = "requested", None
             (self._iteration,) = iterations
             self._iteration.hold(self._limits)
 
     def _step_of_held(self, iteration: Iteration) -> None:
         n_held = iteration.n_held
-        if self._state == "asked":
+        if self._state == "requested":
             self._n_settled += n_held > 0
             if self._n_settled == SETTLING or (self._n_settled and not n_held):
                 self._state = "held" if n_held >= LEAST_STEPS else "after"
@@ -96,7 +96,7 @@ class LoaderCost:
             self._state = "after"
 
     def amounts(self) -> dict[str, float]:
-        """Return what was measured, to be summed over ranks."""
+        """Return the measured seconds and steps, to be summed over ranks."""
         return {
             "step_seconds": self._seconds,
             "n_steps": float(self._n_steps),
@@ -111,10 +111,10 @@ class LoaderCost:
 
 
 def cost_remark(amounts: Mapping[str, float]) -> str | None:
-    """Return what loading costs, as a remark of the table; None if too few steps were measured.
+    """Return the cost of loading as a remark for the table; None if too few steps were measured.
 
     Args:
-        amounts: those of all ranks, summed (see ``LoaderCost.amounts``).
+        amounts: the sums over all ranks (see ``LoaderCost.amounts``).
     """
     n_steps, n_held = amounts["n_steps"], amounts["n_held_steps"]
     if n_steps < LEAST_STEPS or n_held < LEAST_STEPS:

@@ -1,4 +1,4 @@
-"""Counts of a stage, on one rank and over all, and the time of copies to a device."""
+"""Counts of a stage, on one rank and over all ranks, and the time of copies to a device."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WAITS = tuple(f"waits {at}" for at in range(WaitTimes.N_CLASSES))
 """Names of the classes of waiting times among a stage's amounts."""
 
 REQUESTS = tuple(f"requests {at}" for at in range(RequestTimes.N_CLASSES))
-"""Names of the classes of the times that requests to an origin took."""
+"""Names of the classes of request times to an origin."""
 
 
 class StageTotals(LoaderMetrics):
-    """Counts of a whole stage, with histograms of the times of waiting and of requests to an origin."""
+    """Counts of a whole stage, with histograms of waiting times and of request times to an origin."""
 
     @staticmethod
     def _totals(counters: Counters) -> dict[str, float]:
@@ -39,18 +39,18 @@ class StageTotals(LoaderMetrics):
 
 
 class Meter:
-    """Counts of one stage: since figures were last logged, by step and by epoch, and since the stage began.
+    """Counts of one stage: since the last log by step, since the last log by epoch, and since the start of the stage.
 
     Args:
         loaders: the stage's loaders; earlier counts of loaders of this package are left out.
-        before: counts before loaders were started. Workers of torch's own loaders read ahead of the stage's start.
+        before: counts before the loaders started. Workers of torch's own loaders read ahead of the stage's start.
         has_collectives: sum over ranks; False if this rank is alone, or if other ranks may skip the stage.
 
     Attributes:
-        by_step: figures since they were last logged by step.
-        by_epoch: figures since they were last logged by epoch.
-        whole: counts since the stage began.
-        n_slow: batches that were waited for too long.
+        by_step: figures since the last log by step.
+        by_epoch: figures since the last log by epoch.
+        whole: counts since the start of the stage.
+        n_slow: number of batches with a long wait.
     """
 
     def __init__(self, loaders: Sequence[Loader], before: LoaderMetrics, *, has_collectives: bool) -> None:
@@ -92,7 +92,7 @@ class Meter:
         return figures
 
     def expected_shares(self, metric: LoaderMetrics, loaders: Iterable[Loader]) -> dict[str, float]:
-        """Return the share that each source of a mixture is to have since the last call, by the names of the figures.
+        """Return the expected share of each source of a mixture since the last call, by the names of the figures.
 
         Args:
             metric: ``by_step`` or ``by_epoch``.
@@ -122,7 +122,7 @@ class TransferTimer:
 
     Users may override every Lightning hook around this copy, so the strategy's method is wrapped while a stage runs. On
     CUDA the timer records events in the stream of the copies, and reads them once the copies have ended. On other
-    devices it takes the time of the call, which is right if the call waits for the copy.
+    devices it times the call, which is correct if the call waits for the copy.
 
     Args:
         strategy: the strategy of a Trainer.
@@ -152,7 +152,7 @@ class TransferTimer:
         return event
 
     def seconds(self) -> float:
-        """Return the seconds of all copies that are known to be over."""
+        """Return the seconds of all copies that have finished."""
         while self._copies and (not self._has_events or self._copies[0][1].query()):
             first, last = self._copies.popleft()
             self._seconds += first.elapsed_time(last) / 1000 if self._has_events else last - first
@@ -166,14 +166,14 @@ class TransferTimer:
 def over_ranks(
     amounts: Mapping[str, float], device: torch.device, *, own: bool = False
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Return the sums over all ranks, from one collective; and the amounts of each rank.
+    """Return the sums over all ranks, and the amounts of each rank, with one collective.
 
-    All ranks call it with the same names in the same order, unless ``own``.
+    All ranks must call it with the same names in the same order, except with ``own``.
 
     Args:
-        amounts: this rank's.
-        device: where collectives run.
-        own: use this rank's amounts alone.
+        amounts: amounts of this rank.
+        device: device of the collective.
+        own: return only this rank's amounts, without a collective.
     """
     values = torch.tensor(list(amounts.values()), dtype=torch.float64)
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -25,30 +25,30 @@ _log = logging.getLogger(__name__)
 
 
 class SaveOnPreemption(Callback):
-    """Saves a checkpoint at the end of a batch when the job is about to be ended, and requeues the job or ends.
+    """Save a checkpoint at the end of a batch when the cluster is about to end the job, then requeue the job or exit.
 
-    The signal only sets a flag. At the end of each batch all ranks agree whether one of them has it; then they save at
-    the same batch, and no sample is lost or repeated. Lightning itself saves inside the signal's handler, where ranks
-    may be a batch apart. Its handlers are replaced from the first batch on; before that, nothing is to be saved.
+    The signal only sets a flag. At the end of each batch, all ranks agree on whether one of them received a signal.
+    They then save after the same batch, so no sample is lost or repeated. Lightning itself saves inside the signal
+    handler, when ranks may be a batch apart. This callback replaces Lightning's handlers when the first batch starts.
 
-    The checkpoint is ``hpc_ckpt_<number>.ckpt``. ``Trainer.fit(ckpt_path="hpc")`` resumes from the last one, and under
-    SLURM so does a fit without ``ckpt_path``. Pass the same folder as ``default_root_dir``.
+    The checkpoint is ``hpc_ckpt_<number>.ckpt``. ``Trainer.fit(ckpt_path="hpc")`` resumes from the last one; under
+    SLURM, a fit without ``ckpt_path`` does the same. Pass the same folder as ``default_root_dir``.
 
-    One value is reduced over all ranks after each batch, which takes as long as one small collective. If a validation
-    or the end of the epoch follows a batch, it comes first, and the checkpoint is saved after the next batch: a run
-    that resumes would leave it out. Give the job enough time for it.
+    One value is reduced over all ranks after each batch, at the cost of one small collective. If a validation or the
+    end of the epoch follows the batch, it runs first, and the checkpoint is saved after the next batch: a resumed run
+    would skip it otherwise. Request enough time from the cluster for the validation.
 
     Args:
         dirpath: folder of the checkpoints; None for the trainer's ``default_root_dir``.
         signals: names of signals. ``#SBATCH --signal=SIGUSR1@90`` sends SIGUSR1; Kubernetes, ``scancel`` and cloud
             providers send SIGTERM.
-        requeue: run ``scontrol requeue`` once it is saved. "auto" does so for jobs of SLURM, unless the signal was
-            SIGTERM, by which SLURM also cancels a job.
+        requeue: run ``scontrol requeue`` after saving. "auto" does so for jobs of SLURM, except for SIGTERM, with
+            which SLURM also cancels jobs.
 
     Raises:
-        H5ValueError: no signal has this name.
-        SystemExit: from ``Trainer.fit`` on all ranks once it is saved, with code 0 for a requeued job, otherwise with
-            128 and the number of the signal, as shells report it. Ranks that Lightning's launcher started end with 0.
+        H5ValueError: a signal does not exist.
+        SystemExit: from ``Trainer.fit`` on all ranks after saving, with code 0 for a requeued job, otherwise with 128
+            plus the number of the signal, as shells report it. Ranks started by Lightning's launcher exit with 0.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SaveOnPreemption(Callback):
         numbers = signal.Signals.__members__
         if isinstance(signals, str) or any(name not in numbers for name in signals):
             raise H5ValueError(
-                f"signals={signals!r} was given. Pass a list of names of signals, such as ['SIGUSR1', 'SIGTERM']."
+                f"signals={signals!r} was given. Pass a list of signal names, such as ['SIGUSR1', 'SIGTERM']."
             )
         self.dirpath = None if dirpath is None else expand_user(dirpath)
         self.requeue = requeue
@@ -69,7 +69,7 @@ class SaveOnPreemption(Callback):
         self._arrived: list[int] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Become the last callback, so that the states of others that are saved include the batch."""
+        """Move this callback to the end, so that the saved states of other callbacks include the batch."""
         # A `Checkpoint` would be last as well, but Lightning then leaves out its own `ModelCheckpoint`.
         trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self] + [self]  # type: ignore[attr-defined]
         self._arrived.clear()
@@ -85,7 +85,7 @@ class SaveOnPreemption(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save and end if a rank was sent a signal."""
+        """Save and exit if a rank has received a signal."""
         if not is_between_batches(trainer, batch_idx):
             return
         decide = trainer.strategy.reduce_boolean_decision
@@ -93,13 +93,13 @@ class SaveOnPreemption(Callback):
             return
         is_auto = "SLURM_JOB_ID" in os.environ and any(number != signal.SIGTERM for number in self._arrived)
         requeues = decide(is_auto if self.requeue == "auto" else self.requeue, all=False)
-        pl_module.on_train_batch_end(outputs, batch, batch_idx)  # Lightning's next step, which does not come any more
+        pl_module.on_train_batch_end(outputs, batch, batch_idx)  # Lightning's next step, which is not reached any more
         path = trainer.strategy.broadcast(self._next_path(trainer.default_root_dir))
         trainer.save_checkpoint(path)
         _log.info("saved %s after batch %d of epoch %d", path, batch_idx, trainer.current_epoch)
         is_requeued = trainer.strategy.broadcast(requeues and trainer.is_global_zero and _requeue())
         trainer.strategy.barrier("SaveOnPreemption")
-        # Lightning's own launcher takes another code of rank 1 for a crash, and kills rank 0 while it finishes.
+        # Lightning's own launcher treats any other exit code of rank 1 as a crash, and kills rank 0 before it finishes.
         is_child = (
             not trainer.is_global_zero and type(trainer.strategy.launcher).__name__ == "_SubprocessScriptLauncher"
         )
@@ -108,7 +108,7 @@ class SaveOnPreemption(Callback):
     def _note_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
-                "SaveOnPreemption gets no signals: training runs in a thread that is not the main one. Save at regular "
+                "SaveOnPreemption receives no signals, since training does not run in the main thread. Save at regular "
                 "steps with a ModelCheckpoint."
             )
             return

@@ -10,21 +10,21 @@ __all__ = ["SetEpochCallback"]
 
 
 class SetEpochCallback(Callback):
-    """Applies the position of a resumed run before its first batch, and calls ``set_epoch`` each epoch.
+    """Apply the position of a resumed run before its first batch, and call ``set_epoch`` each epoch.
 
-    The data modules of this package insert it themselves. It has no state. Loaders of this package read the
-    epoch from the trainer, so nothing goes wrong in silence without it: a restored position that was not
-    applied stops the run at the first batch. ``set_epoch`` is for your own samplers and datasets.
+    The data modules of this package insert it themselves. It has no state. Loaders of this package read the epoch from
+    the trainer. Without this callback, a resumed run stops with an error at the first batch, since the restored
+    position was not applied. ``set_epoch`` is called for your own samplers and datasets.
     """
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Find the position that a data module of another name saved; Lightning would drop it in silence."""
+        """Find the position that a data module with another class name saved; Lightning would ignore it."""
         find = getattr(getattr(trainer, "datamodule", None), "find_position", None)
         if find is not None:
             find(checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply the restored position, if there is one."""
+        """Apply the restored position, if any."""
         _call(trainer, "apply_position")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -38,7 +38,7 @@ class SetEpochCallback(Callback):
         _call(trainer, "position_after_step")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the data module know that the epoch is over."""
+        """Notify the data module of the end of the epoch."""
         _call(trainer, "position_after_epoch")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -51,7 +51,7 @@ class SetEpochCallback(Callback):
 
 
 def _call(trainer: Trainer, method: str) -> None:
-    """Call a method of the data module, if it is one of this package."""
+    """Call a method of the data module, if it belongs to this package."""
     function = getattr(getattr(trainer, "datamodule", None), method, None)
     if function is not None:
         function()

@@ -1,4 +1,4 @@
-"""``H5StatsMonitor``: throughput and waiting, in the loggers while training and in a table at the end."""
+"""``H5StatsMonitor``: throughput and waiting times, in the loggers during training and in a table at the end."""
 
 from __future__ import annotations
 
@@ -32,65 +32,65 @@ IN_PROGRESS_BAR = ("samples_per_second", "wait_fraction")
 
 @checks_keywords
 class H5StatsMonitor(Callback):
-    """Reports how fast rows arrive, how long training waits for them, and which setting to change.
+    """Report throughput, the time that training waits for data, and the setting to change.
 
-    The data modules of this package insert it themselves; pass one to set its options. It works without a
-    logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, except
-    in prediction, in which ranks may have no rows: there rank 0 shows its own.
+    The data modules of this package insert it themselves; pass your own to set its options. It works with any number
+    of loggers; without a logger it only prints the table. Sums are exact and include all ranks, except in prediction,
+    which some ranks may skip: there, rank 0 shows its own figures.
     :class:`lightning_h5.metrics.LoaderMetrics` computes the figures.
 
     Under torch's own ``DataLoader`` over a dataset of this package, rows and bytes are counted, but waiting is not
-    measured and its figures are left out. Nothing is logged for a stage if its
-    loaders read no dataset of this package, and one message explains why.
+    measured, and its figures are left out. If no loader of a stage reads a dataset of this package, the stage logs no
+    figures, and one message explains why.
 
-    Logged each ``log_every_n_steps`` optimizer steps, over the time since the last log, and for each epoch with the
-    suffix ``_epoch``. Steps have the numbers that Lightning logs, and if Lightning logs at the same step the values
-    are part of its row:
+    The figures are logged every ``log_every_n_steps`` optimizer steps, for the time since the last log, and for each
+    epoch with the suffix ``_epoch``. They have Lightning's step numbers. If Lightning logs at the same step, they are
+    part of its row:
 
-    - ``h5/samples_per_second``: rows handed to training, per second.
-    - ``h5/read_mib_per_second``: MiB taken from files, per second (an estimate if the HDF5 library reads).
-    - ``h5/decoded_mib_per_second``: MiB of them after decoding, per second.
-    - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
-    - ``h5/wait_ms``: milliseconds waited for a batch, on average.
-    - ``h5/cache_hit_rate``: share of requested data that was in memory: recently used rows, decoded chunks,
-      or rows held whole; 0 to 1.
-    - ``h5/cache_mib``: MiB of rows that are kept in memory, over all ranks and workers.
-    - ``h5/origin_mib``: MiB read from the origin, the slow storage, of files that are staged; this and the next three
-      only if something is.
-    - ``h5/origin_requests``: the number of requests that fetched them.
-    - ``h5/origin_wait_ms``: milliseconds that reading a batch waited for them, summed over threads, on average.
-    - ``h5/mirror_hit_rate``: share of the bytes needed that were in the mirror already; 0 to 1.
-    - ``h5/transfer_ms``: milliseconds for copying a batch to the device, unless that is the CPU.
-    - ``h5/share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
-    - ``h5/expected_share/NAME``: the share that it is to have.
+    - ``h5/samples_per_second``: rows delivered to training, per second.
+    - ``h5/read_mib_per_second``: MiB read from files, per second (an estimate if the HDF5 library reads).
+    - ``h5/decoded_mib_per_second``: MiB after decoding, per second.
+    - ``h5/wait_fraction``: share of the time spent waiting for a batch, including transforms in this process; 0 to 1.
+    - ``h5/wait_ms``: average waiting time for a batch, in milliseconds.
+    - ``h5/cache_hit_rate``: share of requested data that was in memory (recently used rows, decoded chunks, or rows
+      held whole); 0 to 1.
+    - ``h5/cache_mib``: MiB of rows in memory, over all ranks and workers.
+    - ``h5/origin_mib``: MiB read from the origin, the slow storage, of staged files; this figure and the next three are
+      logged only if files are staged.
+    - ``h5/origin_requests``: number of requests to the origin.
+    - ``h5/origin_wait_ms``: average time that reading a batch waited for the origin, in milliseconds, summed over
+      threads.
+    - ``h5/mirror_hit_rate``: share of the requested bytes that were in the mirror; 0 to 1.
+    - ``h5/transfer_ms``: average time to copy a batch to the device, in milliseconds; not on the CPU.
+    - ``h5/share/NAME``: share of a mixture's source in the rows, 0 to 1.
+    - ``h5/expected_share/NAME``: the source's expected share.
 
-    What is read ahead of an epoch counts for the epoch in which it is read.
+    Rows that are read ahead count for the epoch in which they are read.
 
-    The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
-    the time that a batch was waited for, the median and 99th percentile of the time that requests to the origin took,
-    what loading costs (see ``measure_cost``), and a sentence that names the bottleneck and the remedy. Samples that
-    ``on_bad_row`` left out are counted, and the first of them named with their causes. Figures that are 0 in all stages
-    are left out, and so is the hit rate of rows that are in memory as a whole.
+    The table at the end shows these figures for each stage. It adds the waiting share of the slowest rank, the 95th
+    percentile of the waiting time, the median and 99th percentile of the request time to the origin, the cost of
+    loading (see ``measure_cost``), and a sentence with the bottleneck and the remedy. Samples that ``on_bad_row`` left
+    out are counted, and the first of them are named with their causes. Figures that are 0 in all stages are left out,
+    as is the hit rate if all rows are held in memory.
 
     Args:
-        log_every_n_steps: optimizer steps, so that steps which accumulate gradients do not count. None takes the
-            trainer's.
-        print_summary: print a table when a stage ends, on rank 0.
-        prefix: the beginning of all keys.
-        progress_bar: show rows a second and the share of waiting in the progress bar as well.
-        slow_batch_seconds: a batch that is waited for longer is reported at once, with its step, through Python's
-            logging, by the rank that waits. The default is far above the time of reading and far below a time limit;
-            None reports none.
-        measure_cost: in the first 10 epochs, read some 20 batches (1 s and 256 MiB at most) before they are trained on,
-            and compare these steps with the others: the table says what loading costs. The batches and their order
-            stay the same. Nothing is measured if figures are logged more often than every 24 steps.
+        log_every_n_steps: number of optimizer steps between logs; accumulating gradients does not count. None uses the
+            trainer's value.
+        print_summary: print the table when a stage ends, on rank 0.
+        prefix: prefix of all keys.
+        progress_bar: show rows per second and the waiting share in the progress bar as well.
+        slow_batch_seconds: log a batch that took longer than this, with its step, through Python's logging, on the
+            rank that waits. The default is far above the time of reading and far below a time limit; None turns it off.
+        measure_cost: in the first 10 epochs, read some 20 batches (at most 1 s and 256 MiB) before training on them,
+            and compare the time of these steps with the others; the table shows the cost of loading. The batches and
+            their order do not change. Nothing is measured if figures are logged more often than every 24 steps.
 
     Raises:
-        H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` not above 0.
+        H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` is not above 0.
 
     Cost:
-        Some 15 microseconds a batch, logging every 50 steps included (0.8 % of the time at 500 batches a second; two
-        cores, 2026-11-22). One collective of some thirty numbers each time it logs, and none in between.
+        Some 15 microseconds per batch, including a log every 50 steps (0.8 % of the time at 500 batches per second; two
+        cores, 2026-11-22). One collective of some thirty numbers per log, and none in between.
     """
 
     def __init__(
@@ -117,37 +117,37 @@ class H5StatsMonitor(Callback):
         self._transfer: TransferTimer | None = None
         self._cost: LoaderCost | None = None
         self._logged: tuple[str, ...] = ()  # names that the previous batch logged
-        self._before = StageTotals()  # what datasets had counted before a method of the trainer
-        self._has_explained = False  # why a stage has no figures
+        self._before = StageTotals()  # counts of datasets before a method of the trainer
+        self._has_explained = False  # whether the reason for missing figures was logged
 
     # Training ------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note earlier counts of the datasets in loaders that were passed to the trainer."""
+        """Record earlier counts of the datasets in loaders that were passed to the trainer."""
         self._before = StageTotals(*[loader for loader in passed_loaders(trainer) if datasets_of(loader)])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget earlier figures, so that a second fit does not show the first one's."""
+        """Drop earlier figures, so that a second fit does not include the first one's."""
         self._meters, self._logged = {}, ()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; not at the epoch's start, which is not called if an epoch resumes in its middle."""
+        """Start the clock here: Lightning does not call the epoch's hook if a run resumes in the middle of an epoch."""
         self._begin("train", trainer)
         self._training = _own_loaders(trainer)
         if self.measure_cost and self._cost is None:
-            seconds = (self.slow_batch_seconds or math.inf) / 2  # a batch that is waited for longer is reported
+            seconds = (self.slow_batch_seconds or math.inf) / 2  # longer waits would be logged as slow batches
             self._cost = LoaderCost(trainer.strategy.root_device, self._every(trainer), seconds)
         if self._transfer is None and trainer.strategy.root_device.type != "cpu":
             self._transfer = TransferTimer(trainer.strategy)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the epoch's loaders, which may be new ones."""
+        """Look up the epoch's loaders, which may be new ones."""
         self._training = _own_loaders(trainer)
         if self._cost is not None:
             self._cost.begin_epoch()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Report a batch that was waited for too long."""
+        """Log a batch that took too long."""
         limit = self.slow_batch_seconds
         if limit is None:
             return
@@ -210,7 +210,7 @@ class H5StatsMonitor(Callback):
     # Evaluation ----------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the training clock and start the other."""
+        """Stop the training clock and start the validation clock."""
         if "train" in self._meters:
             self._meters["train"].stop()
         if self._cost is not None:
@@ -246,7 +246,7 @@ class H5StatsMonitor(Callback):
         self._end(trainer, "predict")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the strategy and the loaders as they were."""
+        """Restore the strategy, and release the loaders."""
         if self._transfer is not None:
             self._transfer.remove()
         self._transfer, self._training, self._cost = None, [], None
@@ -259,7 +259,7 @@ class H5StatsMonitor(Callback):
     # Parts ---------------------------------------------------------------------------------------------------
 
     def _every(self, trainer: Trainer) -> int:
-        """Return how many steps are between two logs; 0 for none."""
+        """Return the number of steps between two logs; 0 for none."""
         return self.log_every_n_steps or int(getattr(trainer, "log_every_n_steps", 50))  # not declared by Lightning
 
     def _begin(self, stage: str, trainer: Trainer) -> None:
@@ -272,7 +272,7 @@ class H5StatsMonitor(Callback):
         self._meters[stage].start()
 
     def _explain(self, stage: str, trainer: Trainer) -> None:
-        """Say once why a stage has no figures."""
+        """Log once why a stage has no figures."""
         if not self._has_explained and trainer.is_global_zero:
             self._has_explained = True
             logger.warning(
@@ -308,7 +308,7 @@ class H5StatsMonitor(Callback):
             amounts = meter.whole.counts() | {"n_slow": float(meter.n_slow), "memory": _peak_memory()}
             if stage == "train" and self._cost is not None:
                 amounts |= self._cost.amounts()
-            # A rank without batches skips the loop and this hook, so that it would be missed in a collective.
+            # A rank without batches skips the loop and this hook, so other ranks would wait for it in a collective.
             has_idle_rank = any(isinstance(loader, H5DataLoader) and loader.sampler.has_idle_rank for loader in loaders)
             if trainer.world_size > 1 and (stage == "predict" or has_idle_rank):
                 alone.append(stage)
@@ -353,7 +353,7 @@ def _limit_of(stage: str, amounts: Mapping[str, float], every_loader: Sequence[L
 
 def _to_keep(loaders: list[H5DataLoader]) -> str:
     """Return the argument that keeps all decoded rows of training in memory; empty if they fit."""
-    missing = []  # for each loader whose rows do not fit: bytes of all its rows, and the argument to raise
+    missing = []  # bytes of all rows, and the argument to raise, for each loader with too small a cache
     for loader in loaders:
         dataset = loader.dataset
         if not isinstance(dataset, FileDataset):  # sources of a mixture share `shuffle.buffer` otherwise
@@ -378,5 +378,5 @@ def _remarks(ranks: Mapping[str, list[dict[str, float]]], slow_seconds: float | 
 
 
 def _peak_memory() -> float:
-    """Return the most bytes that this process had in memory."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -19,14 +19,14 @@ READ, DECODED = "MiB/s read", "MiB/s decoded"
 
 
 def stage_table(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]], remarks: Sequence[str]) -> str:
-    """Return the table that is printed at the end: a column for each stage, a line for each figure.
+    """Format the table that is printed at the end: a column for each stage, a line for each figure.
 
-    Figures that are 0 in all stages are left out, and so are decoded bytes if none were compressed. Remarks are wrapped
-    at the width of the terminal, 100 columns at most.
+    Figures that are 0 in all stages are left out, as are decoded bytes if no data is compressed. Remarks are wrapped at
+    the width of the terminal, at most 100 columns.
 
     Args:
-        title: the line above it.
-        stages: for each stage the counts of each rank, waiting times included.
+        title: the line above the table.
+        stages: for each stage the counts of each rank, including waiting times.
         remarks: lines below the table.
     """
     columns = [_stage_column(ranks) for ranks in stages.values()]

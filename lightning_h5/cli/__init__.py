@@ -11,10 +11,10 @@ from .verbs import VERBS, run_verb
 __all__ = ["main"]
 
 TRAINING = {
-    "fit": "train a model: LightningCLI, with the data modules of this package by their short names",
-    "validate": "the same for one epoch of validation",
-    "test": "the same for one epoch of testing",
-    "predict": "the same for one epoch of prediction",
+    "fit": "train a model by LightningCLI, with the data modules of this package by their short names",
+    "validate": "run one epoch of validation",
+    "test": "run one epoch of testing",
+    "predict": "run one epoch of prediction",
 }
 
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a verb.
 
     Args:
-        arguments: the command line without the program's name; None takes ``sys.argv``.
+        arguments: the command line without the program's name; None uses ``sys.argv``.
 
     Raises:
         SystemExit: with 2 for wrong usage, with 1 for a problem, or with the exit code of the verb.
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         names = ", ".join([*VERBS, *TRAINING])
         hint = near(verb, [*VERBS, *TRAINING])
-        sys.stderr.write(f"lightning_h5: {verb!r} is not a verb; the verbs are {names}.{hint}\n\n{_usage()}")
+        sys.stderr.write(f"lightning_h5: {verb!r} is not a verb. The verbs are {names}.{hint}\n\n{_usage()}")
         raise SystemExit(2)
 
 
@@ -57,6 +57,6 @@ def _usage() -> str:
 
 {verbs}
 
-  VERB --help   the arguments of a verb
-  --version     the versions of this package, of h5py and of HDF5, with vulnerabilities that are known
+  VERB --help   show the arguments of a verb
+  --version     show the versions of this package, h5py and HDF5, with known vulnerabilities
 """

@@ -19,7 +19,7 @@ MIN_ROOM = 24  # characters for rows
 
 
 class _Place(NamedTuple):
-    """What samples of a line of the table have in common."""
+    """The place that the samples of a line share."""
 
     rank: int
     batch: int
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 def rows_text(report: StepRows) -> Iterator[str]:
-    """Yield the lines of the report; a line has all samples of a batch that are in one file, or segment."""
+    """Yield the lines of the report; a line has the samples of one batch in one file, or one segment."""
     samples = report.samples
     files = {sample.file for sample in samples}
     ranks = len({sample.rank for sample in samples})
@@ -44,11 +44,11 @@ def rows_text(report: StepRows) -> Iterator[str]:
     lines = list(_lines(samples, folder, has_files=len(files) > 1))
     yield from _columns(lines[: MAX_LINES + 1])
     if (n_hidden := len(lines) - 1 - MAX_LINES) > 0:
-        yield faint(f"and {n_hidden:,} more lines; --json has all samples in their order")
+        yield faint(f"and {n_hidden:,} more lines; --json has all samples in order")
 
 
 def _lines(samples: Sequence[StepSample], folder: str, *, has_files: bool) -> Iterator[list[str]]:
-    """Yield the cells of each line, the heads first; columns in which all samples are alike are left out."""
+    """Yield the cells of each line, the header first; columns with a single value are left out."""
     has_segments = any(sample.segment is not None for sample in samples)
     has_sources = any(sample.source is not None for sample in samples)
     shown = [True, True, has_sources, has_files, has_segments]
@@ -70,7 +70,7 @@ def _head(samples: Sequence[StepSample]) -> str:
 
 
 def _numbers(samples: Sequence[StepSample]) -> str:
-    """Return the rows, or steps, of samples, ascending, with a dash for those that follow each other."""
+    """Return the rows, or steps, of samples in ascending order, with a dash for consecutive ones."""
     values: list[Any] = sorted(sample.row if sample.step is None else sample.step for sample in samples)
     if values and isinstance(values[0], tuple):
         return ", ".join(f"({', '.join(map(str, value))})" for value in values)

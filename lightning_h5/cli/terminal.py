@@ -28,12 +28,12 @@ def discard_output() -> None:
 
 
 def line_width() -> int:
-    """Return the columns of a line: the terminal's (or ``COLUMNS``), 60 to 120; 80 if there is no terminal."""
+    """Return the width of a line: the terminal's (or ``COLUMNS``), from 60 to 120; 80 without a terminal."""
     return min(MAX_WIDTH, max(MIN_WIDTH, shutil.get_terminal_size((80, 24)).columns))
 
 
 def paragraphs(head: str, lines: Iterable[str]) -> str:
-    """Return wrapped lines, after a head in bold and below each other."""
+    """Return a bold head, followed by wrapped lines with a hanging indent."""
     room = line_width() - len(head)
     wrapped_lines = [part for line in lines for part in textwrap.wrap(safe(line), room, break_long_words=False)]
     return bold(head.rstrip()) + " " * (len(head) - len(head.rstrip())) + f"\n{' ' * len(head)}".join(wrapped_lines)
@@ -42,7 +42,7 @@ def paragraphs(head: str, lines: Iterable[str]) -> str:
 def write(text: str = "") -> None:
     """Write lines to the standard output.
 
-    Characters that its encoding lacks, or that would move the cursor, are written as escapes.
+    Characters that the encoding lacks, or that would move the cursor, are written as escapes.
     """
     encoding = sys.stdout.encoding or "utf-8"
     parts = [part if _OURS.fullmatch(part) else safe(part) for part in _OURS.split(text)]
@@ -55,13 +55,13 @@ def safe(name: str) -> str:
 
 
 def warn(text: str) -> None:
-    """Write a message to the standard error; lines after its first are indented, as no other message is."""
+    """Write a message to the standard error; lines after the first are indented, so that a name cannot imitate one."""
     lines = [safe(line.strip()) for line in text.split("\n")]
     sys.stderr.write("lightning_h5: " + "\n  ".join(lines) + "\n")
 
 
 def show(report: Any, text: Iterable[str], *, as_json: bool) -> None:
-    """Write a report of the package's dataclasses as text or as JSON, which has null instead of NaN."""
+    """Write a report as text or as JSON, in which NaN is null."""
     write(json.dumps(_plain_text(report), indent=1) if as_json else "\n".join(text))
 
 
@@ -96,7 +96,7 @@ def _colored(text: str, code: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells under each other: the first row the heads, the first column left, all others right."""
+    """Format a table: the first row is the header, the first column is aligned left, all others right."""
     rows = [[safe(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -115,7 +115,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 @contextmanager
 def ends_at_signals() -> Iterator[None]:
-    """End with the exception of a signal, also if the signal causes another error.
+    """Exit with the exception of a signal, also if the signal causes another error.
 
     Python calls a handler between any two steps of the program. An exception raised while a lock is being released, for
     example, would surface as the error of a lock that is not held.

@@ -29,15 +29,15 @@ MAX_FIELDS = 6  # above which only the arrays of the call have a line with their
 MAX_NAMES = 3
 MAX_NOTES = 8
 MAX_OUTLIERS = 20
-SCREEN = 40  # lines that a report on alike groups takes
+SCREEN = 40  # lines of a screen; reports on alike groups are shortened to fit
 MIN_ROOM = 30  # characters for the text after a name in the tree
 MAX_PROBLEMS = 200
 MAX_UNCHECKED = 3
 MAX_CHANNELS = 24
-SMALL_REQUEST = 256 << 10  # bytes, below which a request takes as long as one of this size
+SMALL_REQUEST = 256 << 10  # bytes; smaller requests take as long as requests of this size
 NO_GAIN = 0.95  # relative to the size without compression
-MIN_GAIN = 64 << 10  # bytes of an array, below which its compression does not matter beside larger ones
-MAX_REPACKED = 12  # arrays of a copy that are shown, the largest that were written again
+MIN_GAIN = 64 << 10  # bytes of an array; the compression of smaller arrays is not reported if there are larger ones
+MAX_REPACKED = 12  # arrays to show: the largest that were rewritten
 
 
 def _counted(n: int, noun: str) -> str:
@@ -45,7 +45,7 @@ def _counted(n: int, noun: str) -> str:
 
 
 def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
-    """Yield the report of ``inspect`` on a file, as far as ``depth`` levels: first the call to copy, and why."""
+    """Yield the report of ``inspect`` on a file, to ``depth`` levels: first the call to copy, and the reasons."""
     kinds = [entry.kind for entry in report.entries]
     listed = ("group", "array", "soft link", "hard link", "external link")
     counts = ", ".join(_counted(kinds.count(kind), kind) for kind in listed if kind in kinds)
@@ -80,7 +80,8 @@ def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
 def _with_yaml(advice: Advice, lines: Sequence[str], report: FileReport, depth: int | None, path: str) -> Iterator[str]:
     """Yield lines, the contents of a file, and the settings as YAML.
 
-    If names are alike, the report is to fit a screen: it has fewer costs then, and the command that writes the YAML.
+    If alike names are folded, the report is shortened to fit a screen: it has fewer costs, and only names the command
+    that writes the YAML.
     """
     from ..tools.inspect.outline import outline_of
 
@@ -101,7 +102,7 @@ def _with_yaml(advice: Advice, lines: Sequence[str], report: FileReport, depth: 
 
 
 def _call(advice: Advice) -> Iterator[str]:
-    """Yield the call to copy, the reasons for it, and the call of another reading that is as likely."""
+    """Yield the call to copy, the reasons for it, and an alternative call if another reading is as likely."""
     if advice.datamodule is not None:
         yield _wrapped_lines(advice.python)
         yield ""
@@ -116,7 +117,7 @@ def _call(advice: Advice) -> Iterator[str]:
 
 
 def _tree(outline: Sequence[Branch], depth: int | None) -> Iterator[str]:
-    """Yield a line for each name, or for alike ones, indented by its depth; text that does not fit goes below it."""
+    """Yield a line for each name, or for several alike names, indented by depth; long text goes on the next line."""
     lines = list(_tree_lines(outline, 1, depth))
     width = min(48, max((len(name) for name, text in lines if text), default=0))
     yield "/"
@@ -146,8 +147,8 @@ def _tree_lines(outline: Sequence[Branch], level: int, depth: int | None) -> Ite
         elif entry.kind == "group" and entry.structure is not None and branch.has_arrays:
             n_arrays = sum(len(leaf.entries) for _, leaf in branch.leaves())
             yield name, f"{_counted(n_arrays, 'array')}, no data: {_structure_text(entry.structure)}"
-        elif entry.kind == "group" and (what := _field_group(branch)) is not None:
-            yield name, f"{what}: {_alike_text(branch)}"
+        elif entry.kind == "group" and (kind := _field_group(branch)) is not None:
+            yield name, f"{kind}: {_alike_text(branch)}"
         else:
             yield name, _entry_text(entry, branch.reports[0] if branch.reports else None)
             yield from _tree_lines(branch.branches, level + 1, depth)
@@ -160,7 +161,7 @@ def _count_below(branch: Branch, level: int, depth: int) -> int:
 
 
 def _field_group(branch: Branch) -> str | None:
-    """Return what a group is in words, if it is one field."""
+    """Return the kind of a group that is one field, such as a sparse matrix, in words; None for other groups."""
     names = [f"/{name}" for below in branch.branches for name in below.names]
     return field_groups_among(names and [f"group{name}" for name in names]).get("group")
 
@@ -177,7 +178,7 @@ def _alike_text(branch: Branch) -> str:
 
 
 def _texts_below(branch: Branch, prefix: str = "") -> Iterator[str]:
-    """Yield the arrays below; groups with the same arrays together."""
+    """Yield the arrays below a branch; groups with the same arrays are joined."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for below in branch.branches:
         name = f"{prefix}{safe(below.label)}"
@@ -198,8 +199,8 @@ def _array_text(branch: Branch) -> str:
     return f"{branch.shape_text} {' '.join([entry.dtype, *filters])}{structure}"
 
 
-def _structure_text(what: str) -> str:
-    return f"{what} ({reading})" if (reading := reading_of(what)) else what
+def _structure_text(structure: str) -> str:
+    return f"{structure} ({reading})" if (reading := reading_of(structure)) else structure
 
 
 def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
@@ -228,20 +229,20 @@ def _rows(report: FileReport, outline: Sequence[Branch], max_costs: int) -> Iter
 
     patterns, advice = patterns_of(outline), report.advice
     used_keys = {key.strip("/") for key in (*advice.x_keys, *advice.y_keys)}
-    parts = field_groups_among([array.name for array in report.arrays])  # whose rows are read as one field
+    parts = field_groups_among([array.name for array in report.arrays])  # groups that are one field
     fields: dict[str, list[ArrayReport]] = {}
     for array in report.arrays:
-        # The cost of text is meaningless: the size of a row is that of a pointer.
+        # The cost of text is meaningless: the size of a row is the size of a pointer.
         group = array.name.rpartition("/")[0]
         is_other = array.structure is not None or group in parts or array.dtype.startswith("text")
         if array.row and array.n_bytes and (not is_other or array.name in used_keys):
             fields.setdefault(patterns.get(array.name, array.name), []).append(array)
     n_all = len(fields)
-    if advice.cost is not None and len(fields) > MAX_FIELDS:  # of many arrays, only the ones in the call
+    if advice.cost is not None and len(fields) > MAX_FIELDS:  # with many arrays, only the arrays of the call
         used = {key: a for key, a in fields.items() if _is_among(key, used_keys)}
         fields = used or fields
     segments = advice.settings.get("segments")
-    if isinstance(segments, Mapping) and "step_axis" in segments:  # a row is no step: the samples have their own line
+    if isinstance(segments, Mapping) and "step_axis" in segments:  # a row is not a step: samples have their own line
         fields, n_all = {}, 0
     costs = sorted(fields.items(), key=lambda item: -sum(array.n_bytes for array in item[1]))
     lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
@@ -265,7 +266,7 @@ def _rows(report: FileReport, outline: Sequence[Branch], max_costs: int) -> Iter
     if n_hidden := n_all - len(costs[:max_costs]):
         yield faint(f"... and {_counted(n_hidden, 'other array')}; --json has all")
     unreadable = [array for array in report.arrays if array.problem is not None and array.row is None and array.is_data]
-    unreadable = [array for array in unreadable if array.shape]  # scalars and empty arrays show in the tree
+    unreadable = [array for array in unreadable if array.shape]  # the tree shows scalars and empty arrays
     notes += [f"{array.name}: {array.problem}" for array in unreadable[:MAX_NOTES]]
     if (n_hidden := len(unreadable) - MAX_NOTES) > 0:
         notes.append(f"... and {_counted(n_hidden, 'other array')} that cannot be read; --json has the reasons")
@@ -273,7 +274,7 @@ def _rows(report: FileReport, outline: Sequence[Branch], max_costs: int) -> Iter
 
 
 def _is_among(pattern: str, keys: Collection[str]) -> bool:
-    """Return whether arrays with a name, or names with ``*`` for what differs, are fields, by keys in groups or not."""
+    """Return whether a name, or a pattern with ``*``, belongs to a key; keys may be relative to a group."""
     return any(pattern == key or pattern.endswith(f"/{key}") or pattern.startswith(f"{key}/") for key in keys)
 
 
@@ -299,25 +300,25 @@ def _wrapped_lines(text: str) -> str:
 
 def _cost_text(cost: SampleCost) -> str:
     of_segments = f" of {_counted(cost.n_segments, 'segment')}" if cost.n_segments else ""
-    sample = f"{_counted(cost.n_samples, 'sample')}{of_segments}; one has {bytes_text(cost.n_bytes)}"
+    sample = f"{_counted(cost.n_samples, 'sample')}{of_segments}; {bytes_text(cost.n_bytes)} each"
     if not cost.n_chunks:
         return f"{sample}, stored without chunks"
     chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
     plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_chunk_order)
-    return f"{sample} in {chunks}. Reading one at random decodes {plain}, or {ordered} with shuffle='chunks'."
+    return f"{sample}, in {chunks}. Reading a sample at random decodes {plain}, or {ordered} with shuffle='chunks'."
 
 
 def _store_text(cost: StoreCost) -> str:
     n_bytes = cost.n_bytes / max(1, cost.n_requests)
     text = (
-        f"An epoch takes at most {_counted(cost.n_requests, 'request')} for {bytes_text(cost.n_bytes)}; at "
-        f"{cost.seconds * 1000:.0f} ms each and {cost.n_together} at a time {cost.epoch_seconds:,.1f} s, if the "
-        "network is fast enough. Later epochs are read from the mirror."
+        f"The first epoch needs at most {_counted(cost.n_requests, 'request')} for {bytes_text(cost.n_bytes)}: "
+        f"{cost.epoch_seconds:,.1f} s at {cost.seconds * 1000:.0f} ms per request and {cost.n_together} requests at a "
+        "time, if the network is fast enough. Later epochs are read from the mirror."
     )
     if cost.n_requests > cost.n_together and n_bytes < SMALL_REQUEST:
         text += (
-            f" A request fetches {bytes_text(n_bytes)}: write larger chunks with `lightning-h5 repack --rows-per-chunk "
-            "auto --for-object-store`."
+            f" A request fetches only {bytes_text(n_bytes)}: write larger chunks with `lightning-h5 repack "
+            "--rows-per-chunk auto --for-object-store`."
         )
     return text
 
@@ -326,7 +327,7 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
     """Yield the output of ``check``: problems by file, and a summary."""
     place = {path: at for at, path in enumerate(report.files)}
     problems = sorted([*report.errors, *report.warnings], key=lambda problem: place[problem.file])
-    # Names and texts come from the file, or from a process that a crafted file took over: `safe` escapes line ends.
+    # Names and texts are from the file, or from a process that a crafted file took over: `safe` escapes line ends.
     for path, of_file in groupby(problems[:MAX_PROBLEMS], key=lambda problem: problem.file):
         yield bold(safe(path))
         for problem in of_file:
@@ -334,8 +335,8 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
             yield safe(f"  {problem.severity} ({problem.kind}): {array}{problem.text}")
     if (n_hidden := len(problems) - MAX_PROBLEMS) > 0:
         yield faint(f"and {n_hidden:,} more problems; --json has all of them")
-    read = f"{bytes_text(report.n_bytes)} decoded" if decoded else "metadata alone"
-    sandboxed = ", each file in a process of its own" if report.sandboxed else ""
+    read = f"{bytes_text(report.n_bytes)} decoded" if decoded else "only metadata"
+    sandboxed = ", each file in its own process" if report.sandboxed else ""
     totals = f"{_counted(len(report.errors), 'error')}, {_counted(len(report.warnings), 'warning')}"
     files, arrays = _counted(len(report.files), "file"), _counted(report.n_arrays, "array")
     yield f"{files}, {arrays}, {read}{sandboxed}: {bold(totals)}"
@@ -401,14 +402,14 @@ def repack_text(report: RepackReport) -> Iterator[str]:
     compressed_arrays = [array for array in rewritten_arrays if set(array.after.filters) - {"shuffle", "fletcher32"}]
     large_arrays = [array for array in compressed_arrays if array.n_bytes >= MIN_GAIN] or compressed_arrays
     if no_gain := [array.name for array in large_arrays if array.after.n_bytes > NO_GAIN * array.n_bytes]:
-        takes = "takes" if len(no_gain) == 1 else "take"
-        yield f"Compressed, {listing(no_gain, 3)} {takes} as much space as without: --compression none reads faster."
+        verb = "does" if len(no_gain) == 1 else "do"
+        yield f"{listing(no_gain, 3)} {verb} not get smaller by compression: --compression none reads faster."
     speed = sum(array.n_bytes for array in rewritten_arrays) / 2**20 / max(1e-9, report.seconds)
     verified = "" if report.verify_seconds is None else f"; verified in {report.verify_seconds:.1f} s"
     yield (
         f"{bytes_text(report.n_bytes_before)} became {bytes_text(report.n_bytes_after)} "
-        f"({report.n_bytes_after / report.n_bytes_before:.2f} times) in {report.seconds:.1f} s, {speed:,.0f} MiB/s "
-        f"decoded{verified}."
+        f"({report.n_bytes_after / report.n_bytes_before:.2f} times the size) in {report.seconds:.1f} s, at "
+        f"{speed:,.0f} MiB/s of decoded data{verified}."
     )
     yield f"Next: lightning-h5 {'inspect' if report.verify_seconds is not None else 'check'} {safe(report.target)}"
 
@@ -443,7 +444,7 @@ def stats_text(report: StatsReport) -> list[str]:
 
 
 def _channel_rows(array: ArrayStats) -> list[list[str]]:
-    """Return a line for each channel; columns of NaN and infinite values if there are any."""
+    """Return a line for each channel, with columns for NaN and infinite values if there are any."""
     columns = {name: getattr(array, name) for name in ("mean", "std", "min", "max")}
     columns |= {name: n for name, n in (("NaN", array.n_nan), ("infinite", array.n_infinite)) if n.any()}
     channels_of_columns = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
@@ -454,7 +455,7 @@ def _channel_rows(array: ArrayStats) -> list[list[str]]:
 
 
 def _number_text(value: float) -> str:
-    """Return a number with 7 digits; integers with all of theirs."""
+    """Return a number with 7 digits, or an integer with all digits."""
     return f"{value:,}" if isinstance(value, int) else "-" if value != value else f"{value:.7g}"
 
 

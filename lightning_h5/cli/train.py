@@ -84,14 +84,14 @@ def run_training(arguments: Sequence[str]) -> None:
 
 
 class _Messages(logging.Handler):
-    """Keeps messages, which the parser only writes after pages of usage."""
+    """Collects messages, which the parser writes only after pages of usage."""
 
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message."""
+        """Collect a message."""
         self.texts.append(record.getMessage())
 
 
@@ -106,7 +106,7 @@ def _unknown_options(texts: Sequence[str]) -> list[str]:
 
 
 def _error_of_ours(error: BaseException | None) -> H5Error | None:
-    """Return the error of this package behind another one: jsonargparse wraps the exceptions of constructors."""
+    """Return the error of this package in a chain of causes: jsonargparse wraps the exceptions of constructors."""
     while error is not None and not isinstance(error, H5Error):
         error = error.__cause__
     return error

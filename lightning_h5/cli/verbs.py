@@ -1,4 +1,4 @@
-"""The verbs for files: their arguments, the function that each one calls, and how a verb ends.
+"""The verbs for files: their arguments, the functions that they call, and their exit codes.
 
 Functions are imported when their verb runs: inspecting a file takes less time than importing torch.
 """
@@ -21,7 +21,9 @@ from ..types import Keys
 from .terminal import HelpFormatter, discard_output, ends_at_signals, show, warn
 
 INTERRUPTED = 130  # exit code that shells report after Ctrl-C
-OF_SEGMENTS = "--split-file names rows, and samples are made of segments. Pass --rows with their numbers."
+OF_SEGMENTS = (
+    "--split-file lists rows, but samples are made of segments. Pass --rows START:STOP with numbers of segments."
+)
 
 
 class Verb(NamedTuple):
@@ -30,8 +32,8 @@ class Verb(NamedTuple):
     Attributes:
         summary: one-line description.
         examples: commands to try, a line each.
-        add_arguments: adds its arguments; ``--json`` is added for all.
-        run: calls the function, shows the report, and returns the exit code: 0, or 1 if a problem was found.
+        add_arguments: adds its arguments; all verbs have ``--json``.
+        run: calls the function, shows the report, and returns the exit code: 0, or 1 for a problem.
     """
 
     summary: str
@@ -44,7 +46,7 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
     """Run a verb, and write errors to the standard error.
 
     Args:
-        name: of the verb.
+        name: name of the verb.
         arguments: the arguments after the verb.
 
     Raises:
@@ -81,7 +83,7 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
         code = 0
     except OSError as error:  # file errors are H5Errors, handled above
         discard_output()
-        warn(f"{name} could not write its output: {error.strerror or error}. Its work is done; check the disk space.")
+        warn(f"{name} has finished, but could not write its output: {error.strerror or error}. Check the disk space.")
     raise SystemExit(code)
 
 
@@ -105,7 +107,7 @@ def _inspect(options: argparse.Namespace) -> int:
         report = inspect.inspect_folder(options.path, shows_progress=not (options.json or options.yaml))
         file, text = report.example, folder_text(report, options.depth)
     if options.yaml and file.advice.datamodule is None:
-        raise H5ValueError(f"there are no settings to write: {file.advice.reasons[0]}")
+        raise H5ValueError(f"inspect has no settings to write: {file.advice.reasons[0]}")
     show(report, [file.advice.yaml] if options.yaml else text, as_json=options.json)
     return 0
 
@@ -114,15 +116,15 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory")
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: all)")
-    add("--no-decode", action="store_true", help="read only metadata: fast, but finds no damaged chunks")
+    add("--no-decode", action="store_true", help="read only metadata: fast, but does not find damaged chunks")
     add("--strict", action="store_true", help="exit with 1 on warnings, too")
-    digests = "write digests next to each file without errors, for files.verify='digest' to compare rows with"
+    digests = "write digests next to each file without errors; files.verify='digest' compares rows with them"
     add("--write-digests", action="store_true", help=digests)
     add = parser.add_argument_group("untrusted files, and files that crashed a program or made it hang").add_argument
     add(
         "--sandbox",
         action="store_true",
-        help="open each file in its own process, with limits; takes 0.2 s more per file",
+        help="open each file in its own process, with limits; adds 0.2 s per file",
     )
     add("--sandbox-memory", metavar="SIZE", help="address space of each process (default: 4 GiB)")
     add("--sandbox-seconds", type=float, metavar="S", help="time per file (default: 60), plus 1 s per 10 MB")
@@ -135,7 +137,9 @@ def _run_check(options: argparse.Namespace) -> int:
     limits = {"sandbox_memory": options.sandbox_memory, "sandbox_seconds": options.sandbox_seconds}
     limits = {name: limit for name, limit in limits.items() if limit is not None}
     if limits and not options.sandbox:
-        raise H5ValueError("--sandbox-memory and --sandbox-seconds are limits of --sandbox. Add it, or leave them out.")
+        raise H5ValueError(
+            "--sandbox-memory and --sandbox-seconds are limits of --sandbox. Add --sandbox, or remove the limits."
+        )
     report = check_files(
         options.paths,
         decode=not options.no_decode,
@@ -151,15 +155,15 @@ def _run_check(options: argparse.Namespace) -> int:
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("paths", nargs="+", metavar="FILE", help="a file, a glob or a directory; several are one data set")
-    add("--x-key", action="append", metavar="K", help="the input array; repeatable (default: what inspect suggests)")
+    add("paths", nargs="+", metavar="FILE", help="a file, a glob or a directory; several files form one dataset")
+    add("--x-key", action="append", metavar="K", help="the input array; repeatable (default: as inspect suggests)")
     add("--y-key", action="append", metavar="K", help="the target array; repeatable")
-    add("--batch-size", type=int, metavar="N", help="rows per batch (default: 64, fewer if rows are few or large)")
-    add("--num-workers", type=int, default=2, metavar="N", help="worker processes to try (default: 2; 0: none)")
+    add("--batch-size", type=int, metavar="N", help="rows per batch (default: 64, or less for few or large rows)")
+    add("--num-workers", type=int, default=2, metavar="N", help="worker processes to try (default: 2; 0 tries none)")
     add("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (default: 2)")
     add("--rounds", type=int, default=3, metavar="N", help="measurements per setting (default: 3)")
     add("--cold", action="store_true", help="drop the files from the page cache before each measurement")
-    add("--step", type=float, metavar="MS", help="milliseconds of a training step: shows what loading costs")
+    add("--step", type=float, metavar="MS", help="milliseconds of a training step, to show the cost of loading")
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -187,7 +191,7 @@ def _repack_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", metavar="OUT", help="the copy; an existing file is never replaced")
     rows = (
         "rows per chunk, or 'auto' for chunks of 256 to 512 KiB (default: auto, for chunked arrays). Labels and other "
-        "columns of a file with larger rows stay as they are, unless --keys names them"
+        "columns keep their chunks if the file has arrays with larger rows, unless --keys names them"
     )
     add("--rows-per-chunk", type=_rows_per_chunk, metavar="N", help=rows)
     compressions = f"one of {', '.join(COMPRESSIONS)} (default: keep)"
@@ -197,11 +201,11 @@ def _repack_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checksum", action="store_true", help="store a checksum with each chunk")
     add("--shuffle-rows", type=int, metavar="SEED", help="permute the rows, in the same order for all arrays")
     add("--shuffle-keys", nargs="+", metavar="K", help="arrays to permute, if not all have the same number of rows")
-    add("--keys", nargs="+", metavar="K", help="arrays that get other chunks or filters (default: all)")
-    add("--verify", action="store_true", help="read the copy back and compare all of it")
-    remote = "for an object store: chunks of 2 to 4 MiB, and the file's own tables together"
+    add("--keys", nargs="+", metavar="K", help="arrays to write with other chunks or filters (default: all)")
+    add("--verify", action="store_true", help="read the copy back and compare it with the original")
+    remote = "write a file for an object store: chunks of 2 to 4 MiB, and all metadata in one place"
     add("--for-object-store", action="store_true", help=remote)
-    trusted = "accept almost empty arrays over 4 GiB, and chunks over 1 GiB decoded"
+    trusted = "accept almost empty arrays of more than 4 GiB, and chunks of more than 1 GiB decoded"
     add("--trusted", action="store_true", help=trusted)
 
 
@@ -227,8 +231,8 @@ def _run_repack(options: argparse.Namespace) -> int:
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="FILE", help="a file, or the URL of an object")
-    add("--output", metavar="OUT", help="where to write the index (default: FILE.index)")
-    add("--force", dest="overwrite", action="store_true", help="replace an index that exists")
+    add("--output", metavar="OUT", help="path of the index (default: FILE.index)")
+    add("--force", dest="overwrite", action="store_true", help="replace an existing index")
 
 
 def _run_index(options: argparse.Namespace) -> int:
@@ -243,32 +247,33 @@ def _run_index(options: argparse.Namespace) -> int:
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several are one data set")
+    add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several files form one dataset")
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: the input)")
-    axis = "axis of a row with the channels: 0 for rows (C, ...), -1 for (..., C) (default: none)"
+    axis = "axis of the channels in a row: 0 for rows (C, ...), -1 for rows (..., C) (default: none)"
     add("--channel-axis", type=int, metavar="A", help=axis)
-    add("--sample", choices=("row", "segment"), help="what a sample is, as for data modules")
+    add("--sample", choices=("row", "segment"), help="kind of sample, as for data modules")
     segments = "groups or other segments, as for data modules: 'data/*', or a mapping such as '{step_axis: 1}'"
     add("--segments", type=_option, metavar="OPTION", help=segments)
-    add("--decode", type=_option, metavar="OPTION", help="what decodes arrays: '{t2m: cf}'")
+    add("--decode", type=_option, metavar="OPTION", help="decoders of arrays: '{t2m: cf}'")
     add("--select", type=_option, metavar="OPTION", help="part of an array: '{fields: {1: [0, 3], 2: {stop: 720}}}'")
     choice = parser.add_mutually_exclusive_group()
-    of_rows = "rows to read, counted over all files; segments, if samples are made of these"
+    of_rows = "rows to read, counted over all files; numbers of segments, if samples are made of segments"
     choice.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help=of_rows)
-    choice.add_argument("--split-file", metavar="FILE", help="read the rows of a split in this file of a data module")
-    add("--split", choices=("train", "val", "test"), default="train", help="which split of that file (default: train)")
-    add("--output", metavar="FILE", help="write the file that `normalize` of data modules and datasets reads")
+    choice.add_argument("--split-file", metavar="FILE", help="read the rows of a split in a data module's split.file")
+    add("--split", choices=("train", "val", "test"), default="train", help="split in --split-file (default: train)")
+    add("--output", metavar="FILE", help="write a file for the argument `normalize` of data modules and datasets")
     add("--force", action="store_true", help="replace an existing output")
 
 
 def _option(text: str) -> Any:
-    """Return an option as YAML has it: a name, or a mapping."""
+    """Parse an option in YAML: a name, or a mapping."""
     import yaml
 
     try:
         return yaml.safe_load(text) if text.lstrip().startswith("{") else text
     except yaml.YAMLError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no mapping; write it as in YAML: '{{step_axis: 1}}'") from None
+        example = "'{step_axis: 1}'"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mapping; write one as in YAML: {example}") from None
 
 
 def _range(text: str) -> range:
@@ -305,8 +310,8 @@ def _stats(options: argparse.Namespace) -> int:
     )
     text, failure = stats_text(report), None
     if any(array.is_sparse for array in report.arrays):
-        refused = "" if options.output is not None else " normalize= refuses sparse matrices: scale in a transform."
-        text += ["", f"Zeros that are not stored count.{refused}"]
+        refused = "" if options.output is not None else " normalize= does not support them: scale in a transform."
+        text += ["", f"The statistics of sparse matrices include the zeros.{refused}"]
         text += [shlex.join(["Next:", "lightning-h5", "bench", *options.paths])] if options.output is None else []
     elif options.output is None:
         command = shlex.join(["lightning-h5", "stats", *_words_of(options), "--output", "stats.json"])
@@ -372,20 +377,20 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
 def _rows_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CKPT", help="a checkpoint of the run, of this step or any other")
-    step = "the optimizer step, as trainer.global_step counts before it and loggers show its loss"
+    step = "the optimizer step: the value of trainer.global_step before it, and the step of its loss in loggers"
     add("--step", type=int, required=True, metavar="N", help=step)
     add("--rank", type=int, metavar="R", help="the samples of one rank (default: all)")
-    replay = "write the batch of the step for torch.load: a list of them if there are several ranks or batches"
+    replay = "write the batch of the step for torch.load, or a list of batches for several ranks or batches"
     add("--replay", metavar="FILE", help=replay)
-    add("--config", metavar="YAML", help="configuration of the run (default: what the checkpoint holds)")
-    moved = "another value of a data module's argument, as in YAML; repeatable: train_path=/new/place.h5"
+    add("--config", metavar="YAML", help="configuration of the run (default: the checkpoint's arguments)")
+    moved = "replace an argument of the data module, as in YAML; repeatable: train_path=/new/place.h5"
     add("--set", action="append", default=[], type=_setting, dest="arguments", metavar="NAME=VALUE", help=moved)
-    add("--force", action="store_true", help="replace a file that exists")
-    add("--trusted", action="store_true", help="load objects of any class from the checkpoint, which can run its code")
+    add("--force", action="store_true", help="replace an existing file")
+    add("--trusted", action="store_true", help="load objects of any class, which can run code from the checkpoint")
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """Return an argument's name and value."""
+    """Parse the name and the value of an argument."""
     import yaml
 
     name, sign, value = text.partition("=")
@@ -396,7 +401,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _refuse_setting(text: str) -> tuple[str, Any]:
-    raise argparse.ArgumentTypeError(f"{text!r} is no setting; write NAME=VALUE, with the value as in YAML")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a setting; write NAME=VALUE, with the value as in YAML")
 
 
 def _rows(options: argparse.Namespace) -> int:
@@ -426,7 +431,7 @@ def _rows(options: argparse.Namespace) -> int:
             batches = [] if replay is None else datamodule.batches_of_step(options.step, options.rank)
         except H5FileError as error:
             raise H5FileError(
-                f"{error} Paths are as the run was given them: run this command in the folder of the run, or pass "
+                f"{error} The checkpoint has the paths of the run: run this command in the folder of the run, or pass "
                 "--set train_path=PATH."
             ) from error
     finally:
@@ -442,25 +447,25 @@ def _rows(options: argparse.Namespace) -> int:
 
 VERBS = {
     "inspect": Verb(
-        "what is in a file, how it is stored, what a random row costs, what to use",
+        "show the contents of a file, the cost of a random row, and suggested settings",
         ("signals.h5", "signals.h5 --depth 1", "recordings/ --json", "signals.h5 --yaml > data.yaml"),
         _inspect_arguments,
         _inspect,
     ),
     "check": Verb(
-        "problems in one file or many: fields, rows, chunks that do not decode",
+        "find missing fields or rows, and chunks that do not decode, in one file or many",
         ("data.h5", "runs/ --strict", "'runs/*.h5' --key signal --key label", "downloads/ --sandbox"),
         _check_arguments,
         _run_check,
     ),
     "bench": Verb(
-        "how fast rows come from a file with the settings that matter",
+        "measure the loading speed of several settings, and recommend one",
         ("signals.h5", "images.h5 --x-key train/images --y-key train/labels --batch-size 256"),
         _bench_arguments,
         _bench,
     ),
     "repack": Verb(
-        "a copy of a file with other chunks or another compression",
+        "copy a file with other chunks or another compression",
         (
             "data.h5 small.h5 --rows-per-chunk 32 --compression zstd --verify",
             "data.h5 fast.h5 --compression none",
@@ -471,13 +476,13 @@ VERBS = {
         _run_repack,
     ),
     "index": Verb(
-        "a small file to store next to an object, with which training from it is set up in a few requests",
+        "write a small file next to an object in a store, to set up training with few requests",
         ("run.h5", "s3://bucket/run.h5 --output run.h5.index"),
         _index_arguments,
         _run_index,
     ),
     "stats": Verb(
-        "mean, standard deviation, minimum and maximum of arrays",
+        "compute mean, standard deviation, minimum and maximum of arrays",
         (
             "data.h5",
             "images.h5 --key images --channel-axis 0 --output stats.json",
@@ -488,7 +493,7 @@ VERBS = {
         _stats,
     ),
     "rows": Verb(
-        "which rows made an optimizer step, from a checkpoint of the run",
+        "list the rows of an optimizer step, from a checkpoint of the run",
         (
             "last.ckpt --step 48213",
             "last.ckpt --step 48213 --rank 3 --replay batch.pt",

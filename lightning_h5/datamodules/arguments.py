@@ -43,7 +43,7 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderArguments:
-    """How batches are made and loaded, and how ranks work together; see the arguments of the data modules."""
+    """The arguments on batches, loading and ranks; see the data modules."""
 
     batch_size: int
     eval_batch_size: int | None
@@ -84,7 +84,7 @@ class LoaderArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleArguments:
-    """What samples are made of, and which are used; see the arguments of the data modules."""
+    """The arguments on samples and their selection; see the data modules."""
 
     x_key: Keys | None
     y_key: Keys | None
@@ -112,19 +112,19 @@ class SampleArguments:
         for name, value in beside.items():
             if self.fields is not None and value is not None:
                 raise H5ValueError(
-                    f"fields and {name} were given. Pass fields for batches that are flat dicts, or x_key and y_key "
-                    "for batches x or (x, y)."
+                    f"fields cannot be combined with {name}. Pass fields for batches that are flat dicts, or x_key and "
+                    "y_key for batches x or (x, y)."
                 )
 
 
 def parsed_fields(fields: Any) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the argument ``fields`` as a mapping from batch keys to arrays, and the axes of the target if given.
+    """Return the argument ``fields`` as a mapping from batch keys to arrays, and the axes of the target if it has them.
 
     Args:
         fields: a list of arrays, or a mapping; None stays None.
 
     Raises:
-        H5ValueError: it is neither, or names an array twice.
+        H5ValueError: the value is neither, or names an array twice.
     """
     if fields is None:
         return None, None
@@ -140,19 +140,19 @@ def parsed_fields(fields: Any) -> tuple[dict[str, Any] | None, str | None]:
             key = {part: setting for part, setting in value.items() if part != "layout"}
             key = key.get("key", name) if set(key) <= {"key"} else key
         keys[str(name)] = key
-    field_names(keys, "fields")  # raises for what names no arrays
+    field_names(keys, "fields")  # raises for invalid names
     return keys, axes
 
 
 def picked(kind: type[T], arguments: Mapping[str, Any]) -> T:
-    """Return a bundle of arguments, from a constructor's by name; those that the bundle does not have are ignored.
+    """Return a dataclass of arguments, from a constructor's arguments by name; others are ignored.
 
     Args:
-        kind: a dataclass whose fields are arguments; the value of an option object's argument is parsed.
+        kind: a dataclass with a field for each argument; values of option objects are parsed.
         arguments: the constructor's arguments by name.
 
     Raises:
-        H5ValueError: an argument makes no sense.
+        H5ValueError: an argument is invalid.
     """
     values = {field.name: arguments[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     options = {name: parser.parse(values[name], name) for name, parser in _OPTIONS.items() if name in values}
@@ -162,9 +162,9 @@ def picked(kind: type[T], arguments: Mapping[str, Any]) -> T:
 
 
 def _with_staging(files: Any, staging: Any) -> Any:
-    """Return how files are opened, with the argument ``staging`` among it."""
+    """Return the argument ``files`` with the argument ``staging`` in it."""
     if files.staging is not None:
-        raise H5ValueError("staging and files.staging were given, which is the same setting. Pass staging alone.")
+        raise H5ValueError("staging and files.staging are the same setting, and both were given. Pass only staging.")
     return replace(files, staging=StagingOptions.parse(staging, "staging"))
 
 
@@ -173,18 +173,18 @@ NAMING = ("x_key", "y_key", "fields", "valid_mask", "where", "split", "weights",
 
 
 def argument_of(key: str, arguments: Mapping[str, Any]) -> str | None:
-    """Return the argument that names an array, as it can be written; None if there is none.
+    """Return the argument that names an array, in the form that a user would write; None if there is none.
 
     Args:
         key: the array.
-        arguments: by name.
+        arguments: the arguments by name.
     """
     places = (_place_in_argument(arguments.get(name), key, name) for name in NAMING)
     return next((place for place in places if place is not None), None)
 
 
 def _place_in_argument(value: Any, key: str, name: str) -> str | None:
-    """Return how an array is named inside of an argument; None if it is not."""
+    """Return the place of an array's name in an argument; None if the argument does not name it."""
     if isinstance(value, str):
         return f"{name}={value!r}" if value.strip("/") == key.strip("/") else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

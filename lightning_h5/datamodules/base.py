@@ -1,4 +1,4 @@
-"""The life cycle that all data modules share. What a split holds is decided by subclasses."""
+"""The life cycle of all data modules. Subclasses build the datasets of the splits."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ __all__ = ["BaseH5DataModule", "Chosen", "arrays_of_fields"]
 logger = logging.getLogger(__name__)
 
 Chosen: TypeAlias = IntArray | SegmentSubset
-"""The rows, or the segments, of a source that are in a split."""
+"""The rows, or the segments, of one source in one split."""
 
 SMALL_CHUNK, MANY_CHUNKS = 64 << 10, 1000
-"""Of an object, a request for fewer bytes than these takes as long as for these; noted from so many chunks on."""
+"""Bytes of a chunk below which the latency of requests dominates, and number of chunks from which this is logged."""
 
 TRANSFORMS = {
     "transform": "the input of a sample",
@@ -53,7 +53,7 @@ TRANSFORMS = {
     "eval_transform": "the input of a sample",
     "batch_transform": "a batch",
 }
-"""The arguments that are functions, and what these are called with."""
+"""The arguments that are functions, and the values that they are called with."""
 
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
@@ -61,7 +61,7 @@ _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test"
 class BaseH5DataModule(NamesRows):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
-    A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.
+    A subclass defines an ``__init__`` with explicit arguments, which passes ``locals()`` on, and ``build_dataset``.
 
     Args:
         arguments: the constructor's arguments by name.
@@ -70,7 +70,7 @@ class BaseH5DataModule(NamesRows):
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         check_urls(arguments)  # before they are recorded
         super().__init__(arguments)
-        self._matched: dict[Any, Any] = {}  # what belongs to rows by its order, in all setups
+        self._matched: dict[Any, Any] = {}  # values that belong to rows by their order, over all setups
         self._categories = Categories()  # of all setups
         self._set_up: set[Split] = set()
         self._data_of_run: TrainingData | None = None  # opened without ``setup``
@@ -96,19 +96,19 @@ class BaseH5DataModule(NamesRows):
         self._paths: dict[Split, Any] = {split: arguments.get(name) for split, name in self._path_names.items()}
         self._split = SplitOptions.parse(arguments.get("split"), "split")
         self._weights = WeightOptions.parse(arguments.get("weights"), "weights")
-        self._cut: Mapping[Split, Sequence[Chosen]] | None = None  # what each source has in each split, once known
+        self._cut: Mapping[Split, Sequence[Chosen]] | None = None  # rows of each source in each split, once known
         self._transforms = arguments.get("transform"), arguments.get("eval_transform")
         for name, argument in TRANSFORMS.items():
             check_transform(arguments.get(name), name, argument)
         normalize = arguments.get("normalize")
         if normalize is not None and not isinstance(normalize, str | os.PathLike):
-            read_stats(normalize)  # raises for a mapping that has mistakes; files are read in setup
+            read_stats(normalize)  # raises for an invalid mapping; files are read in setup
         self._check_split()
 
     def _change(self, name: str, value: Any) -> None:
         if self.is_in_a_fit:
             raise H5ValueError(
-                f"{name} was set during a fit, which would go on with the old value. Set it before the fit or after it."
+                f"{name} was set during a fit, which would continue with the old value. Set it before or after the fit."
             )
         super()._change(name, value)
         self._set_up.clear()
@@ -120,8 +120,8 @@ class BaseH5DataModule(NamesRows):
             if self._paths[split] is not None and self._split.fills(split):
                 name = self._path_names[split]
                 raise H5ValueError(
-                    f"{name} was given, and split takes rows of the training files for {split!r} too. Pass {name}, or "
-                    f"split with {split}_fraction (or folds), not both."
+                    f"{name} was given, but split also assigns rows of the training files to {split!r}. Pass {name}, "
+                    f"or split with {split}_fraction (or folds), not both."
                 )
 
     def _transform_of(self, split: Split) -> Any:
@@ -129,15 +129,15 @@ class BaseH5DataModule(NamesRows):
         return transform if split == "train" or eval_transform is None else eval_transform
 
     def build_dataset(self, split: Split) -> RowDataset | None:
-        """The dataset of a split, or None where this module has no data for it.
+        """Return the dataset of a split; None if this module has no data for it.
 
         Raises:
-            H5Error: the data is not as it should be.
+            H5Error: the data is missing or invalid.
         """
         raise NotImplementedError
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
-        """Arrays that any split may need, and those that decide about rows, so that files are opened once."""
+        """Return the arrays that any split may need, and the arrays that select rows, so that files are opened once."""
         return [], []
 
     def names_data(self, split: Split) -> bool:
@@ -145,27 +145,28 @@ class BaseH5DataModule(NamesRows):
         return self._paths[split] is not None or (self._paths["train"] is not None and self._split.may_fill(split))
 
     def other_data(self, split: Split) -> list[str]:
-        """Arguments that name data for a split, other than its own files or a share of the training files."""
+        """Return arguments that name data for a split, other than its own files or a share of the training files."""
         return []
 
     def missing_data_hint(self, split: Split) -> str:
-        """A sentence on what to pass so that a split has data."""
+        """Return a sentence with the arguments that provide data for a split."""
         shares: dict[Split, str] = {"val": "val_fraction (or num_folds and fold)", "test": "test_fraction"}
         cut = [f"split with {shares[split]}"] if split in shares else []
         ways = [self._path_names[split], *cut, *self.other_data(split)]
         return f"Pass {', or '.join(ways)}."
 
     def why_no_rows(self, split: Split) -> str:
-        """A sentence on why a split that has data has no rows."""
+        """Return a sentence with the reason why a split with data has no rows."""
         paths = self._paths[split]
         if split == "train" or paths is not None or self._cut is None:
             return f"Its files, {paths or self._paths['train']!r}, contain no rows. Pass files with rows."
         n = sum(len(part) for rows in self._cut.values() for part in rows)
         shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
-        return f"{shares} of {n} rows or segments leave none for it. One of them is a share of {1 / max(1, n):.2g}."
+        share = f"One row or segment is a share of {1 / max(1, n):.2g}."
+        return f"{shares} of {n} rows or segments leave none for this split. {share}"
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
-        """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""
+        """Whether a dataset of an earlier ``setup`` holds the rows that a new one would load again."""
         return False
 
     def _forget_cuts(self) -> None:
@@ -204,10 +205,10 @@ class BaseH5DataModule(NamesRows):
 
     @property
     def categories(self) -> dict[str, tuple[Any, ...]]:
-        """What the codes of categorical fields stand for, by field: the same in all files, splits and checkpoints.
+        """The categories of categorical fields, by field; codes are the same in all files, splits and checkpoints.
 
-        Names of the training files come first, in their order if all of these have the same ones and sorted otherwise;
-        those that only other files have follow.
+        The categories of the training files are first: in the stored order if all training files have the same
+        categories, and sorted otherwise. Categories of other files follow.
         """
         layouts = [dataset.sample_layout for dataset in self._datasets.values()]
         parts = [part.fields for layout in layouts for part in (layout.x, layout.y) if part is not None]
@@ -215,17 +216,17 @@ class BaseH5DataModule(NamesRows):
         return {names[key]: categories for key, categories in self._categories.known.items() if key in names}
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of training, and what codes of categorical fields stand for, as plain values."""
+        """Return the position of training, and the categories of categorical fields, as plain values."""
         state, digests = super().state_dict(), self._categories.digests()
         bad_samples = self._ledger.state()
         state |= {"bad_samples": bad_samples} if state and bad_samples else {}
         return state | {"categories": digests} if state and digests else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a saved position for a fit; it is applied when training starts.
+        """Restore a saved position; it is applied when training starts.
 
         Raises:
-            H5ResumeError: codes of a categorical field stand for other categories than when it was saved.
+            H5ResumeError: the categories of a field differ from the saved ones.
         """
         state = dict(state_dict)
         self._categories.check(state.pop("categories", {}))
@@ -236,14 +237,14 @@ class BaseH5DataModule(NamesRows):
         return () if paths is None else self._catalog.files(paths, self._path_names["train"])
 
     def load(self, splits: Sequence[Split]) -> None:
-        """Load what is held in memory; called on all ranks, once they agree on the data."""
+        """Load rows into memory; called on all ranks, once they agree on the data."""
 
     def release(self, dataset: RowDataset, stage: str | None) -> None:
-        """Release what a dataset holds, at the end of a stage."""
+        """Release a dataset's memory and files at the end of a stage."""
         dataset.close()
 
     def setup(self, stage: str | None = None) -> None:
-        """Builds the datasets of a stage, checks them with all ranks, and inserts the callbacks.
+        """Build the datasets of a stage, compare them between all ranks, and insert the callbacks.
 
         May be called again, for each stage and for the same one.
 
@@ -354,7 +355,7 @@ class BaseH5DataModule(NamesRows):
         return False
 
     def _overlaps(self, splits: tuple[Split, ...]) -> list[str]:
-        """Return warnings about what is in training and in an evaluation."""
+        """Return warnings about samples that training and an evaluation share."""
         texts = list[str | None]()
         evaluations: tuple[Split, ...] = ("val", "test")
         if (training := self._datasets.get("train")) is None:
@@ -377,7 +378,7 @@ class BaseH5DataModule(NamesRows):
         return self._has_groups or "{split}" in str(self._table)
 
     def teardown(self, stage: str | None = None) -> None:
-        """Ends reading ahead and closes files. They open again where a dataset is read again."""
+        """Stop reading ahead and close files. The next read opens them again."""
         name = getattr(stage, "value", stage)
         if name == "fit" and self._position.is_unused:
             rank_zero_warn(
@@ -394,13 +395,13 @@ class BaseH5DataModule(NamesRows):
                 self.release(dataset, name)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Closes files; Lightning does not call ``teardown`` after an error."""
+        """Close files; Lightning does not call ``teardown`` after an error."""
         if self._bad_rows is not None and (text := self._ledger.excess()) and text not in str(exception):
             exception.add_note(f"lightning_h5: {text}")  # another rank has stopped
         self.teardown()
 
     def train_dataloader(self) -> Any:
-        """The training loader of this rank, in the order of the plan."""
+        """Return the training loader of this rank, in the order of the plan."""
         loader = self._loader("train")
         self._train_loader = loader if isinstance(loader, H5DataLoader) else None
         if self._train_loader is not None:
@@ -408,15 +409,15 @@ class BaseH5DataModule(NamesRows):
         return loader
 
     def val_dataloader(self) -> Any:
-        """The validation loader of this rank: a contiguous shard, every row once over all ranks."""
+        """Return the validation loader of this rank: a contiguous shard, with every row once over all ranks."""
         return self._loader("val")
 
     def test_dataloader(self) -> Any:
-        """The test loader of this rank: a contiguous shard, every row once over all ranks."""
+        """Return the test loader of this rank: a contiguous shard, with every row once over all ranks."""
         return self._loader("test")
 
     def predict_dataloader(self) -> Any:
-        """The prediction loader of this rank: a contiguous shard, every row once over all ranks."""
+        """Return the prediction loader of this rank: a contiguous shard, with every row once over all ranks."""
         return self._loader("predict")
 
     def _build(self, split: Split, *, needed: bool) -> None:
@@ -522,11 +523,11 @@ class BaseH5DataModule(NamesRows):
 def _staging_report(
     staging: StagingOptions, guards: Iterable[ChangeGuard], layouts: Iterable[ArrayLayout]
 ) -> Iterator[str]:
-    """Yield sentences on what is staged.
+    """Yield sentences about the staged files.
 
     Args:
-        staging: where mirrors are kept.
-        guards: of the files.
+        staging: the folder of the mirrors.
+        guards: change guards of the files.
         layouts: arrays of the files, at least one of each kind.
     """
     files = {guard.path: guard for guard in guards}
@@ -552,9 +553,9 @@ def _staging_report(
             continue
         if (size := int(table.sizes.clip(min=0).mean())) < SMALL_CHUNK:
             yield (
-                f"staging: the chunks of {layout.key!r} have {bytes_text(size)} on average, and the first epoch takes "
-                "a request for each, or for those that lie together. Larger ones need fewer: `lightning-h5 repack "
-                "--rows-per-chunk auto --for-object-store`"
+                f"staging: the chunks of {layout.key!r} have {bytes_text(size)} on average, and the first epoch sends "
+                "one request per chunk, or per run of adjacent chunks. Larger chunks need fewer requests: "
+                "`lightning-h5 repack --rows-per-chunk auto --for-object-store`"
             )
     on_disk = [layout for layout in layouts if layout.guard.staging is not None and not layout.guard.is_remote]
     by_library = {layout.key for layout in on_disk if fallback_reason(layout) is not None}
@@ -563,16 +564,16 @@ def _staging_report(
 
 
 def _decoded_report(staging: StagingOptions, layouts: Iterable[ArrayLayout]) -> str:
-    """Return a sentence on which arrays' decoded chunks are kept."""
-    kept = sorted({layout.key for layout in layouts if keeps_decoded(layout)})
-    if not kept:
+    """Return a sentence about the arrays with cached decoded chunks."""
+    keys = sorted({layout.key for layout in layouts if keeps_decoded(layout)})
+    if not keys:
         return (
             "staging: decoded=True has no effect: no array of 1 MiB or more has compressed chunks that are read "
             "without the HDF5 library, or its file is being written"
         )
     folder = ensure_folder(staging)
     return (
-        f"staging: decoded chunks of {listing(kept, most=3)} are kept in {folder.path!r}, which may take "
+        f"staging: decoded chunks of {listing(keys, most=3)} are kept in {folder.path!r}, which may take "
         f"{bytes_text(folder.limit)}"
     )
 
@@ -582,5 +583,5 @@ def _splits_of(stage: str | None) -> tuple[Split, ...]:
 
 
 def arrays_of_fields(dataset: RowDataset) -> Iterator[ArrayLayout]:
-    """The arrays of a dataset's first file, in the order of its fields."""
+    """Yield the arrays of a dataset's first file, in the order of its fields."""
     return next((fields for _, fields in groupby(dataset.layouts(), lambda layout: layout.path)), iter(()))

@@ -39,16 +39,16 @@ __all__ = ["CombinedHDF5DataModule"]
 @checks_keywords
 @with_arguments_of(LazyH5DataModule)
 class CombinedHDF5DataModule(FilesH5DataModule):
-    """Train from one or thousands of files of the same structure, keeping the rows used last.
+    """Train from one or thousands of files of the same structure, with a cache of recently used rows.
 
-    Takes all arguments of ``LazyH5DataModule``, with the same batches. Without ``x_key`` and ``fields`` it loads all
-    arrays that share axis 0, as fields.
+    Accepts all arguments of ``LazyH5DataModule``, and yields the same batches. Without ``x_key`` and ``fields`` it
+    loads all arrays that share axis 0, as fields.
 
-    An argument that takes an option object also takes a mapping with its fields, which is its form in YAML.
+    An argument that accepts an option object also accepts a mapping with its fields, as in YAML.
 
     Args:
-        row_cache: how many recently used rows each process keeps: a number or ``RowCacheOptions`` (``size``,
-            ``max_bytes``). Samples of segments are not kept.
+        row_cache: size of the cache of recently used rows in each process: a number of rows or ``RowCacheOptions``
+            (``size``, ``max_bytes``). Windows, segments and patches are not cached.
 
     Raises:
         H5ValueError: arguments are invalid or contradict each other. Files are checked in ``setup``.
@@ -117,7 +117,9 @@ class CombinedHDF5DataModule(FilesH5DataModule):
         super()._use_arguments(arguments)
         self._row_cache = RowCacheOptions.parse(arguments["row_cache"], "row_cache")
         if arguments["row_cache"] is not None and self._kind.needs_segments(keys_in(*self._named_keys)):
-            raise H5ValueError("row_cache was given, which keeps rows, and samples are of segments. Leave it out.")
+            raise H5ValueError(
+                "row_cache caches single rows and does not support windows, segments or patches. Remove row_cache."
+            )
 
     def dataset_of(self, samples: FileSamples, split: Split, *, n_sources: int = 1) -> CombinedHDF5Dataset:
         """See ``FilesH5DataModule.dataset_of``."""

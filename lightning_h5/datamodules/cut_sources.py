@@ -1,4 +1,4 @@
-"""The files of several sources together: cut into splits, and their columns as one."""
+"""The files of several sources: divided into splits, with joined columns."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ __all__ = ["check_kinds", "columns_of_sources", "cut_sources", "refuse_images_of
 
 
 def check_kinds(sources: Sequence[SourceFiles]) -> bool:
-    """Return whether samples are of segments, in all sources.
+    """Return whether samples are segments, or cut from segments, in all sources.
 
     Raises:
-        H5ValueError: they are in some.
+        H5ValueError: they are in some sources, and rows in others.
     """
     kinds = {source.has_segments for source in sources}
     if len(kinds) > 1:
         raise H5ValueError(
-            "some sources name attributes ('@'), patterns ('*'), sparse matrices or arrays of references, so that "
-            "samples are segments there, and rows in others. Name alike fields in all."
+            "samples are segments in some sources, which name attributes ('@'), patterns ('*'), sparse matrices or "
+            "arrays of references, and rows in others. Name the same kind of array in every source."
         )
     return True in kinds
 
 
 def refuse_images_of_sources(opened: Sequence[FileSamples]) -> None:
-    """Refuse sources of files that may each be one image or volume, with its lines as rows.
+    """Raise an error for files that may each be one image or volume, with its lines as rows.
 
     Args:
-        opened: their rows.
+        opened: the samples of each source.
 
     Raises:
-        H5ValueError: they may be.
+        H5ValueError: each file may be one image or volume.
     """
     tables = [samples.scanned for samples in opened if samples.scanned.indexer.numbers_are_rows]
     sizes = {file_number(path): size for t in tables for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
@@ -56,12 +56,12 @@ def refuse_images_of_sources(opened: Sequence[FileSamples]) -> None:
 def columns_of_sources(
     opened: Sequence[tuple[SourceFiles, RowTable, IntArray | None]], name: str, argument: str
 ) -> npt.NDArray[Any]:
-    """Return one value of each sample of some sources, one source after the other.
+    """Return an array with one value per sample, joined over the sources.
 
     Args:
-        opened: each source, the table of its samples, and those of them that are used; None for all.
+        opened: each source, the table of its samples, and the numbers of the used samples (None for all).
         name: the array.
-        argument: what it was given as, for errors.
+        argument: the argument that names the array, for errors.
     """
     parts = []
     for source, table, indices in opened:
@@ -79,9 +79,9 @@ def cut_sources(
     """Return the rows, or the segments, of each source by split, before any filter.
 
     Args:
-        sources: of the training rows.
+        sources: the sources of the training rows.
         options: shares and folds.
-        paths: what the user gave for each split.
+        paths: the paths of each split in the arguments.
     """
     return (_cut_segments if check_kinds(sources) else _cut_rows)(sources, options, paths)
 
@@ -89,7 +89,7 @@ def cut_sources(
 def _cut_rows(
     sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
 ) -> dict[Split, list[IntArray | SegmentSubset]]:
-    """Cut the rows of all files, each once: a row that two sources have is on one side."""
+    """Divide the rows of all files; a file that two sources share counts once, so its rows stay in one split."""
     check_split_of_rows(options)
     tables = {source: source.unfiltered(SegmentChoice(), as_rows=True) for source in sources}
     columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": [], "column": []}
@@ -133,7 +133,7 @@ def _cut_rows(
 def _cut_segments(
     sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
 ) -> dict[Split, list[IntArray | SegmentSubset]]:
-    """Cut the segments of all files."""
+    """Divide the segments of all files."""
     tables, reading = [], sources[0].reading
     for source in sources:
         columns = {name: source.key(name) for name in options.columns}
@@ -150,7 +150,7 @@ def _joined_columns(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDA
     """Return columns of several sources as one."""
     if len({part.dtype.kind for part in parts}) > 1:
         raise H5ValueError(
-            f"{argument} is of {listing(part.dtype for part in parts)} in the sources. Name an array with the same "
-            "dtype in all sources."
+            f"{argument} has the dtypes {listing(part.dtype for part in parts)} in the sources. Name an array with the "
+            "same dtype in all sources."
         )
     return np.concatenate(parts)

@@ -35,18 +35,18 @@ NAMES: tuple[Split, ...] = ("train", "val", "test")
 
 
 SYNONYMS = {"valid": "val", "validation": "val", "dev": "val", "training": "train", "testing": "test"}
-"""What columns call splits, besides our own names."""
+"""Other names for splits in columns."""
 
 
 def by_names(names: npt.NDArray[Any], key: str) -> dict[Split, IntArray]:
-    """Return the rows, or segments, of each split that a column names.
+    """Return the rows, or segments, of each split in a column.
 
     Args:
-        names: of each row's split.
+        names: the split's name for each row.
         key: the column.
 
     Raises:
-        H5ValueError: a name is of no split.
+        H5ValueError: a name is not a split.
     """
     splits = np.array([SYNONYMS.get(str(name).lower(), str(name).lower()) for name in names.tolist()])
     if unknown := sorted(set(splits.tolist()) - {*SPLITS}):
@@ -55,14 +55,14 @@ def by_names(names: npt.NDArray[Any], key: str) -> dict[Split, IntArray]:
 
 
 def check_split_of_rows(options: SplitOptions) -> None:
-    """Raise an ``H5ValueError`` if rows are to be split by what segments alone have."""
+    """Raise an ``H5ValueError`` for options that divide segments, if samples are rows."""
     if (
         (options.key is not None and options.column is None)
         or options.group_pattern is not None
         or options.by == "segment"
     ):
         raise H5ValueError(
-            "split.key, split.group_pattern and split.by='segment' divide segments, and samples are rows. Pass "
+            "split.key, split.group_pattern and split.by='segment' divide segments, but samples are rows. Pass "
             "segments or a window, or split rows by fractions, group_key or by='time'."
         )
 
@@ -82,12 +82,12 @@ def cut_rows(
     Args:
         n_rows: rows of the training files.
         options: shares and folds.
-        paths: what the user gave for each split.
-        names: the split of each row, by its name; None unless a column has these.
+        paths: the paths of each split in the arguments.
+        names: the split's name for each row, from a column; None without a column.
         groups: each row's group, if any.
         labels: each row's class, to stratify by.
-        lacks: which rows have no line in a side table: these are in no split, and count for none, but in a file of
-            splits, which has all rows; None if all have one.
+        lacks: mask of rows without a matching line in the side table. They are in no split and do not count, except in
+            a file of splits, which lists all rows. None if all rows have a line.
 
     Returns:
         For each split its rows in ascending order.
@@ -105,13 +105,13 @@ def cut_rows(
         for split, rows in splits.items():
             if split != "train" and len(rows) and paths[split] is not None:
                 raise H5ValueError(
-                    f"split.file={str(path)!r} gives {len(rows)} rows to {split!r}, which has its own files: these "
-                    "rows would be in no split. Leave these files out, or move the rows to another split."
+                    f"split.file={str(path)!r} assigns {len(rows)} rows to {split!r}, which has its own files, so "
+                    f"these rows would be in no split. Remove {split}_path, or move the rows to another split."
                 )
         return splits
     if not options.has_fractions:
         raise H5FileError(
-            f"split.file={str(path)!r} does not exist, and no setting describes how to make it. Pass val_fraction, "
+            f"split.file={str(path)!r} does not exist, and no setting describes how to create it. Pass val_fraction, "
             "test_fraction or num_folds and fold, or the path of an existing file."
         )
     splits = _cut_numbers(n_rows if groups is None else groups, labels, options)
@@ -127,8 +127,8 @@ def cut_rows_in_time(
 
     Args:
         n_rows: rows of each training file.
-        options: fractions, and the gap between parts, none by default: a row does not reach into the next.
-        lacks: which rows have no line in a side table; these are in no split, and count for none.
+        options: fractions, and the gap between parts (no gap by default, since rows do not overlap).
+        lacks: mask of rows without a matching line in the side table. They are in no split and do not count.
 
     Returns:
         For each split its rows in ascending order.
@@ -172,17 +172,17 @@ def write_splits(
     groups: npt.NDArray[Any] | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Write the assignment of rows to splits unless the file exists; completely or not at all.
+    """Write the assignment of rows to splits atomically, unless the file exists.
 
     Args:
         path: the file.
-        splits: for each split its rows, which are all rows together.
+        splits: the rows of each split; together, all rows.
         group_key: the array with each row's group, or None.
-        groups: each row's group, shape ``(n_rows,)``; None writes numbers of rows.
-        settings: what the cut followed from.
+        groups: each row's group, shape ``(n_rows,)``; None writes row numbers.
+        settings: the settings that define the splits.
 
     Raises:
-        H5FileError: it cannot be written.
+        H5FileError: the file cannot be written.
     """
     n_rows = sum(map(len, splits.values()))
     written = {
@@ -208,13 +208,13 @@ def read_splits(
 
     Args:
         path: the file.
-        n_rows: rows that there are.
+        n_rows: number of rows of the data.
         group_key: the array with each row's group, or None.
         groups: each row's group, or None if the file has row numbers.
-        settings: the present settings; the file may have been made with others.
+        settings: the present settings.
 
     Raises:
-        H5ValueError: the file has another format, was made with other settings, or lacks some rows.
+        H5ValueError: the file has another format, was written with other settings, or lacks some rows.
     """
     path = expand_user(path)
     name = f"split.file={path!r}"
@@ -309,20 +309,20 @@ def cut_segments(
 
     Args:
         tables: all segments of each source of the training files, with the columns of groups and classes.
-        options: how they are divided: those of all sources together, by fractions, folds and groups.
-        catalog: of the files.
+        options: how segments are divided; fractions, folds and groups apply to all sources together.
+        catalog: opens the files.
         opened: how files are opened.
-        paths: what the user gave for each split.
+        paths: the paths of each split in the arguments.
 
     Returns:
-        For each split those of each source. A split that no list names is missing.
+        For each split the segments of each source. A split without a list is missing.
 
     Raises:
-        H5ValueError: a list has names of no segment, nothing is left of a split, or sources share some of their files.
+        H5ValueError: a list names an unknown segment, a split is empty, or sources share only some of their files.
     """
     if options.by == "row":
         raise H5ValueError(
-            "split.by='row' was given, and samples are made of segments, which splits do not divide. Pass 'segment' or "
+            "split.by='row' was given, but samples are made of segments, which splits do not divide. Pass 'segment' or "
             "'time'."
         )
     _check_files(tables)
@@ -363,8 +363,8 @@ def _check_files(tables: Sequence[RowTable]) -> None:
             is_same = table.paths == earlier.paths and table.n_segments == earlier.n_segments
             if files[number] & earlier_files and not is_same:
                 raise H5ValueError(
-                    f"two sources have some of their files in common, such as {table.paths[0]!r}, and a split would "
-                    "not keep their segments apart. Give them the same files in the same order, or separate ones."
+                    f"two sources share only some of their files, such as {table.paths[0]!r}, so one segment could be "
+                    "in two splits. Pass both sources the same files in the same order, or separate files."
                 )
 
 
@@ -397,7 +397,7 @@ def _cut_source(
         siblings = [array for array in arrays if group and array.startswith(f"{group}/")]
         hint = near(absent[0], siblings or arrays)
         raise H5KeyError(
-            f"split.key={options.key!r} names {listing(absent)}, which no training file has; {path!r} has the arrays "
+            f"split.key={options.key!r} names {listing(absent)}, but no training file has it; {path!r} has the arrays "
             f"{listing(siblings or arrays)}{f' in {group!r}' if siblings else ''}.{hint} "
             "Name arrays with names of segments, as split={'key': {'train': ..., 'val': ...}}, or pass a fraction such "
             "as split=0.1."
@@ -407,7 +407,7 @@ def _cut_source(
 
 
 def _names_in_array(path: str, key: str, catalog: Catalog, opened: OpenOptions) -> npt.NDArray[np.str_]:
-    """Return the names in an array of a file."""
+    """Return the names that an array of a file holds."""
     _, (array,) = catalog.describe(path, [key], opened)
     values = open_reader(array, opened).read(np.arange(array.n_rows)).ravel()
     return np.array([name.decode() if isinstance(name, bytes) else str(name) for name in values.tolist()], dtype=str)

@@ -1,8 +1,8 @@
 """The argument ``device_transform``: runs on batches after Lightning has copied them to the device.
 
-Lightning calls ``on_after_batch_transfer`` of the data module if that overrides the hook, and of the model otherwise,
-and never of both. So a data module of this package overrides it only if it has a transform for the device, and calls
-the model's own hook after that.
+Lightning calls ``on_after_batch_transfer`` of the data module if the data module overrides this hook, else the model's
+hook, and never both. So a data module of this package overrides the hook only if it has a transform for the device, and
+then calls the model's own hook.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SPLIT_OF_STAGE: dict[str, Split] = {
 
 
 class _Hook:
-    """Lightning's hook, or that of a data module with a transform for the device.
+    """Lightning's hook, or the hook of a data module with a transform for the device.
 
     Lightning compares the code of the attribute with its own hook's, to know whether a data module overrides it.
     """
@@ -94,12 +94,12 @@ class TransformsOnDevice(KeepsPosition):
             function = getattr(model, step, None)
             if function is not None and "dataloader_iter" in inspect.signature(function).parameters:
                 raise H5ValueError(
-                    f"device_transform was given, and {type(model).__name__}.{step} takes batches from "
-                    "dataloader_iter, which Lightning does not copy to the device. Let the step take batch and "
-                    "batch_idx, or leave device_transform out and transform there."
+                    f"device_transform was given, but {type(model).__name__}.{step} takes batches from "
+                    "dataloader_iter, which Lightning does not copy to the device. Let the step accept batch and "
+                    "batch_idx, or remove device_transform and transform in the step."
                 )
         if _overrides_hook(model):
-            # Lightning says that it would skip the model's hook.
+            # Lightning warns that it skips the model's hook.
             warnings.filterwarnings("ignore", message=f"You have overridden `{HOOK}` in both")
             self._log_once(f"device_transform runs before {HOOK} of {type(model).__name__}")
 
@@ -107,7 +107,7 @@ class TransformsOnDevice(KeepsPosition):
         """Return a batch after ``device_transform`` of the present stage, and after the model's own hook.
 
         Args:
-            batch: as it is on the device.
+            batch: the batch on the device.
             dataloader_idx: number of its loader in the stage.
         """
         trainer = self.trainer
@@ -154,7 +154,7 @@ class TransformsOnDevice(KeepsPosition):
         return own[0] if own else None
 
     def _check_hook(self) -> None:
-        """Raise if a subclass overrides Lightning's hook without calling ours."""
+        """Raise an error if a subclass overrides the hook without calling this class's."""
         if self._hook_owner() is TransformsOnDevice:
             return
         own = vars(self).get(HOOK) or vars(self._hook_owner())[HOOK]
@@ -167,7 +167,7 @@ class TransformsOnDevice(KeepsPosition):
         )
 
     def _hook_owner(self) -> type:
-        """Return the class whose hook Lightning calls; that of this object if the hook was set on it."""
+        """Return the class that defines the hook; the object's own class if the hook was set on the object."""
         if HOOK in vars(self):
             return type(self)
         return next(kind for kind in type(self).__mro__ if HOOK in vars(kind))
@@ -177,7 +177,7 @@ def _by_stage(setting: Any) -> dict[Stage, Callable[..., Any]]:
     """Return the functions of ``device_transform`` by stage.
 
     Raises:
-        H5ValueError: one cannot be called, or a stage is unknown.
+        H5ValueError: a value is not callable, or a stage is unknown.
     """
     if not isinstance(setting, Mapping):
         check_callable(setting, "device_transform")
@@ -216,14 +216,14 @@ def _rows_of(loader: H5DataLoader | None, progress: Progress | None) -> str:
 
 
 def _draws_on_device(loader: H5DataLoader, progress: Progress) -> Draws:
-    """Return what decides the draws for the batch that a loader yielded last; other draws than on the host."""
+    """Return the seed of the draws for the batch that a loader yielded last; the host's draws are different."""
     sampler = loader.sampler
     seed = int(stream(sampler.seed, 0, DEVICE).random_raw()) >> 2
     return Draws(seed, progress.began.epoch, sampler.first_position + progress.position)
 
 
 def _generators_on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the generators that a function asks for, torch's on the device."""
+    """Return the generators that a function requests; torch's generator is on the device."""
     if "generator" in arguments and _has_stream(device):
         seed = arguments["generator"].initial_seed()
         arguments["generator"] = torch.Generator(device).manual_seed(seed)
@@ -248,5 +248,5 @@ def _device_stream(device: torch.device, draws: Draws) -> Iterator[None]:
 
 
 def _has_stream(device: torch.device) -> bool:
-    """Whether a device has a random stream beside that of the CPU."""
+    """Return whether a device has a random stream of its own, besides the CPU's."""
     return device.type not in ("cpu", "meta")

@@ -1,4 +1,4 @@
-"""Dtypes of the input's fields that follow from what is stored."""
+"""Dtypes of the input's fields that depend on the stored dtypes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..types import DTypeLike
 __all__ = ["AUTO", "check_x_dtype", "is_settled_late", "settled"]
 
 AUTO = "auto"
-"""The dtype that makes numbers of 64 bits those of 32 bits, in which models compute."""
+"""The value of ``x_dtype`` that converts float64 to float32, the usual dtype of models."""
 
 
 def is_settled_late(x_dtype: DTypeLike, *, is_of_fields: bool) -> bool:
-    """Return whether a dtype is for some of the fields, depending on what is stored."""
+    """Return whether a dtype applies to some of the fields, depending on the stored dtypes."""
     return x_dtype is not None and not isinstance(x_dtype, Mapping) and (is_of_fields or _is_auto(x_dtype))
 
 
 def check_x_dtype(x_dtype: DTypeLike, *, is_of_fields: bool) -> None:
-    """Raise an ``H5ValueError`` if ``x_dtype`` makes no sense."""
+    """Raise an ``H5ValueError`` if ``x_dtype`` is invalid."""
     if _is_auto(x_dtype):
         return
     named = x_dtype if isinstance(x_dtype, Mapping) else {"": x_dtype}
@@ -34,8 +34,8 @@ def check_x_dtype(x_dtype: DTypeLike, *, is_of_fields: bool) -> None:
         parsed = torch_dtype(dtype, f"x_dtype[{name!r}]" if name else "x_dtype")
         if is_of_fields and not name and parsed is not None and not parsed.is_floating_point:
             raise H5ValueError(
-                f"x_dtype={x_dtype!r} was given with fields, and is for floating ones. Pass a floating dtype, a "
-                "mapping from fields to dtypes, or None to leave all as stored."
+                f"x_dtype={x_dtype!r} was given with fields, and then applies to floating fields only. Pass a floating "
+                "dtype, a mapping from fields to dtypes, or None to keep all dtypes."
             )
 
 
@@ -48,15 +48,15 @@ def settled(
     target: str,
     log: Callable[[str], None],
 ) -> Fields:
-    """Return fields with the dtypes that ``x_dtype`` leaves open until the files are known.
+    """Set the dtypes of fields that depend on the stored dtypes.
 
     Args:
-        fields: of a sample; those of the target follow those of the input.
-        arrays: of a file, one for each field.
-        names: of the input's fields.
-        x_dtype: see the data modules: "auto", or the dtype of fields with several floats in a row.
-        target: name of a field that keeps its dtype, unless all of 64 bits change.
-        log: logs which fields change.
+        fields: the fields of a sample: the input's, then the target's.
+        arrays: the arrays of a file, one for each field.
+        names: names of the input's fields.
+        x_dtype: see the data modules: "auto", or the dtype of floating fields with several values per row.
+        target: name of the field that keeps its dtype, except with "auto".
+        log: logs the converted fields.
     """
     requests, narrowed = list(fields.requests), []
     for at, (name, array) in enumerate(zip(names, arrays, strict=False)):
@@ -78,6 +78,6 @@ def _is_auto(x_dtype: DTypeLike) -> bool:
 
 
 def _is_float64(array: ArrayLayout) -> bool:
-    """Return whether rows are of 64-bit floats, or lists of them."""
+    """Return whether rows have 64-bit floats, or lists of 64-bit floats."""
     lists = array.decoding if has_lists(array) else None
     return dtype_of_numbers(array.dtype if lists is None else lists.array.dtype) == np.float64

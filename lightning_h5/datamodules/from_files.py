@@ -1,4 +1,4 @@
-"""What data modules share that read files: one set of arguments, with the same batches wherever rows live."""
+"""The base of data modules that read files: one set of arguments, and the same batches from disk or from memory."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ SPELLINGS = {
     "val": ("valid", "validation", "validate", "dev", "eval", "evaluation"),
     "test": ("testing", "tests", "holdout", "held_out"),
 }
-"""Other names of a split that files use."""
+"""Other names for a split in files."""
 
 
 class SplitData(NamedTuple):
-    """Where a split's rows come from: its own files, its group inside the training files, or a share of their rows.
+    """The source of a split's rows: its own files, its group in the training files, or a share of their rows.
 
     Attributes:
         sources: the files.
-        group: what ``{split}`` stands for in the keys.
-        is_cut: whether the split has a part of the files' rows (see ``cut_rows``).
-        is_mixed: whether the sources are those of the mixture.
+        group: value of ``{split}`` in the keys.
+        is_cut: whether the split has a share of the files' rows (see ``cut_rows``).
+        is_mixed: whether the mixture defines the sources.
     """
 
     sources: tuple[Source, ...]
@@ -64,7 +64,7 @@ class SplitData(NamedTuple):
 
 
 class FilesH5DataModule(BaseH5DataModule):
-    """Splits of files, with one set of arguments. A subclass decides where rows live: ``dataset_of``.
+    """Splits of files, with one set of arguments. Subclasses create the datasets: ``dataset_of``.
 
     Args:
         arguments: the constructor's arguments by name.
@@ -73,9 +73,9 @@ class FilesH5DataModule(BaseH5DataModule):
     x_key: Keys | None
     y_key: Keys | None
     loads_all = False
-    """Whether all arrays are fields if none are named; otherwise an input and a target are inferred."""
+    """Whether all arrays are fields if no keys are passed; otherwise an input and a target are inferred."""
     cannot_mix: str | None = None
-    """Why sources cannot be mixed; None if they can."""
+    """The reason for not supporting mixtures; None if they are supported."""
 
     def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
         super()._use_arguments(arguments)
@@ -99,7 +99,7 @@ class FilesH5DataModule(BaseH5DataModule):
         samples, groups = self._samples, self._kind.segments.groups
         for source in self._training_sources or (Source("train", (), {}, ""),):
             own = self._arguments_of(source)
-            SourceFiles(self._reading(), source, own, "train").filters  # noqa: B018  # raises for what makes no sense
+            SourceFiles(self._reading(), source, own, "train").filters  # noqa: B018  # raises for invalid filters
             self._check_keys(own)
         check_x_dtype(
             samples.x_dtype, is_of_fields=samples.fields is not None or (self.x_key is None and self.loads_all)
@@ -108,15 +108,15 @@ class FilesH5DataModule(BaseH5DataModule):
             torch_dtype(dtype, "y_dtype")
         if self.has_no_keys and groups is not None and not self.loads_all:
             raise H5ValueError(
-                f"segments.groups={groups!r} was given without x_key or fields, and arrays of groups are not guessed. "
-                "Pass them, with names relative to a group; `lightning-h5 inspect FILE` suggests some."
+                f"segments.groups={groups!r} was given without x_key or fields, and arrays of groups are not inferred. "
+                "Pass x_key or fields, with names relative to a group; `lightning-h5 inspect FILE` suggests names."
             )
         if self._mixture is not None:
             self._check_mixture(self._mixture)
         if self._kind.segments.max_tokens is not None and self._weights.is_given:
             raise H5ValueError(
-                "segments.max_tokens was given with weights, which draw other samples each epoch, so that the number "
-                "of batches would change. Leave one of them out."
+                "segments.max_tokens cannot be combined with weights: other samples in each epoch would change the "
+                "number of batches. Remove one of them."
             )
 
     @property
@@ -137,31 +137,31 @@ class FilesH5DataModule(BaseH5DataModule):
 
     def _check_mixture(self, mixture: SourceMixture) -> None:
         if self._kind.segments.bucket:
-            raise H5ValueError("segments.bucket was given with a mixture of sources. Leave one of them out.")
+            raise H5ValueError("segments.bucket cannot be combined with a mixture. Remove one of them.")
         if self._kind.segments.max_tokens is not None and mixture.mixes_rows:
             raise H5ValueError(
-                "segments.max_tokens was given with mixture.mix='rows', and each batch of limited steps is of one "
-                "source. Pass mix='batches', or strategy='concat', which joins all samples."
+                "segments.max_tokens cannot be combined with mixture.mix='rows': it fills each batch from one source. "
+                "Pass mix='batches', or strategy='concat', which joins all samples."
             )
         if self._paths["train"] is not None:
             raise H5ValueError("train_path and mixture were given; both name the training files. Pass one.")
         options = mixture.options
         if self._weights.is_given and (options.strategy, options.epoch_length) != ("concat", "sum"):
             raise H5ValueError(
-                f"weights was given, and a mixture with strategy={options.strategy!r} and "
-                f"epoch_length={options.epoch_length!r}: both decide how often rows are drawn. Weight rows of "
+                f"weights cannot be combined with a mixture of strategy={options.strategy!r} and "
+                f"epoch_length={options.epoch_length!r}: both decide how often rows are drawn. Remove weights, or pass "
                 "strategy='concat' with epoch_length='sum'."
             )
 
     def on_exception(self, exception: BaseException | None = None) -> None:
-        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files.
+        """Close files, and add advice to an error about dtypes.
 
         Raises:
-            H5ValueError: a Trainer got the class instead of an instance.
+            H5ValueError: a Trainer received the class instead of an instance.
         """
         if exception is None:  # called on the class, where the exception is in the place of an instance
             raise H5ValueError(
-                "the Trainer got the class of a data module instead of an instance. Pass one, such as "
+                "the Trainer received the class of a data module instead of an instance. Pass an instance, such as "
                 "datamodule=LazyH5DataModule('train.h5', ...)."
             ) from None
         text = str(exception)
@@ -177,10 +177,10 @@ class FilesH5DataModule(BaseH5DataModule):
         super().on_exception(exception)
 
     def _notes_on_dtypes(self, text: str) -> Iterator[str]:
-        """Yield what to pass for arrays that come in the file's dtype if the model computes in another one.
+        """Yield advice on dtype arguments, for arrays whose stored dtype the model does not support.
 
         Args:
-            text: the error's. Some ask for integers, and some name a dtype with which torch computes hardly anything.
+            text: message of the error. It may require integers, or name a dtype that few torch operations support.
         """
         model, samples = getattr(self.trainer, "lightning_module", None), self._samples
         weights = () if model is None else model.parameters()
@@ -196,12 +196,12 @@ class FilesH5DataModule(BaseH5DataModule):
                 argument, changes = "x_dtype", samples.transform or samples.eval_transform
             is_auto = argument == "x_dtype" and is_settled_late(samples.x_dtype, is_of_fields=False)
             stored = "float32" if is_auto and layout.dtype == "f8" else layout.dtype.name
-            is_named = repr(stored) in text.lower()  # also a transform gets it so
+            is_named = repr(stored) in text.lower()  # transforms receive this dtype, too
             if (changes is not None or samples.batch_transform is not None) and not is_named:
                 continue
             is_target = argument == "y_dtype"
             choices = ["int64", computes_in] if is_target and layout.dtype.kind in "iub" else [computes_in]
-            # Most often classes are meant. An input is meant if there is no target, and an integer one is a class.
+            # Errors that ask for integers are usually about class numbers: the target, or the input without a target.
             if asks_for_integers and stored != "int64" and (is_target or not self.y_key):
                 choices = ["int64"]
             if is_target and _asks_for_floats(text):
@@ -209,7 +209,7 @@ class FilesH5DataModule(BaseH5DataModule):
             is_as_stored = (is_auto or getattr(samples, argument) is None) and kind_of(layout.dtype) == "number"
             if is_as_stored and stored not in choices:
                 needs = (
-                    "torch asks for integers here" if choices == ["int64"] else f"the model computes in {computes_in}"
+                    "torch requires integers here" if choices == ["int64"] else f"the model computes in {computes_in}"
                 )
                 as_in_file = ", as stored in the file" if stored == layout.dtype.name else ""
                 yield (
@@ -224,7 +224,7 @@ class FilesH5DataModule(BaseH5DataModule):
             self._log_once(_advice_about_text(key))
 
     def _text_targets(self) -> list[str]:
-        """Return the arrays of the target that are text, and come as lists of str."""
+        """Return the arrays of the target that are text; batches have them as lists of str."""
         x_key, y_key = self._named_keys
         is_changed = self._samples.target_transform is not None or self._samples.batch_transform is not None
         if x_key is None or y_key is None or is_changed or not self._datasets:
@@ -236,7 +236,7 @@ class FilesH5DataModule(BaseH5DataModule):
 
     @property
     def _named_keys(self) -> tuple[Keys | None, Keys | None]:
-        """The input and the target as they are named, or were inferred."""
+        """The input and the target, as passed or inferred."""
         named, _ = parsed_fields(self._samples.fields)
         return (self.x_key, self.y_key) if named is None else (named, None)
 
@@ -245,7 +245,7 @@ class FilesH5DataModule(BaseH5DataModule):
         return self._own_files("train") if self._mixture is None else self._mixture.sources
 
     def _training_files(self) -> Sequence[str]:
-        """See ``BaseH5DataModule._training_files``; without files that are left out."""
+        """See ``BaseH5DataModule._training_files``; bad files are left out."""
         if not (sources := self._own_files("train")):
             return ()
         files = SourceFiles(self._reading(), sources[0], self._arguments_of(sources[0]), "train")
@@ -268,7 +268,7 @@ class FilesH5DataModule(BaseH5DataModule):
         )
 
     def _arguments_of(self, source: Source) -> SampleArguments:
-        """Return the arguments, with keys that were inferred, and those that a source has of its own."""
+        """Return the arguments for a source, with its own arguments and inferred keys."""
         inferred = {} if self._samples.fields is not None else {"x_key": self.x_key, "y_key": self.y_key}
         return replace(self._samples, **inferred | dict(source.own))
 
@@ -287,7 +287,7 @@ class FilesH5DataModule(BaseH5DataModule):
         return files
 
     def _data_of(self, split: Split) -> SplitData | None:
-        """Return where a split's rows come from; None if the arguments name no data for it."""
+        """Return the source of a split's rows; None if the arguments name no data for it."""
         training = self._training_sources
         is_mixed = self._mixture is not None
         if split == "train":
@@ -323,7 +323,7 @@ class FilesH5DataModule(BaseH5DataModule):
     def missing_data_hint(self, split: Split) -> str:
         """See ``BaseH5DataModule.missing_data_hint``."""
         if split == "train" and isinstance(self._split.key, Mapping) and self._training_sources:
-            return f"split.key={self._split.key!r} has no list of its segments. Add one, as 'train'."
+            return f"split.key={self._split.key!r} has no entry 'train'. Add the array that lists its segments."
         return super().missing_data_hint(split)
 
     def other_data(self, split: Split) -> list[str]:
@@ -357,7 +357,7 @@ class FilesH5DataModule(BaseH5DataModule):
         return fields, [str(fill_split(key, "train")) for key in of_filters]
 
     def _warn_of_spellings(self, path: str, keys: Sequence[str], split: Split) -> None:
-        """Warn if arrays of a split are missing, and the file has some under another name of the split."""
+        """Warn if arrays of a split are missing, but exist under another name of the split."""
         key = next(key for key in keys if "{split}" in key)
         above, _, after = key.strip("/").partition("{split}")
         group, _, before = above.rpartition("/")
@@ -392,17 +392,17 @@ class FilesH5DataModule(BaseH5DataModule):
     # Datasets ------------------------------------------------------------------------------------------------
 
     def dataset_of(self, samples: FileSamples, split: Split, *, n_sources: int = 1) -> TableDataset:
-        """Return a dataset of a split's samples, or of those of one of several sources.
+        """Return a dataset of a split, or of one source of a split.
 
         Args:
             samples: the samples.
             split: the split.
-            n_sources: sources that share the memory for rows.
+            n_sources: number of sources that share the memory for rows.
         """
         raise NotImplementedError
 
     def weigh(self, dataset: RowDataset, weights: RowWeights) -> RowDataset:
-        """Return a dataset with rows that come as often as weights ask."""
+        """Return a dataset that repeats rows by their weights."""
         return weighted_dataset(dataset, weights)
 
     def build_dataset(self, split: Split) -> RowDataset | None:
@@ -423,7 +423,7 @@ class FilesH5DataModule(BaseH5DataModule):
             chosen = self._cut[split]
             if not any(map(len, chosen)):
                 if split != "train" and not self._split.fills(split):
-                    return None  # a file that says nothing of this split
+                    return None  # the file has no entry for this split
                 raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
         columns = self._weights.keys if split == "train" else []
         dataset: RowDataset
@@ -443,7 +443,7 @@ class FilesH5DataModule(BaseH5DataModule):
         return self.weigh(dataset, row_weights(self._weights, column))
 
     def _refuse_keys_as_paths(self) -> None:
-        """Raise an ``H5ValueError`` if paths of other splits are arrays of the training files: keys without a name."""
+        """Raise an ``H5ValueError`` if keys were passed by position, as the paths of other splits."""
         paths = {split: path for split, path in self._paths.items() if split != "train" and isinstance(path, str)}
         absent = {split: path for split, path in paths.items() if not os.path.exists(expand_user(path))}
         own = self._own_files("train")
@@ -508,7 +508,7 @@ class FilesH5DataModule(BaseH5DataModule):
     # Order ---------------------------------------------------------------------------------------------------
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
-        """See ``BaseH5DataModule.order_of``; of a mixture that of each source, of segments by length if asked for."""
+        """See ``BaseH5DataModule.order_of``; also for mixtures, and for segments by length."""
         segments, packs = self._kind.segments, self._options.collate == "pack"
         if (mixture := self._mixture_of(dataset)) is None:
             order = segment_order(super().order_of(dataset, shuffles=shuffles), dataset, segments)
@@ -526,7 +526,7 @@ class FilesH5DataModule(BaseH5DataModule):
         )
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
-        """See ``BaseH5DataModule.read_with``; each source as its order needs."""
+        """See ``BaseH5DataModule.read_with``; each source has its own order."""
         if len(order.sources) < 2:
             super().read_with(dataset, order.sources[0] if order.sources else order, cache_bytes, training=training)
             return
@@ -535,7 +535,7 @@ class FilesH5DataModule(BaseH5DataModule):
             super().read_with(source, of_source, cache_bytes * of_source.cache_bytes // total, training=training)
 
     def _mixture_of(self, dataset: RowDataset) -> Mixture | None:
-        """How the training sources are mixed; None for other splits."""
+        """Return the mixture of the training sources; None for other splits."""
         if self._mixture is None or dataset is not self._datasets.get("train") or weights_of(dataset) is not None:
             return None
         return self._mixture.of_rows([len(source) for source in cast("MixtureDataset", dataset).sources])
@@ -569,8 +569,8 @@ def _asks_for_floats(text: str) -> bool:
 
 
 def _advice_about_text(key: str) -> str:
-    """Return what to pass for a target that is text, if a loss computes with it."""
+    """Return advice on the argument ``decode`` for a target that is text."""
     return (
-        f"{key!r} is text, and a batch has a list of str for it. If a loss computes with it, pass "
+        f"{key!r} is text; a batch has it as a list of str. If a loss needs numbers, pass "
         f"decode={{{key!r}: 'category'}} for class numbers."
     )

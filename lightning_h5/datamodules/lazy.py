@@ -37,120 +37,126 @@ class LazyH5DataModule(FilesH5DataModule):
     Shards rows across ranks without any Trainer flag, shuffles each epoch, resumes exactly, and evaluates every row
     exactly once. Use it for data that does not fit into memory, or need not.
 
-    Splits come from separate files (``val_path``), from groups inside one file (``{split}`` in the keys), or
-    from the training files (``split``).
+    Splits are defined by separate files (``val_path``), by groups inside one file (``{split}`` in the keys), or by
+    shares of the training files (``split``).
 
-    An argument that takes an option object also takes a mapping with its fields, which is its form in YAML.
+    An argument that accepts an option object also accepts a mapping with its fields, as in YAML.
 
     Args:
-        train_path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Several files
-            are one dataset, in sorted order for a glob or a directory.
-        val_path: files to validate on.
-        test_path: files to test on.
-        predict_path: files to predict on; they need not have a target.
+        train_path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of files, globs and
+            directories. All files form one dataset, sorted by name for a glob or a directory.
+        val_path: files for validation.
+        test_path: files for testing.
+        predict_path: files for prediction; they need not have a target.
         x_key: the input array, a list of arrays (x is a tuple), or a mapping from names to arrays (x is a dict).
-            ``{split}`` in it stands for train, val, test or predict. A name may end in a member of a table. In a
-            mapping, a list of arrays of one shape is one field, with the arrays on a new last axis. If None, inferred
-            when exactly one array qualifies; otherwise an error lists the arrays.
-        y_key: the target, in the same forms. None yields inputs alone: a batch is x, otherwise (x, y).
-        fields: instead of ``x_key`` and ``y_key``, so that batches are flat dicts: a list of arrays, the keys of a
-            batch, or a mapping from keys to arrays in the forms of ``x_key``. The axes of a target can be given too:
-            ``{"target": {"key": "y", "layout": "NCT"}}`` (N rows, C classes, T steps). Names of fields stand for their
-            arrays in ``where``, ``split`` and ``weights``.
-        x_dtype: dtype of the input, or of fields. "auto" makes float64 float32, as models compute, and logs that; all
-            else comes as stored. A name, such as "float16", is for all of the input; for fields of several floats in a
-            row, but not ``target``, as 16 bits would change ids and labels. A mapping from fields to names is for
-            those. None keeps all as stored. Packed integers (``scale_factor``, ``_FillValue`` and the like) of other
-            files than netCDF are an error unless ``decode`` or their stored dtype, such as "int16", is named.
+            ``{split}`` in a name stands for train, val, test or predict. A name may end in a member of a table. In a
+            mapping, a list of arrays of one shape is stacked to one field, on a new last axis. None infers the input
+            if exactly one array qualifies; otherwise an error lists the arrays.
+        y_key: the target, in the same forms; a batch is then (x, y). None returns only inputs, x.
+        fields: replaces ``x_key`` and ``y_key``; batches are flat dicts. A list of arrays, which are also the keys of a
+            batch, or a mapping from keys to arrays in the forms of ``x_key``. The entry of a target can also name its
+            axes: ``{"target": {"key": "y", "layout": "NCT"}}`` (N rows, C classes, T steps). ``where``, ``split`` and
+            ``weights`` accept the names of fields as well.
+        x_dtype: dtype of the input, or of fields. "auto" converts float64 to float32, the usual dtype of models, and
+            logs that; other dtypes stay as stored. A name, such as "float16", converts the whole input. With
+            ``fields``, it converts floating fields with several values per row, but not ``target``, since 16 bits would
+            change ids and labels. A mapping from fields to dtypes converts only these fields. None keeps all stored
+            dtypes. Packed integers (``scale_factor``, ``_FillValue`` and the like) raise an error, except in netCDF
+            files, unless you pass ``decode`` or name their stored dtype, such as "int16".
         y_dtype: dtype of the target: a name, or a mapping from fields to names. None keeps the stored one.
-        transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global generators of
-            Python, NumPy and torch depends on the seed, the epoch and the batch, not on the rank or worker. If it has a
-            parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that depends on (seed, epoch, row) only.
-            Generators that it owns, such as MONAI's and Albumentations', are seeded in the same way.
+        transform: runs on each sample's input, a tensor of a row's shape. Its draws from the global generators of
+            Python, NumPy and torch depend on the seed, the epoch and the batch, not on the rank or worker. If it has a
+            parameter ``rng`` (NumPy) or ``generator`` (torch), it is called with a generator that depends only on
+            (seed, epoch, row). Generators that it owns, such as MONAI's and Albumentations', are seeded in the same
+            way.
         target_transform: runs on each sample's target.
-        eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
-        batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
-        device_transform: runs once on each batch after the Trainer has copied it to the device, in all stages; may ask
-            for ``rng`` or ``generator`` (on the device) too. A mapping has a function for "train", for "eval"
+        eval_transform: replaces ``transform`` in validation, test and prediction. None runs ``transform`` there too.
+        batch_transform: runs once on each collated batch; may have a parameter ``rng`` or ``generator``.
+        device_transform: runs once on each batch after the Trainer has copied it to the device, in all stages; may
+            have a parameter ``rng`` or ``generator`` (on the device). A mapping has a function for "train", for "eval"
             (validation, test and prediction), or both. A ``torch.nn.Module`` is moved to the device.
-        collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
+        collate_fn: a function from a list of samples to a batch; or "pad" (zeros up to the longest sample, and
             ``"length"``), "pack" (samples joined along their steps, with ``"cu_seqlens"`` and ``"max_seqlen"``), "list"
-            (a list for each field) or "stack". None stacks, without making samples first.
+            (a list for each field) or "stack". None stacks whole fields, without building single samples.
         normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file that
             ``lightning-h5 stats`` has written, or a mapping from fields to numbers or lists,
             ``{"x": {"mean": [0.5, 0.4], "std": [0.2, 0.3], "channel_axis": 0}}``. These fields become
-            ``(x - mean) / std``, before any transform. Raises if the statistics are of other fields, shapes or numbers
-            of channels.
-        batch_size: rows of a training batch on one rank. ``segments.max_tokens`` decides it instead; a ``batch_size``
-            other than the default is then the most samples of a batch.
-        eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
+            ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of channels raise
+            an error.
+        batch_size: rows of a training batch on one rank. With ``segments.max_tokens``, the number of rows varies; a
+            ``batch_size`` other than the default is then the maximum number of samples.
+        eval_batch_size: rows of a batch in the other stages. None is ``batch_size``.
         shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
-            True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
-            ``buffer``, and "chunks" otherwise, and logs which, and why.
-        drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
-            slightly smaller batches, so that all ranks take the same number of steps.
-        seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
-        with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict; with
-            segments, windows or patches also its ``"segment"`` (name of the group, array or file) and ``"step"`` (of a
-            patch where it starts, along each axis that is cut).
-        num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
-            processes: the fastest unless a ``transform`` is slow.
-        prefetch_factor: batches that each worker reads ahead; None means 2, as in torch. Without workers, batches that
-            this process reads ahead; None means 4, or twice as many as are read together, if that is more.
-        pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
+            True chooses "global" if random access is as cheap as sequential access or if all decoded rows fit its
+            ``buffer``, and "chunks" otherwise, and logs the choice with the reason.
+        drop_last: drop the last rows of a training epoch if they do not fill a batch on every rank. False drops
+            nothing: the last two batches of each rank are slightly smaller, so that all ranks run the same number of
+            steps.
+        seed: seed of the training order. None uses Lightning's ``seed_everything``, or 0.
+        with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict. With
+            segments, windows or patches, also add ``"segment"`` (name of the group, array or file) and ``"step"``
+            (for a patch its start along each axis that is cut).
+        num_workers: number of worker processes. 0 reads ahead and decodes in threads on all cores, without copies
+            between processes, which is fastest unless a ``transform`` is slow.
+        prefetch_factor: number of batches that each worker reads ahead; None is 2, as in torch. Without workers, number
+            of batches that this process reads ahead; None is 4, or twice the number of batches that are read together,
+            if that is more.
+        pin_memory: put batches into page-locked memory. "auto" does so if batches are copied to a GPU.
         split: how the training files are split: a float (``val_fraction``), the fractions of all splits (``[train,
             val]`` or ``[train, val, test]``, which sum to 1) or ``SplitOptions`` (``val_fraction``, ``test_fraction``,
             ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``, ``key``,
             ``by``, ``gap``).
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
-        sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
-            image or volume each, for which None raises.
-        segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
+        sample: kind of sample: "row" (one step), "window" or "segment" (all steps of a segment). None infers it from
+            ``window`` and ``segments``; ``patch`` requires None. "row" also accepts files that look like one image or
+            volume each, for which None raises an error.
+        segments: how steps are grouped into segments: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``spans``, ``join``, ``axis``,
             ``step_axis``, ``steps_per``, ``constants``, ``missing``, ``max_length``, ``bucket``, ``max_tokens``,
-            ``keep_together``). None makes each file one.
-        window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
-            from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
+            ``keep_together``). None makes each file one segment.
+        window: how windows are cut from segments: a length, ``[start, stop]`` relative to each step, a mapping from
+            fields to lists of this form, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
-        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
+        patch: how patches are cut from volumes (each segment is a volume): ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
-        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
-            ``TableOptions`` (``path``, ``on``, ``missing``).
-        decode: what decodes fields, by name or pattern: "image" (JPEG and PNG to ``uint8`` of the shape ``(C, H, W)``),
+        table: a CSV, TSV or Parquet file with a line for each sample. Its columns become fields ``table/<column>``. A
+            path, or ``TableOptions`` (``path``, ``on``, ``missing``).
+        decode: decoders of fields, by name or pattern: "image" (JPEG and PNG to ``uint8`` of the shape ``(C, H, W)``),
             "category" (text to class numbers, the same in all files and splits), "cf" (scale, offset and fill value, to
-            floats with NaN, as by default in netCDF files), "real" (complex numbers, or compounds of real and imag, as
-            pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8`` each), "dense"
-            or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
+            floats with NaN; the default for netCDF files), "real" (complex numbers, or compounds of real and imag, to
+            pairs of floats on a new last axis), "bits:527" (unpack this number of bits of each row, to ``uint8``),
+            "dense" or "csr" (rows of a sparse matrix), or a function. The function receives the stored row: ``bytes``
+            for byte lists and opaque values, else an array.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
-        where: rows to keep, of all splits: conditions on arrays with a value a row, by name: a value, a list of values,
-            or a range ``{"min": 3, "max": 5}`` (bounds included, either may be left out); from Python also a function
-            from the array to a mask, or one function from all arrays of a file, by name, to a mask. With segments,
-            arrays have a value for each segment, which stays or goes as a whole, or for each step: windows do not reach
-            over steps that are left out. Rows are split before they are filtered: another filter moves no row to
-            another split. Of a file with a live writer, rows that exist in ``setup`` are asked.
-        label: keep rows that have this class at any step of the target, which is ``y_key`` if that is one array, or
+        where: filter of the rows of all splits: conditions on arrays with one value per row, by name. A condition is a
+            value, a list of values, or a range ``{"min": 3, "max": 5}`` (bounds included, either may be left out); in
+            Python also a function from the array to a mask. Or one function from all arrays of a file, by name, to a
+            mask. With segments, an array with one value per segment keeps or drops whole segments, and an array with
+            one value per step drops steps: windows do not cross them. Rows are split before they are filtered, so a new
+            filter moves no row to another split. For a file with a live writer, the filter sees the rows that exist in
+            ``setup``.
+        label: keep rows with this class at any step of the target. The target is ``y_key`` if it names one array, or
             else the field or array ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot ``(N, T, C)`` and
-            ``(N, C, T)``, distinguished by shape and values. Steps that were padded with 0 have class 0: name a
-            ``valid_mask`` to look for that one.
-        valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
-        mixture: instead of ``train_path``, several sets of files to mix: a mapping from each source's name to its
+            ``(N, C, T)``, distinguished by shape and values. Steps that are padded with 0 count as class 0: pass
+            ``valid_mask`` to search for class 0.
+        valid_mask: array that is nonzero at steps that count for ``label``, with one value per step or per row.
+        mixture: replaces ``train_path`` by several sets of files to mix: a mapping from each source's name to its
             files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``between``, ``epoch_length``,
-            ``mix``, ``pattern``). Batches, or inputs, that are dicts have the name of each row's source, as
+            ``mix``, ``pattern``). Batches, or inputs, that are dicts contain the name of each row's source as
             ``"source"``.
-        on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
-            do not leave out the same stop.
-        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples whose
-            ``transform`` or ``target_transform`` raises, in training: their batch has fewer samples, and the number of
-            steps stays. Each is logged, with its cause. ``BadRowOptions`` (``limit``, ``stages``) sets how many
-            different samples may be left out before the run stops (100), and whether evaluation leaves out any.
-        workers: how worker processes are run: ``WorkerOptions`` (``persistent``, ``start_method``, ``timeout``,
+        on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged. Training stops if
+            ranks leave out different files.
+        on_bad_row: "raise", or "skip" to leave out training samples with rows that cannot be decoded, and samples for
+            which ``transform`` or ``target_transform`` raises: such batches are smaller, and the number of steps does
+            not change. Each sample is logged with the cause. ``BadRowOptions`` (``limit``, ``stages``) sets the number
+            of different samples to leave out before the run stops (100), and whether evaluation leaves out samples.
+        workers: how worker processes run: ``WorkerOptions`` (``persistent``, ``start_method``, ``timeout``,
             ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
             ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
-        staging: folder on a local disk, such as "$TMPDIR", that keeps what was read of files on slow storage, or
-            ``StagingOptions`` (``dir``, ``max_bytes``, ``storage_options``). Later epochs read from there.
+        staging: folder on a local disk, such as "$TMPDIR", that caches files on slow storage, or ``StagingOptions``
+            (``dir``, ``max_bytes``, ``decoded``, ``storage_options``). Later epochs read from this folder.
         distributed: how ranks work together: ``DistributedOptions`` (``rank``, ``world_size``, ``setup_timeout``,
             ``on_resume_mismatch``).
 

@@ -47,30 +47,30 @@ from .training_rows import segment_ends, weights_of
 __all__ = ["MakesLoaders", "NoRows"]
 
 DEFAULT_BATCH_SIZE = 32
-"""``batch_size`` of data modules; with ``segments.max_tokens`` it is no limit."""
+"""The default of ``batch_size``; with ``segments.max_tokens`` it is not a limit."""
 
 _GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 
 
 class NoRows(list[Any]):
-    """What a hook returns if a split has no data."""
+    """The empty loader of a split without data."""
 
 
 class MakesLoaders(RecordsSettings):
     """A data module that creates loaders for its datasets.
 
     Attributes:
-        seed: seed of the order, from ``setup`` on.
+        seed: seed of the order; set by ``setup``.
 
     Args:
-        arguments: the constructor's arguments by name; those of ``LoaderArguments`` are used.
+        arguments: the constructor's arguments by name.
     """
 
     seed: int | None
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__(arguments)
-        self._nodes = 0  # that blocks are dealt to, from ``setup`` on; 0 deals none
+        self._nodes = 0  # number of nodes that blocks are assigned to, from ``setup`` on; 0 without scope="node"
         self._free_memory: int | None = None  # for pages of files, on the node with the least, from ``setup`` on
         self._datasets: dict[Split, RowDataset] = {}
         self._loaders = _no_loaders()
@@ -96,7 +96,7 @@ class MakesLoaders(RecordsSettings):
 
     @property
     def rank(self) -> int | None:
-        """This replica, from ``setup`` on."""
+        """The number of this replica; set by ``setup``."""
         return self._rank
 
     @rank.setter
@@ -105,7 +105,7 @@ class MakesLoaders(RecordsSettings):
 
     @property
     def world_size(self) -> int | None:
-        """Number of replicas, from ``setup`` on."""
+        """The number of replicas; set by ``setup``."""
         return self._world_size
 
     @world_size.setter
@@ -126,23 +126,23 @@ class MakesLoaders(RecordsSettings):
 
     @property
     def datasets(self) -> Mapping[Split, RowDataset]:
-        """The datasets by split (train, val, test, predict), those that ``setup`` has made so far."""
+        """The datasets that ``setup`` has created so far, by split (train, val, test, predict)."""
         return MappingProxyType(self._datasets)
 
     @property
     def is_overfitting(self) -> bool:
-        """Whether the trainer wants the same few batches each epoch (``overfit_batches``)."""
+        """Whether the trainer repeats the same few batches each epoch (``overfit_batches``)."""
         return bool(getattr(self.trainer, "overfit_batches", False))
 
     def __repr__(self) -> str:
-        status = f"rank {self.rank} of {self.world_size}" if self._datasets else "no data yet: setup() looks at files"
+        status = f"rank {self.rank} of {self.world_size}" if self._datasets else "not set up: setup() opens the files"
         max_tokens = self._kind.segments.max_tokens
         size = f"batch_size {self.batch_size}" if max_tokens is None else f"at most {max_tokens:,} steps a batch"
         lines = [self._shown_settings(), f"  {size}, {status}"]
         lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
         return "\n".join(lines)
 
-    __str__ = __repr__  # that of Lightning creates loaders
+    __str__ = __repr__  # Lightning's __str__ creates loaders
 
     def __getstate__(self) -> dict[str, Any]:
         # Spawned ranks receive the module before it has loaders, and create their own.
@@ -154,11 +154,11 @@ class MakesLoaders(RecordsSettings):
     # Order ---------------------------------------------------------------------------------------------------
 
     def train_batches(self, n_rows: int) -> TrainBatches:
-        """How an epoch of training is divided into batches."""
+        """Return the division of a training epoch into batches."""
         return TrainBatches(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
 
     def _check_rows(self, split: Split, n_rows: int) -> None:
-        """Refuses numbers of rows, ranks and batches that cannot work out."""
+        """Raise an error for numbers of rows, ranks and batches that leave a rank without rows or steps."""
         world_size = self.world_size or 1
         if n_rows < world_size and split != "predict":
             raise H5ValueError(
@@ -174,7 +174,7 @@ class MakesLoaders(RecordsSettings):
         cut = self.train_batches(n_rows)
         if cut.n_steps == 0:
             raise H5ValueError(
-                f"drop_last leaves nothing of the {n_rows} rows of 'train': a step takes batch_size {cut.batch_size} x "
+                f"drop_last drops all {n_rows} rows of 'train': a step needs batch_size {cut.batch_size} x "
                 f"{world_size} ranks = {cut.batch_size * world_size} rows. Make batch_size smaller, or leave drop_last "
                 "out."
             )
@@ -191,8 +191,8 @@ class MakesLoaders(RecordsSettings):
         n_batches, n_left_out = sampler.recipe.n_batches(sampler.present_order(), world_size)
         if not len(sampler):
             raise H5ValueError(
-                f"drop_last leaves nothing of the {n_batches} batches of 'train', which has {dataset.n_rows} samples: "
-                f"a step takes {world_size} of them. Make segments.max_tokens smaller, or leave drop_last out."
+                f"drop_last drops all {n_batches} batches of 'train', which has {dataset.n_rows} samples: a step needs "
+                f"{world_size} batches. Make segments.max_tokens smaller, or leave drop_last out."
             )
         if n_left_out and not self._options.drop_last:
             self._log_once(
@@ -201,7 +201,7 @@ class MakesLoaders(RecordsSettings):
             )
 
     def _check_equal_batches(self, split: Split, n_rows: int, world_size: int) -> None:
-        """Refuses evaluation where some ranks have a batch more, and the others would be waited for in ``forward``."""
+        """Raise an error if some ranks evaluate a batch more and would wait for the others in ``forward``."""
         strategy, batch_size = getattr(self.trainer, "strategy", None), self._rows_of_a_batch(training=False)
         if not any(kind.__name__ in _GATHER_IN_FORWARD for kind in type(strategy).__mro__):
             return
@@ -218,11 +218,11 @@ class MakesLoaders(RecordsSettings):
             )
 
     def kept_modes(self) -> tuple[Mode, ...]:
-        """The modes of the order of a run that is resumed: one, or of each source of a mixture; none without a run."""
+        """The order's mode in a resumed run, or the mode of each source of a mixture; empty without a resumed run."""
         return ()
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
-        """The order in which rows are visited."""
+        """Return the order of rows."""
         order = choose_order(
             dataset,
             self._shuffle(shuffles),
@@ -236,7 +236,7 @@ class MakesLoaders(RecordsSettings):
         return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
-        """The sampler of a loader."""
+        """Return the sampler of a loader."""
         rank, world_size = self._replica()
         return PlanSampler(
             dataset.blocks(),
@@ -251,7 +251,7 @@ class MakesLoaders(RecordsSettings):
         )
 
     def shard_ends(self, dataset: RowDataset) -> IntArray | None:
-        """Samples at which the ranks' shards of evaluation may end; None for all."""
+        """Return the sample numbers at which a rank's shard of an evaluation may end; None for all."""
         return segment_ends(dataset) if self._keeps_together else None
 
     def _sampler_arguments(self, *, training: bool) -> dict[str, Any]:
@@ -271,11 +271,11 @@ class MakesLoaders(RecordsSettings):
         dataset.read_with(cache_bytes, retain=retain, in_runs=in_runs, gives_back=order.exceeds_memory)
 
     def mixed_rows(self, n_rows: int, noun: str) -> str:
-        """Which rows a training order mixes, for the log.
+        """Describe the rows that a training order mixes, for the log.
 
         Args:
             n_rows: rows of all ranks.
-            noun: what they are called: rows, or samples if these are made of several rows.
+            noun: "rows", or "samples" if a sample has several rows.
         """
         if self._nodes > 1 and not self.is_overfitting:
             return f"the {noun} of each node, {n_rows // self._nodes:,} of {n_rows:,} (dealt to {self._nodes} nodes)"
@@ -311,7 +311,7 @@ class MakesLoaders(RecordsSettings):
     # Ranks ---------------------------------------------------------------------------------------------------
 
     def _resolve(self) -> None:
-        """Find rank, number of replicas, and seed."""
+        """Determine rank, number of replicas, and seed."""
         options = self._options
         rank, world_size = options.distributed.rank, options.distributed.world_size
         if rank is None and world_size is None and self.trainer is not None:
@@ -345,7 +345,7 @@ class MakesLoaders(RecordsSettings):
         return self.trainer is not None and self.trainer.world_size == 1
 
     def _replica(self) -> Replica | tuple[None, None]:
-        """For loaders: fixed if a trainer or the user gave it, otherwise open until iteration starts."""
+        """Rank and number of replicas for loaders; None leaves them to the start of iteration."""
         fixed = self.trainer is not None or self._options.distributed.rank is not None
         return Replica(self.rank or 0, self.world_size or 1) if fixed and self.rank is not None else (None, None)
 
@@ -354,7 +354,7 @@ class MakesLoaders(RecordsSettings):
     def _make_loader(self, split: Split) -> H5DataLoader | NoRows:
         dataset = self._datasets.get(split)
         if dataset is None:
-            # Lightning warns of a loader without batches, by the name of its class. Here it is on purpose.
+            # Lightning warns about a loader without batches, by the name of its class. This loader is empty on purpose.
             warnings.filterwarnings("ignore", message="Total length of `NoRows`")
             return NoRows()
         self.batch_size = whole(self.batch_size, "batch_size", least=1)
@@ -413,21 +413,21 @@ class MakesLoaders(RecordsSettings):
                 )
 
     def _log_rates(self, order: Order, dataset: RowDataset) -> None:
-        """Log how much faster runs of rows come from the disk, if they are mixed since rows exceed memory."""
+        """Log the disk's rates for single rows and for runs of rows, if the order mixes runs to save memory."""
         if self.rank or not order.exceeds_memory or self._options.shuffle.mode != "auto" or order.mode != "chunks":
             return
-        with suppress(OSError):  # training finds it again
+        with suppress(OSError):  # reading in training raises it again
             layouts = sorted(dataset.layouts(), key=lambda layout: layout.n_bytes)
             if layouts and (rates := storage_rates(layouts[-1])) is not None:
                 self._log_once(
-                    f"single rows of {layouts[-1].key!r} come from its disk at about {rates[0]:,.0f} a second, and "
-                    f"runs of them at {rates[1]:,.0f}; shuffle='global' mixes better, and reads single ones"
+                    f"the disk reads about {rates[0]:,.0f} single rows per second of {layouts[-1].key!r}, and "
+                    f"{rates[1]:,.0f} in runs of rows; shuffle='global' mixes better, but reads single rows"
                 )
 
     def _log_mixing(self, order: Order, dataset: RowDataset) -> None:
-        """Log how much less batches are mixed if each node has its own rows."""
+        """Log how well batches are mixed if each node has its own rows."""
         if order.nodes == 1:
-            self._log_once("shuffle.scope='node' on one node: the order is that of scope='global'")
+            self._log_once("shuffle.scope='node' on one node: the order equals scope='global'")
         parameters, world_size, drop_last = self._parameters(order), self.world_size or 1, self._options.drop_last
         if order.nodes < 2 or self.rank or parameters in self._measured:
             return
@@ -448,13 +448,13 @@ class MakesLoaders(RecordsSettings):
 
 def _found_by_setup(name: str, value: object) -> H5ValueError:
     return H5ValueError(
-        f"{name}={value!r} was set; setup() finds rank and world_size itself. To give them, set "
+        f"{name}={value!r} was set, but setup() determines rank and world_size. To set them, pass "
         "distributed={'rank': ..., 'world_size': ...}."
     )
 
 
 def _check_scope(shuffle: ShuffleOptions, arguments: Mapping[str, Any], segments: SegmentOptions) -> None:
-    """Raise if blocks are to be dealt to nodes, and an epoch is not each row once."""
+    """Raise an error for ``shuffle.scope="node"`` if an epoch is not one pass over each row."""
     if WeightOptions.parse(arguments.get("weights"), "weights").is_given:
         shuffle.check_scope("weights", "which draw rows of all nodes")
     if arguments.get("mixture") is not None:

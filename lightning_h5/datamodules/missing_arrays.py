@@ -1,4 +1,4 @@
-"""Errors about arrays that files lack: the argument that names the array, and what to pass instead."""
+"""Errors about missing arrays: the argument that names the array, and a remedy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ATTRIBUTES = ("@stem", "@file", "@name")
 def explain_missing_array(
     error: Exception, arguments: Mapping[str, Any], groups: str | None, side: SideTable | None
 ) -> None:
-    """Add to an error about a missing array which argument names it, and a remedy for this argument.
+    """Add the argument that names the array, and a remedy, to an error about a missing array.
 
     Args:
         error: any error.
-        arguments: of the data module, by name.
-        groups: the pattern of segments' groups, if they are groups.
-        side: the side table, if there is one.
+        arguments: arguments of the data module, by name.
+        groups: the pattern of groups, if segments are groups.
+        side: the side table, if any.
     """
     if not isinstance(error, H5KeyError) or error.key is None:
         return

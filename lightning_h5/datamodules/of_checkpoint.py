@@ -1,4 +1,4 @@
-"""The data module of a checkpoint: made of the hyperparameters that it holds, or of a configuration."""
+"""The data module of a checkpoint, created from the checkpoint's hyperparameters or from a configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["datamodule_of_checkpoint"]
 
 CLASSES = {kind.__name__: kind for kind in (LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule)}
 OF_VALUES = ("transform", "target_transform", "eval_transform", "batch_transform", "normalize")
-"""Arguments that change values of samples, and not which samples there are."""
+"""Arguments that change the values of samples, but not their selection."""
 
 METADATA = "meta.pt"  # of a sharded checkpoint, which is a folder
 
@@ -45,10 +45,10 @@ def datamodule_of_checkpoint(
 
     Args:
         path: the checkpoint: a file, a sharded checkpoint's folder, or a URL.
-        arguments: replace those in the checkpoint, by name.
-        config: a configuration of LightningCLI, with the data module in ``data``; None takes what the checkpoint holds.
-        replays: its batches are wanted, too, which need its functions.
-        trusted: load objects of any class, which may run code of the checkpoint's.
+        arguments: replacements for arguments in the checkpoint, by name.
+        config: a configuration of LightningCLI, with the data module in ``data``; None uses the checkpoint's arguments.
+        replays: also restore the functions that build batches, such as transforms.
+        trusted: load objects of any class, which may run code from the checkpoint.
 
     Raises:
         H5Error: the checkpoint cannot be read, has no data module of this package, or lacks arguments.
@@ -60,7 +60,7 @@ def datamodule_of_checkpoint(
         saved = f"it has {len(names)}: {listing(names)}" if names else "it has none"
         raise H5ValueError(
             f"the rows of {path!r} were requested. A checkpoint needs the position of one data module of lightning_h5, "
-            f"and {saved}. Take one that a Trainer saved while it trained from such a data module."
+            f"but {saved}. Pass a checkpoint that a Trainer saved while it trained from such a data module."
         )
     (name,) = names
     if config is not None:
@@ -70,8 +70,8 @@ def datamodule_of_checkpoint(
         datamodule = CLASSES[name](**_usable(name, settings, arguments or {}, replays=replays))
     else:
         raise H5ValueError(
-            f"{path!r} was saved by {name!r}, which is no class of lightning_h5, and code that a checkpoint names is "
-            "not imported. Pass --config with the run's configuration, or ask in Python: "
+            f"{path!r} was saved by {name!r}, which is not a class of lightning_h5; classes in a checkpoint are "
+            "not imported. Pass --config with the run's configuration, or call in Python: "
             f"{name}.load_from_checkpoint({path!r}).rows_of_step(step)."
         )
     datamodule.load_state_dict(checkpoint[name])
@@ -89,22 +89,22 @@ def _read(path: str, *, trusted: bool) -> dict[str, Any]:
             checkpoint = torch.load(file, map_location="cpu", weights_only=not trusted, mmap=mmap)
     except pickle.UnpicklingError as error:
         if (match := re.search(r"GLOBAL (\S+)", str(error))) is None:
-            raise H5CorruptError(f"{path!r} is no checkpoint, or is damaged. Take another one.") from error
+            raise H5CorruptError(f"{path!r} is not a checkpoint, or is damaged. Pass another one.") from error
         raise H5FileError(
-            f"{path!r} has objects of {match[1]}, and only plain values and tensors are loaded unasked. Pass --trusted "
-            "if you know who saved it: loading such objects can run any code."
+            f"{path!r} has objects of {match[1]}; by default, only plain values and tensors are loaded. Pass --trusted "
+            "if you trust the checkpoint: loading other objects can run any code."
         ) from None
     except OSError as error:
         raise H5FileError(f"the checkpoint {path!r} cannot be opened: {error.strerror or error}.") from error
     except (RuntimeError, EOFError, ValueError) as error:
-        raise H5CorruptError(f"{path!r} is no checkpoint, or is damaged: {error}") from error
+        raise H5CorruptError(f"{path!r} is not a checkpoint, or is damaged: {error}") from error
     if not isinstance(checkpoint, dict):
-        raise H5CorruptError(f"{path!r} is no checkpoint: it holds a {type(checkpoint).__name__}.")
+        raise H5CorruptError(f"{path!r} is not a checkpoint: it holds a {type(checkpoint).__name__}.")
     return checkpoint
 
 
 def _usable(name: str, settings: Mapping[str, Any], arguments: Mapping[str, Any], *, replays: bool) -> dict[str, Any]:
-    """Return arguments with which the data module names its rows, in one process without workers."""
+    """Return the arguments for a data module that runs in one process without workers."""
     usable = {key: _without_class(value) for key, value in settings.items() if not key.startswith("_")}
     usable |= {"num_workers": 0, "prefetch_factor": None, "workers": None, "distributed": None, "pin_memory": False}
     if isinstance(memory := usable.get("memory"), Mapping):
@@ -112,19 +112,19 @@ def _usable(name: str, settings: Mapping[str, Any], arguments: Mapping[str, Any]
     if not replays:
         usable |= dict.fromkeys(OF_VALUES)
         if usable.get("collate_fn") not in ("stack", "pad", None):
-            usable["collate_fn"] = "list"  # whatever the shapes of samples are
+            usable["collate_fn"] = "list"  # supports samples of any shape
     usable |= arguments
     if replays and (missing := [key for key in (*OF_VALUES, "collate_fn") if _is_function(key, usable.get(key))]):
         raise H5ValueError(
-            f"batches of {name} were requested, and the checkpoint does not hold functions: {listing(missing)}. Pass "
-            "--config with the run's configuration, or ask in Python: "
+            f"batches of {name} were requested, but the checkpoint does not hold functions: {listing(missing)}. Pass "
+            "--config with the run's configuration, or call in Python: "
             f"{name}.load_from_checkpoint(path, {missing[0]}=...).batches_of_step(step)."
         )
     return usable
 
 
 def _is_function(name: str, value: Any) -> bool:
-    """Return whether a setting stands for a function: a note of a checkpoint, or its name in a configuration."""
+    """Return whether a setting is a function: a placeholder in a checkpoint, or a name in a configuration."""
     if name in ("normalize", "collate_fn"):
         return isinstance(value, str) and (value.startswith(NOT_STORED) or (name == "collate_fn" and "." in value))
     return value is not None and not callable(value)
@@ -161,7 +161,7 @@ def _of_config(path: str, arguments: Mapping[str, Any]) -> BaseH5DataModule:
     except H5Error:
         raise
     except Exception as error:  # jsonargparse raises many kinds
-        raise H5ValueError(f"the data of the configuration {path!r} cannot be made: {error}") from error
+        raise H5ValueError(f"the data of the configuration {path!r} cannot be created: {error}") from error
     if not isinstance(datamodule, BaseH5DataModule):
         raise H5ValueError(
             f"the configuration {path!r} has a {type(datamodule).__name__}, which is not of lightning_h5."

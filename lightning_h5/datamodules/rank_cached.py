@@ -58,35 +58,34 @@ __all__ = ["RankCachedH5DataModule"]
 @checks_keywords
 @with_arguments_of(LazyH5DataModule)
 class RankCachedH5DataModule(FilesH5DataModule):
-    """Trains from rows that each rank holds in memory: loaded once, in ``setup``, and served at the speed of memory.
+    """Train from rows in memory: each rank loads its shard once, in ``setup``.
 
-    Use it where the rows fit into the memory of the machines, each
-    rank's part next to the others'. This is checked before anything is loaded.
+    Use it if the rows fit into the memory of the machines. This is checked before loading starts.
 
-    A rank trains on the rows of its own shard, in an order of its own each epoch. Ranks take equally many steps, and
-    each row comes once: the last two rounds are cut into slightly smaller batches. Evaluation takes every row exactly
-    once. An interrupted run resumes exactly on the same number of ranks; with another number ranks hold other rows, and
-    the epoch starts over, with a warning.
+    Each rank trains on the rows of its own shard, in a new order each epoch. All ranks run the same number of steps,
+    and each row is used once per epoch: the last two batches of each rank are slightly smaller. Evaluation uses every
+    row exactly once. An interrupted run resumes exactly on the same number of ranks. With another number, the shards
+    differ, and the epoch starts over with a warning.
 
-    What was loaded stays for the next ``fit``, ``validate``, ``test`` or ``predict`` of a Trainer, as long as there is
-    room for what that one needs. ``teardown()``, called by you, gives it back.
+    Loaded shards stay in memory for the next ``fit``, ``validate``, ``test`` or ``predict`` of a Trainer, as long as
+    memory allows. Call ``teardown()`` to release them.
 
-    An argument that takes an option object also takes a mapping with its fields, which is its form in YAML.
+    An argument that accepts an option object also accepts a mapping with its fields, as in YAML.
 
-    Takes all arguments of ``LazyH5DataModule``, with the same batches, except for ``mixture``.
+    Accepts all arguments of ``LazyH5DataModule`` except ``mixture``, and yields the same kinds of batches.
 
     Args:
         shuffle: how training rows are shuffled each epoch: True, False, "global", "chunks" or ``ShuffleOptions``.
-            In memory all orders cost the same, so all but False permute each rank's rows.
+            In memory, all orders cost the same: any value except False permutes each rank's rows.
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
-            (``weight_key``, ``balance_key``, ``class_weights``). Each rank draws among the rows that it holds, so ranks
-            with other shares of a class draw its rows more or less often.
-        mixture: an error, since each rank draws among the rows of its shard.
-        staging: folder on a local disk, such as "$TMPDIR", that keeps what was read of files on slow storage, or
-            ``StagingOptions`` (``dir``, ``max_bytes``, ``storage_options``). It has an effect only if shards are drawn
-            again (``memory.reshard_every_n_epochs``): otherwise each row is read once.
+            (``weight_key``, ``balance_key``, ``class_weights``). Each rank draws from its own shard, so the probability
+            of a row depends on the share of its class in the shard.
+        mixture: not supported, since each rank draws from its own shard; raises an error.
+        staging: folder on a local disk, such as "$TMPDIR", that caches files on slow storage, or ``StagingOptions``
+            (``dir``, ``max_bytes``, ``storage_options``). It has an effect only with ``memory.reshard_every_n_epochs``:
+            otherwise each row is read once.
         memory: how rows are held: a mode ("interleave" or "contiguous") or ``MemoryOptions`` (``mode``, ``share``,
-            ``device``, ``pin``, ``reshard_every_n_epochs``). Rows are held in ``x_dtype``: a small one saves memory.
+            ``device``, ``pin``, ``reshard_every_n_epochs``). Rows are held in ``x_dtype``: a small dtype saves memory.
 
     Raises:
         H5ValueError: arguments are invalid or contradict each other. Files are checked in ``setup``.
@@ -148,8 +147,8 @@ class RankCachedH5DataModule(FilesH5DataModule):
         super().__init__(locals())
 
     cannot_mix = (
-        "whose ranks draw among the rows of their own shards, so that a share of a source would be none of all ranks. "
-        "Pass it to LazyH5DataModule, or join the files as one: train_path takes a list."
+        "whose ranks draw only rows of their own shards, so that shares of sources would not hold over all ranks. Pass "
+        "it to LazyH5DataModule, or pass the files as one dataset: train_path accepts a list."
     )
 
     def _use_arguments(self, arguments: Mapping[str, Any]) -> None:
@@ -162,18 +161,19 @@ class RankCachedH5DataModule(FilesH5DataModule):
             self._log_once("staging has no effect: each row is read once, into memory")
         if self._kind.segments.bucket:
             raise H5ValueError(
-                "segments.bucket was given, but each rank has its own segments in memory, so that batches of similar "
-                "length cannot be dealt to all. Pass segments.max_tokens (the most steps of a batch) instead."
+                "segments.bucket requires batches of similar length over all ranks, but each rank holds its own "
+                "segments in memory. Pass segments.max_tokens, the maximum number of steps per batch, instead."
             )
         if self._kind.segments.max_tokens is not None and self._memory.reshard_every_n_epochs:
             raise H5ValueError(
-                "segments.max_tokens was given with memory.reshard_every_n_epochs, which gives ranks other samples, so "
-                "that the number of batches would change. Leave one of them out."
+                "segments.max_tokens cannot be combined with memory.reshard_every_n_epochs: new shards would change "
+                "the number of batches. Remove one of them."
             )
         if self._memory.device != "cpu" and self._options.num_workers:
             raise H5ValueError(
-                f"memory.device={self._memory.device!r} and num_workers={self._options.num_workers} were given, but "
-                "worker processes cannot read a GPU's memory. Pass num_workers=0; batches are made on the GPU."
+                f"memory.device={self._memory.device!r} cannot be combined with "
+                f"num_workers={self._options.num_workers}: worker processes cannot read a GPU's memory. Pass "
+                "num_workers=0; batches are built on the GPU."
             )
 
     # Datasets ------------------------------------------------------------------------------------------------
@@ -203,12 +203,12 @@ class RankCachedH5DataModule(FilesH5DataModule):
         return dataset
 
     def _device(self) -> torch.device | str:
-        """Where shards are held; a GPU without a number is the rank's own."""
+        """The device that holds the shards; a GPU without a number is the rank's own."""
         root = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
         return root if root is not None and root.type == self._memory.device else self._memory.device
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
-        """Whether a dataset of an earlier ``setup`` holds in memory what a new one would load."""
+        """Whether a dataset of an earlier ``setup`` holds the rows that a new one would load."""
         return cast("RankMemCachedH5Dataset", old).can_reuse(cast("RankMemCachedH5Dataset", new))
 
     def load(self, splits: Sequence[Split]) -> None:
@@ -278,12 +278,12 @@ class RankCachedH5DataModule(FilesH5DataModule):
         return f"the {noun} that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({detail})"
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
-        """The order in which rows are read: in memory all orders cost the same."""
+        """Return the order of rows; in memory, all orders cost the same."""
         held = cast("RankMemCachedH5Dataset", dataset)
         recipe = self._token_recipe(held, held.shard)
         if recipe is None and held.weights is not None:
             recipe = ShardRows(held.shard, held.weights)
-        order = Order("none", 1, 0, "as shuffle=False asks", 0, recipe=recipe)
+        order = Order("none", 1, 0, "as requested by shuffle=False", 0, recipe=recipe)
         if shuffles and self._options.shuffle.mode != "none":
             order = Order("global", 1, 0, "each rank's rows are in its memory", 0, recipe=recipe)
         return order
@@ -305,7 +305,7 @@ class RankCachedH5DataModule(FilesH5DataModule):
         return token_recipe(dataset, self._kind.segments, packs=packs, shard=shard)
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
-        """The sampler of a loader: of this rank's rows alone."""
+        """Return the sampler of a loader, over this rank's rows."""
         held = cast("RankMemCachedH5Dataset", dataset)
         return ShardSampler(
             held.shard,

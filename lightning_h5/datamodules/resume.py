@@ -26,7 +26,7 @@ OF_THE_DATA = (
     *("train_path", "mixture", "x_key", "y_key", "fields", "table", "split", "where", "label", "valid_mask"),
     *("sample", "segments", "window", "patch", "select", "shuffle", "weights", "seed", "drop_last"),
 )
-"""Arguments that decide which samples training has, and in which order."""
+"""Arguments that define the training samples and their order."""
 
 
 class RunPosition:
@@ -37,10 +37,10 @@ class RunPosition:
 
     Args:
         trainer: the trainer of the fit; None before there is one.
-        history: of an earlier fit of this trainer.
+        history: history of an earlier fit of this trainer.
 
     Attributes:
-        notes: of the run's history.
+        notes: notes for the run's history.
     """
 
     def __init__(self, trainer: Any = None, history: RunHistory | None = None) -> None:
@@ -48,8 +48,8 @@ class RunPosition:
         self._trainer = None if trainer is None else weakref.ref(trainer)
         self._pending: Mapping[str, Any] | None = None
         self._restored: Position | None = None
-        self._left = 0  # steps of the restored epoch that were left when it was restored
-        self._base = 0  # batches of it that the trainer had counted by then
+        self._left = 0  # remaining steps of the restored epoch at the time of restoring
+        self._base = 0  # batches of this epoch that the trainer had counted by then
         self._taken = TakenBatches()
         self._n_fetched: int | None = None  # batches of the restored epoch, until its first step
         self._is_resumed = False  # whether a checkpoint was loaded
@@ -86,13 +86,13 @@ class RunPosition:
 
     @property
     def is_unused(self) -> bool:
-        """Whether an interrupted epoch was loaded, and training never came to it."""
+        """Whether an interrupted epoch was loaded, but training never reached it."""
         return self._pending is not None and not self._pending.get("finished") and bool(self._pending.get("segments"))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take a saved position.
+        """Restore a saved position.
 
-        No effect once training began: a tuner then restores what it just saved, and the counters are right.
+        No effect after training has started: a tuner then restores its own state, and the counters are correct.
         """
         self._is_resumed = True
         if state and not self.is_applied:
@@ -100,10 +100,10 @@ class RunPosition:
             self.notes.load(self._pending.get("history"))
 
     def find(self, checkpoint: Mapping[str, Any]) -> str | None:
-        """Take the position that a data module of another name saved, if there is exactly one.
+        """Restore the position that a data module with another class name saved, if there is exactly one.
 
         Returns:
-            The name under which it was saved.
+            The name in the checkpoint.
         """
         self._is_resumed = True
         names = [name for name, value in checkpoint.items() if is_position(value)]
@@ -126,7 +126,7 @@ class RunPosition:
         """Check that training can continue from the checkpoint.
 
         Raises:
-            H5ResumeError: it has no position, or one that does not fit the present data or settings.
+            H5ResumeError: the checkpoint has no position, or a position that does not fit the present data or settings.
         """
         trainer, progress = self.trainer, self._progress
         if self._pending is not None:
@@ -138,7 +138,7 @@ class RunPosition:
                 )
             if self._pending.get("is_unknown") and not restored.finished:
                 raise H5ResumeError(
-                    "it is not known which batches of the interrupted epoch were trained on: training_step takes them "
+                    "the batches that the interrupted epoch was trained on are unknown: training_step takes them "
                     "from dataloader_iter, and there are several loaders, or SetEpochCallback was not in "
                     "trainer.callbacks. Resume from a checkpoint that was saved at an epoch's end. Or pass "
                     "distributed={'on_resume_mismatch': 'restart_epoch'} to the data module: weights and counters are "
@@ -271,19 +271,19 @@ class RunPosition:
         return begun.after(sampler, progress.processed - n_before)
 
     def end_step(self, sampler: PlanSampler) -> None:
-        """Note what the loader has yielded, if steps take batches themselves."""
+        """Note the loader's position, if steps take batches themselves."""
         epoch = int(self.trainer.current_epoch)
         self._taken.end_step(self._progress, sampler, epoch, self._begun(epoch, sampler))
 
     def end_epoch(self) -> None:
-        """Note that an epoch ended, if steps take batches themselves."""
+        """Note the end of an epoch, if steps take batches themselves."""
         self._taken.end_epoch(self._progress, int(self.trainer.current_epoch))
 
     def state(self, sampler: PlanSampler, identity: Identity) -> dict[str, Any]:
         """Return the position as plain values, with the history of the run."""
         if self._pending is not None:
             return dict(self._pending)
-        history = self.notes.history if self.is_applied else RunHistory()  # without our callback nothing is noted
+        history = self.notes.history if self.is_applied else RunHistory()  # without the callback, there are no notes
         return self._position_state(sampler, identity) | {"history": history.state()}
 
     def _position_state(self, sampler: PlanSampler, identity: Identity) -> dict[str, Any]:
@@ -351,7 +351,7 @@ class KeepsPosition(MakesLoaders):
 
     @property
     def is_bystander(self) -> bool:
-        """Whether the present run of the trainer has loaders of its own; Lightning calls our hooks all the same."""
+        """Whether the present run of the trainer uses other loaders; Lightning calls this module's hooks anyway."""
         return is_running(self.trainer) and not takes_loaders_from(self.trainer, self)
 
     @property
@@ -386,14 +386,14 @@ class KeepsPosition(MakesLoaders):
         return self._position.modes
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of training as plain values, under 4 KiB whatever the number of rows."""
+        """Return the position of training as plain values, less than 4 KiB for any number of rows."""
         sampler = self._training_sampler()
         if self._position.trainer is None or sampler is None:
             return {}
         return self._position.state(sampler, self._identity())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a saved position for a fit, where it is applied when training starts; otherwise the run's history."""
+        """Restore a saved position, which a fit applies when training starts; without a fit, only the run's history."""
         if _is_fitting(self.trainer):
             self._run().load(state_dict)
             self._load_ledger(state_dict)
@@ -403,16 +403,16 @@ class KeepsPosition(MakesLoaders):
 
     @property
     def run_history(self) -> RunHistory:
-        """The history of the run: of the last fit, or of the checkpoint that was loaded without one.
+        """The history of the run: of the last fit, or of the checkpoint that was loaded without a fit.
 
         Raises:
-            H5ResumeError: that of the checkpoint is damaged.
+            H5ResumeError: the checkpoint's history is damaged.
         """
         history = self._position.notes.history
         return history if history.stretches else RunHistory.from_state(self._loaded_history)
 
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take the position that a data module of another name saved, which Lightning does not find."""
+        """Restore the position that a data module with another class name saved, which Lightning ignores."""
         self._saved_settings = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY) or {}
         if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
             self._load_ledger(checkpoint[name])
@@ -445,7 +445,7 @@ class KeepsPosition(MakesLoaders):
         run.apply(sampler)
 
     def _changed_settings(self) -> str:
-        """Return a sentence on arguments that decide the data and have other values in the checkpoint, or nothing."""
+        """Return a sentence on arguments that define the data and differ from the checkpoint; empty if none differ."""
         settings = [name for name in OF_THE_DATA if name in self._saved_settings and name in self.hparams]
         changes = [
             f"{name} was {short_repr(self._saved_settings[name])} and is {short_repr(self.hparams[name])}"
@@ -461,7 +461,7 @@ class KeepsPosition(MakesLoaders):
             run.begin_step(self._present)
 
     def _present(self) -> Present | None:
-        """Return what the fit is doing when a batch begins; None if it trains on other loaders."""
+        """Return the state of the fit at the start of a batch; None if it trains on other loaders."""
         sampler = self._training_sampler()
         if sampler is None:
             return None
@@ -501,7 +501,7 @@ class KeepsPosition(MakesLoaders):
         return self._position
 
     def _load_ledger(self, state: Mapping[str, Any]) -> None:
-        """Go on with the bad samples of the saved run, unless it goes on itself, as after a tuner."""
+        """Continue with the bad samples of the saved run, unless the run itself continues, as after a tuner."""
         if not self._position.is_applied:
             self._ledger.load(state.get("bad_samples", ()))
 
@@ -514,19 +514,19 @@ class KeepsPosition(MakesLoaders):
         return None if self._train_loader is None or self.is_bystander else self._train_loader.sampler
 
     def _insert_callbacks(self) -> None:
-        """Puts our callbacks into the trainer, before those that save checkpoints, once."""
+        """Insert this package's callbacks into the trainer once, before callbacks that save checkpoints."""
         if self.trainer is None:
             return
         callbacks: list[Any] = self.trainer.callbacks
         if not any(isinstance(callback, SetEpochCallback) for callback in callbacks):
-            callbacks.insert(0, SetEpochCallback())  # so that a batch read in on_train_start is the right one
+            callbacks.insert(0, SetEpochCallback())  # first, so that a batch read in on_train_start is correct
         if not self.trainer.barebones and not any(isinstance(callback, H5StatsMonitor) for callback in callbacks):
             at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
             callbacks.insert(at, H5StatsMonitor())
 
 
 def is_running(trainer: Any) -> bool:
-    """Whether a trainer is in the middle of a run of any kind."""
+    """Return whether a trainer is in the middle of a run of any kind."""
     state = getattr(trainer, "state", None)
     return state is not None and bool(state.status == "running")
 

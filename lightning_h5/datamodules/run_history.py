@@ -1,4 +1,4 @@
-"""Notes of a fit for the run's history: at each first batch of an epoch, and when a step was not as expected."""
+"""Notes of a fit for the run's history: at the first batch of each epoch, and at unexpected steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["HistoryNotes", "Present"]
 
 
 class Present(NamedTuple):
-    """What a fit is doing when a batch begins.
+    """The state of a fit at the start of a batch.
 
     Attributes:
-        sampler: of the training loader.
-        position: the epoch's consumed part.
-        identity: of the training data.
+        sampler: sampler of the training loader.
+        position: the consumed part of the epoch.
+        identity: identity of the training data.
     """
 
     sampler: PlanSampler
@@ -32,7 +32,7 @@ class HistoryNotes:
     """Keeps the history of a run during a fit. A batch costs a comparison of a few numbers.
 
     Args:
-        history: of an earlier fit of the same Trainer.
+        history: history of an earlier fit of the same Trainer.
     """
 
     def __init__(self, history: RunHistory | None = None) -> None:
@@ -45,19 +45,19 @@ class HistoryNotes:
         return self._history
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Take the history of the run that is resumed; None if it has none."""
+        """Restore the history of a resumed run; None if it has none."""
         try:
             self._history = RunHistory.from_state(state)
         except H5ResumeError as error:
-            rank_zero_warn(f"{error} Training goes on without it: rows of earlier steps cannot be named.")
+            rank_zero_warn(f"{error} Training continues without it: rows of earlier steps cannot be named.")
             self._history = RunHistory()
 
     def note(self, progress: TrainerProgress, present: Callable[[], Present | None]) -> None:
-        """Note a batch that begins.
+        """Note the start of a batch.
 
         Args:
-            progress: what the Trainer has counted.
-            present: returns what the fit is doing; None if the Trainer has other loaders.
+            progress: counters of the Trainer.
+            present: returns the state of the fit; None if the Trainer has other loaders.
         """
         epoch, batch, step = progress.epoch, progress.processed, progress.step
         last = self._history.stretches[-1] if self._history.stretches else None
@@ -74,7 +74,7 @@ class HistoryNotes:
             self._history = self._history.followed_by(stretch)
 
     def _unknown(self, progress: TrainerProgress) -> Stretch | None:
-        """Return a stretch in which it is not determined which batches a step takes; None if it is."""
+        """Return a stretch without known batches of each step; None if the batches are known."""
         if (reason := progress.why_unknown) is None:
             return None
         return Stretch(progress.epoch, progress.processed, progress.step, 0, 0, 0, 0, True, None, {"unknown": reason})

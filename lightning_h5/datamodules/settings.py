@@ -34,9 +34,9 @@ SECRETS = {"storage_options"}
 class RecordsSettings(LightningDataModule):
     """A data module that records its settings, and shows them.
 
-    Each argument of a constructor of this package is also an attribute. Setting one has the effect of a constructor
-    call with the new value, from the next ``setup`` on. Attributes that a subclass sets before it calls our constructor
-    are its own.
+    Each argument of a constructor of this package is also an attribute. Setting it has the effect of a constructor call
+    with the new value, from the next ``setup`` on. Attributes that a subclass sets before it calls this constructor are
+    not affected.
 
     Args:
         arguments: the constructor's arguments by name.
@@ -58,7 +58,7 @@ class RecordsSettings(LightningDataModule):
         """
 
     def _infer(self, **values: Any) -> None:
-        """Set attributes to what ``setup`` found for arguments that leave it open."""
+        """Set attributes to the values that ``setup`` has determined for arguments without a value."""
         vars(self).update(values)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -77,10 +77,10 @@ class RecordsSettings(LightningDataModule):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _change(self, name: str, value: Any) -> None:
-        """Use another value of an argument.
+        """Change the value of an argument.
 
         Raises:
-            H5ValueError: the constructor would refuse it.
+            H5ValueError: the value is invalid, as in the constructor.
         """
         before, arguments = dict(vars(self)), self._passed | {name: value}
         vars(self).pop(name, None)
@@ -136,7 +136,7 @@ class RecordsSettings(LightningDataModule):
         self.save_hyperparameters(plain_settings(of_cli if is_of_cli else settings), frame=frame)
 
     def _shown_settings(self) -> str:
-        """The class with the settings that are not defaults, as they would be passed."""
+        """The class and its settings, except for defaults, in the form of a call."""
         parameters = inspect.signature(type(self).__init__).parameters
         defaults = plain_settings({name: parameter.default for name, parameter in parameters.items()})
         settings = [
@@ -148,15 +148,16 @@ class RecordsSettings(LightningDataModule):
 
 
 def constructor_settings(module: object) -> dict[str, Any]:
-    """Return the arguments of the constructor that makes an object, by name. Call it first in a constructor.
+    """Return the arguments of an object's constructor, by name. Call it first in a constructor.
 
-    If a subclass has a constructor of its own, its arguments count: ``load_from_checkpoint`` passes them to it.
+    If a subclass has its own constructor, the arguments of this constructor are returned: ``load_from_checkpoint``
+    passes them to it.
 
     Args:
-        module: the object that is being made.
+        module: the object under construction.
 
     Raises:
-        H5ValueError: an argument is what ``plain_settings`` puts in the place of a value that is not stored.
+        H5ValueError: an argument is a placeholder of ``plain_settings`` for a value that is not stored.
     """
     outer, *inner = _constructors(module)
     names, varargs, keywords, values = inspect.getargvalues(outer)
@@ -173,7 +174,7 @@ def constructor_settings(module: object) -> dict[str, Any]:
 
 
 def _constructors(module: object) -> list[FrameType]:
-    """The running constructors of an object, the one that was called first in front."""
+    """Return the running constructors of an object, the outermost first."""
     # A variable that holds its own frame is a cycle, and would keep the object alive until the next collection.
     frames = (frame for frame, _ in walk_stack(sys._getframe()) if frame.f_code.co_name == "__init__")
     return [frame for frame in frames if frame.f_locals.get(next(iter(frame.f_code.co_varnames), "")) is module][::-1]
@@ -182,11 +183,12 @@ def _constructors(module: object) -> list[FrameType]:
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as numbers, text, lists and dicts, which every logger and ``torch.load`` accept.
 
-    Paths, dtypes and NumPy's numbers become what the constructors also accept. For a function, any other object, and a
-    value of more than 4,096 letters the result has a note. The note describes the value, and constructors refuse it.
+    Paths, dtypes and NumPy's numbers are converted to plain values that the constructors accept as well. Functions,
+    other objects, and values of more than 4,096 letters are replaced by a note with a description, for which
+    constructors raise an error.
 
     Args:
-        settings: by name.
+        settings: settings by name.
     """
     plain = {}
     for name, value in settings.items():
@@ -251,7 +253,7 @@ _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
     (bytes, lambda value: NOT_STORED + _json_length(value)),
     (Sequence, lambda value: [_plain_value(item) for item in value]),
 )
-"""What becomes of a value of each kind; the first kind that fits counts."""
+"""The conversions by type; the first matching type counts."""
 
 
 def _object_name(value: Any) -> str:
@@ -272,7 +274,7 @@ def _check_stored(class_name: str, settings: Mapping[str, Any]) -> None:
     if missing:
         reasons = ", ".join(f"{name} was {note.removeprefix(NOT_STORED)}" for name, note in missing.items())
         raise H5ValueError(
-            f"{class_name} is being made from a checkpoint or log that does not hold all of its settings: {reasons}. "
+            f"{class_name} is created from a checkpoint or log that does not hold all of its settings: {reasons}. "
             f"Functions, other objects, and values of more than {MAX_LETTERS:,} letters are not stored. Pass them: "
             f"{class_name}.load_from_checkpoint(path, {', '.join(f'{name}=...' for name in missing)})."
         )
@@ -287,7 +289,7 @@ def _first_note(value: Any) -> str | None:
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
-    """Whether Lightning takes two hyperparameters for the same."""
+    """Return whether Lightning considers two hyperparameters equal."""
     if type(ours) is not type(theirs):
         return False
     try:
@@ -297,7 +299,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def _shown_setting(value: Any) -> str:
-    """A setting's text, cut; of one that is not stored its name in angle brackets, as Python shows a function."""
+    """Return the short text of a setting; for a value that is not stored, its name in angle brackets."""
     if isinstance(value, str) and value.startswith(NOT_STORED):
         return f"<{value.removeprefix(NOT_STORED)}>"
     text = pformat(value, width=sys.maxsize)

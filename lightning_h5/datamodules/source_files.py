@@ -1,4 +1,4 @@
-"""The files of a source in a split: which arrays its fields are, and its rows, opened with their filters."""
+"""The files of a source in a split: their fields, rows and filters."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Reading:
 
     Attributes:
         catalog: contents of the files.
-        files: how they are opened.
-        kind: what a sample is.
-        collate: how samples of several shapes become a batch.
-        bad: gets files that are left out, with what is wrong with them; None raises their errors.
+        files: how files are opened.
+        kind: options that define a sample.
+        collate: how to batch samples of several shapes.
+        bad: collects bad files with their errors and leaves them out; None raises the errors.
         loads_all: without keys, all arrays that share axis 0 are fields; otherwise the input and the target are
             inferred.
-        of_segments: arrays with values of segments that splits and weights ask for.
+        of_segments: arrays with one value per segment that splits and weights need.
     """
 
     catalog: Catalog
@@ -85,10 +85,10 @@ class SourceFiles:
     """The files of a source in a split.
 
     Args:
-        reading: how they are read.
+        reading: how the files are read.
         source: the source.
-        samples: arguments of the data module, with those that the source has of its own.
-        group: what ``{split}`` stands for in keys.
+        samples: arguments of the data module, replaced by the source's own arguments.
+        group: value of ``{split}`` in keys.
         without_target: leave the target out if the files lack it.
     """
 
@@ -102,7 +102,7 @@ class SourceFiles:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The files; those that are missing are left out if the user asked for that."""
+        """The files; with ``on_bad_file="skip"``, missing files are left out."""
         catalog, source, skip = self.reading.catalog, self.source, skip_into(self.reading.bad)
         if skip is None:
             return catalog.files(source.paths, source.argument)
@@ -110,13 +110,13 @@ class SourceFiles:
 
     @cached_property
     def first(self) -> str:
-        """The first file, or the first that can be read if others are left out."""
+        """The first file; with ``on_bad_file="skip"``, the first readable file."""
         is_any_left_out = self.reading.bad is not None
         return next(filter(self._can_be_read, self.paths), self.paths[0]) if is_any_left_out else self.paths[0]
 
     @property
     def readable(self) -> Sequence[str]:
-        """The files, without those that are left out since they cannot be read."""
+        """The files that can be read; others are left out."""
         return self.paths if self.reading.bad is None else list(filter(self._can_be_read, self.paths))
 
     def _can_be_read(self, path: str) -> bool:
@@ -125,13 +125,13 @@ class SourceFiles:
 
         try:
             self.reading.catalog.search(path, self.reading.options, "nothing", nothing)
-        except H5FileError:  # left out when its arrays are looked at
+        except H5FileError:  # left out when its arrays are listed
             return False
         return True
 
     @cached_property
     def filters(self) -> Filters:
-        """Which rows are kept."""
+        """The filters of rows."""
         samples, where = self.samples, self.samples.where
         where = self._with_filled_names(where)
         named, axes = parsed_fields(samples.fields)
@@ -156,7 +156,7 @@ class SourceFiles:
 
     @cached_property
     def keys(self) -> tuple[Keys, Keys | None]:
-        """The arrays of the input and of the target; guessed from the first file if none are named."""
+        """The arrays of the input and of the target; inferred from the first file without keys."""
         samples = self.samples
         named, _ = parsed_fields(samples.fields)
         x_key, y_key = (samples.x_key, samples.y_key) if named is None else (named, None)
@@ -204,13 +204,13 @@ class SourceFiles:
         return [key for part in self._parts for key in part.keys]
 
     def key(self, name: str) -> str:
-        """Return what the files call an array: that of a field, or the one of this name."""
+        """Return the name of an array in the files, from the name of its field or its own name."""
         by_name = {name: key for part in self._parts for name, key in zip(part.names, part.keys, strict=True)}
         name = self._filled(name)
         return by_name.get(name, name)
 
     def _others(self, name: str) -> Any:
-        """Return the other files that have the array of a field; None for those of the data."""
+        """Return the other files that hold the array of a field; None if the data's files hold it."""
         paths = {name: path for part in self._parts for name, path in zip(part.names, part.paths, strict=False)}
         return paths.get(self._filled(name))
 
@@ -219,7 +219,7 @@ class SourceFiles:
 
     @cached_property
     def _samples(self) -> SampleOptions:
-        """What a sample is; without what options ask of a target that the files lack."""
+        """Options that define a sample; entries for a missing target are removed."""
         kind = self.reading.kind
         if self._absent_target is None:
             return kind
@@ -233,11 +233,11 @@ class SourceFiles:
 
     @property
     def _absent_target(self) -> Keys | None:
-        """The target that was named, if the files do not have it."""
+        """The target from the arguments, if the files lack it."""
         return self.samples.y_key if self.keys[1] is None else None
 
     def _of_present(self, mapping: Any) -> Any:
-        """Return a mapping from fields without those of a target that the files lack; any other value unchanged."""
+        """Remove the entries of a missing target from a mapping of fields; other values are returned unchanged."""
         if (target := self._absent_target) is None or not isinstance(mapping, Mapping):
             return mapping
         of_x, of_y = (field_names(keys, "key") for keys in (self.keys[0], fill_split(target, self._group)))
@@ -253,7 +253,7 @@ class SourceFiles:
         }
 
     def _with_filled_names(self, mapping: Any) -> Any:
-        """Return a mapping from fields with ``{split}`` filled in their names; any other value unchanged."""
+        """Replace ``{split}`` in the names of a mapping of fields; other values are returned unchanged."""
         is_mapping = isinstance(mapping, Mapping)
         return {self._filled(str(name)): value for name, value in mapping.items()} if is_mapping else mapping
 
@@ -274,7 +274,7 @@ class SourceFiles:
         return fields if self._group == "train" else self._with_classes_of_training(fields)
 
     def _with_classes_of_training(self, fields: Fields) -> Fields:
-        """Return fields whose categories are known by the names that arrays have in training."""
+        """Return fields that share the categories of the training arrays."""
         named = arrays_in(self.samples.x_key, self.samples.y_key, parsed_fields(self.samples.fields)[0])
         of_training = {self._filled(key): str(fill_split(key, "train")) for key in named}
         requests = [
@@ -292,18 +292,18 @@ class SourceFiles:
         target_transform: Any,
         batch_transform: Any,
     ) -> FileSamples:
-        """Return the rows, or the segments, that pass the filters.
+        """Open the rows, or the segments, that pass the filters.
 
         Args:
-            rows: rows of the files to choose among, or segments; None are all.
-            columns: further arrays with a value for each segment, by their names here.
+            rows: rows of the files to choose from, or segments; None is all.
+            columns: additional arrays with a value for each segment, by name.
             transform: runs on each sample's input.
             target_transform: runs on each sample's target.
             batch_transform: runs on each batch.
         """
         subset, indices = (rows, None) if isinstance(rows, SegmentSubset) else (None, rows)
         if subset is not None and not len(subset):
-            raise NoRowPassesError("the split has no segment of it. Pass other fractions, or leave the source out.")
+            raise NoRowPassesError("the split has no segment of it. Pass other fractions, or remove the source.")
         reading, samples = self.reading, self.samples
         of_others = columns if subset is None else reading.of_segments
         settle = partial(
@@ -333,12 +333,12 @@ class SourceFiles:
         )
 
     def _log_once(self, message: str) -> None:
-        """Log a message that all splits have in common."""
+        """Log a message once for all splits."""
         self.reading.catalog.once(("logged", message), partial(rank_zero_info, message))
 
     @property
     def _statistics(self) -> Mapping[str, FieldStats] | None:
-        """Statistics by what the arrays are called in a split: those of the training arrays hold for all."""
+        """The statistics, by the names of the arrays in this split; all splits use those of the training arrays."""
         if self.samples.normalize is None:
             return None
         stats = read_stats(self.samples.normalize)
@@ -356,15 +356,15 @@ class SourceFiles:
 
     @property
     def has_segments(self) -> bool:
-        """Whether samples are of segments: also rows of sparse matrices, and what references lead to."""
+        """Whether samples are segments or cut from segments; also for sparse matrices and object references."""
         return self._kind.has_segments
 
     def unfiltered(self, choice: SegmentChoice, *, as_rows: bool = False) -> RowTable:
         """Return all samples, before any filter.
 
         Args:
-            choice: which segments, and what else is asked of them.
-            as_rows: samples are rows, whatever the files may be, which is checked when they are opened.
+            choice: selects segments and their columns.
+            as_rows: samples are rows, without inferring the kind of sample from the files.
         """
         reading, options = self.reading, self.reading.options
         fields = self._fields(transform=None, target_transform=None, with_index=False)
@@ -377,20 +377,21 @@ class SourceFiles:
         return table
 
     def column(self, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
-        """Return one value of each row of some of the files.
+        """Return an array with one value per row, for some of the files.
 
         Args:
-            table: of all of them.
-            paths: these.
+            table: the table of all files.
+            paths: the files.
             name: the array.
-            n_rows: rows of these.
-            argument: what it was given as, for errors.
+            n_rows: number of rows of the files.
+            argument: the argument that names the array, for errors.
         """
         first = table.layouts[0][0].key if self.reading.files.swmr else None
         others = self._others(name)
         if others is not None and len(paths) < len(table.paths):
             raise H5ValueError(
-                f"{argument}={name!r} is of another file, and several sources have a file in common. Name it once."
+                f"{argument}={name!r} is in another file, and several sources share a file. Name this file in one "
+                "source only."
             )
         return column_of(
             paths,
@@ -405,7 +406,7 @@ class SourceFiles:
 
 
 def has_keys(reading: Reading, path: str, keys: Keys | None) -> bool:
-    """Return whether a file has all arrays and attributes that keys name; of segments that are groups, the first."""
+    """Return whether a file has all arrays and attributes of the keys; only the first of several groups is checked."""
     groups = reading.kind.segments.groups
     names = arrays_in(keys)
     if groups is not None:

@@ -1,4 +1,4 @@
-"""Samples of an evaluation that are trained on, too: files, groups and arrays that two splits have, by any name."""
+"""Find samples that training and an evaluation share: files, groups and arrays in two splits, under any name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["overlap_of_files", "overlap_of_samples"]
 
 
 def overlap_of_files(training: Sequence[str], others: Sequence[str], split: str) -> str | None:
-    """Return a warning about files that are in the training files and in those of another split; None without any.
+    """Return a warning about files that training and another split share; None without any.
 
     Args:
         training: paths of the training files.
@@ -29,10 +29,9 @@ def overlap_of_files(training: Sequence[str], others: Sequence[str], split: str)
 
 
 def overlap_of_samples(training: RowDataset, other: RowDataset, split: str) -> str | None:
-    """Return a warning about samples that are in training and in another split; None without any.
+    """Return a warning about samples that training and another split share; None without any.
 
-    Objects are compared by their file and the place of their bytes in it. Files that only one split has cost next to
-    nothing.
+    Objects are compared by file and by the address of their bytes in the file. Files of only one split are skipped.
 
     Args:
         training: the training samples.
@@ -57,13 +56,13 @@ def _overlap_text(names: Sequence[str], split: str) -> str | None:
 
 
 def _first_names(names: Sequence[str], most: int = 6) -> str:
-    """Return names that are quoted already, cut after ``most`` of them."""
+    """Join the first ``most`` quoted names, and add the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def _twice(name: str, same: str) -> str:
-    """Return a name, and the one that it has in training if that is another one."""
+    """Return a name, and its name in training if that differs."""
     return listing([name]) if name == same else f"{listing([name])} (in training as {listing([same])})"
 
 
@@ -79,10 +78,10 @@ def _number_of(guard: ChangeGuard) -> Hashable:
 
 
 class _SampledArrays:
-    """The arrays that the samples of a dataset are made of.
+    """The arrays that the samples of a dataset consist of.
 
     Args:
-        dataset: with a table.
+        dataset: a dataset over a table of files.
     """
 
     def __init__(self, dataset: TableDataset) -> None:
@@ -91,7 +90,7 @@ class _SampledArrays:
         self._rows: IntArray | None = None
 
     def names_in(self, training: _SampledArrays) -> list[str]:
-        """Return names of what the training samples have as well."""
+        """Return names of the arrays or files that the training samples also have."""
         common = self._files.keys() & training._files.keys()
         if not common:
             return []
@@ -107,14 +106,14 @@ class _SampledArrays:
             and training_layouts.one(int(training_parts[0]), field).value is None
         ]
         own = [field for field in fields if layouts.name_pattern(field) != training_layouts.name_pattern(field)]
-        # Arrays that both splits ask for by one name, such as coordinates, may be shared; not if all are.
+        # Splits may share arrays that both request by the same name, such as coordinates, but not all arrays.
         same: dict[int, int] = {}
         for selection in [[field] for field in own] or [fields]:
             training_places = training._places(training_parts, selection)
             n_times = Counter(training_places)
             part_at = dict(zip(training_places, training_parts.tolist(), strict=True))
             for part, place in zip(parts.tolist(), self._places(parts, selection), strict=True):
-                if n_times[place] == 1:  # an array that several training segments share is no sample
+                if n_times[place] == 1:  # an array that several training segments share is not a sample
                     same.setdefault(part, part_at[place])
         pairs = [pair for pair in same.items() if self._has_rows_of(pair[0], training, pair[1])]
         return [_twice(self._name(part), training._name(training_part)) for part, training_part in pairs]
@@ -125,7 +124,7 @@ class _SampledArrays:
         return np.flatnonzero(np.isin(of_parts, [self._files[number] for number in files]))
 
     def _places(self, parts: IntArray, fields: Sequence[int]) -> list[Hashable]:
-        """Return a key for the arrays of each part, equal for those with the same bytes only."""
+        """Return a key for the arrays of each part; keys are equal only for the same bytes."""
         table = self._table
         numbers = {at: number for number, at in self._files.items()}
         files = [numbers[at] for at in table.files_of(parts).tolist()]
@@ -133,11 +132,11 @@ class _SampledArrays:
         return list(zip(files, *columns, strict=True))
 
     def _has_rows_of(self, part: int, training: _SampledArrays, same: int) -> bool:
-        """Return whether samples of a part are of rows, or segments, that training samples have."""
+        """Return whether samples of a part share rows, or segments, with the training samples."""
         return bool(len(np.intersect1d(self._numbers_in(part), training._numbers_in(same))))
 
     def _numbers_in(self, part: int) -> IntArray:
-        """Return the rows of a part that samples are made of, or its segments, counted from its first."""
+        """Return the rows, or segments, of a part that samples use, counted from the part's first."""
         table = self._table
         if table.indexer.numbers_are_rows:
             bounds, numbers = table.starts, self._dataset.indices

@@ -1,4 +1,4 @@
-"""Which rows an optimizer step was trained on, from the history of the run: ``rows_of_step`` of data modules."""
+"""The rows of an optimizer step, from the history of the run: ``rows_of_step`` of data modules."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["NamesRows", "StepRows", "StepSample", "TrainingData"]
 
 @dataclass(frozen=True)
 class StepSample:
-    """A sample of an optimizer step, and where it comes from.
+    """A sample of an optimizer step, and its origin.
 
     Attributes:
         rank: the rank that trained on it.
         batch: number of its batch in the epoch on that rank, from 0 (``batch_idx``).
         file: path of its file.
-        row: its row in the arrays of its file, or of its group. Of a window the row of its step, of a whole segment its
-            number in its file or group, of a patch the number of the sample.
-        segment: name of its segment; None if samples are rows.
-        step: its step in the segment; of a patch its first index along each axis that is cut; None if samples are rows.
-        source: its source in a mixture whose samples are dicts; None otherwise.
+        row: row in the arrays of the file, or of the group: the row of a window's own step, the number of a whole
+            segment in its file or group, or the number of a patch.
+        segment: name of the segment; None if samples are rows.
+        step: step in the segment, or the first index of a patch along each axis that is cut; None if samples are rows.
+        source: source in a mixture with dicts as samples; None otherwise.
         index: the number that ``with_index=True`` adds to the sample.
     """
 
@@ -48,11 +48,11 @@ class StepRows:
     """The samples of an optimizer step.
 
     Attributes:
-        step: the step: ``trainer.global_step`` before it.
-        epoch: from 0.
+        step: number of the step: the value of ``trainer.global_step`` before it.
+        epoch: number of the epoch, from 0.
         world_size: number of ranks.
-        n_batches: batches of the step on each rank.
-        samples: in the order of ranks, then of batches, then in the order of each batch.
+        n_batches: number of batches of the step on each rank.
+        samples: the samples, sorted by rank, then by batch, then in the order of each batch.
     """
 
     step: int
@@ -72,9 +72,9 @@ class TrainingData(NamedTuple):
     """The data that a data module trains on.
 
     Attributes:
-        dataset: the samples of all ranks, or of this one; nothing needs to be loaded.
-        seed: of the run.
-        identity: of the data.
+        dataset: the samples of all ranks, or of this rank; rows need not be loaded.
+        seed: seed of the run.
+        identity: identity of the data.
     """
 
     dataset: RowDataset
@@ -86,9 +86,9 @@ class _FoundStep(NamedTuple):
     """An optimizer step, found in the history.
 
     Attributes:
-        stretch: that it belongs to.
+        stretch: the part of the run with the step.
         dataset: the training data.
-        batches: its batches on the requested ranks.
+        batches: the step's batches on the requested ranks.
     """
 
     stretch: Stretch
@@ -99,7 +99,7 @@ class _FoundStep(NamedTuple):
 class NamesRows(TransformsOnDevice):
     """A data module that names the rows of any optimizer step.
 
-    Bases are in one line: old versions of jsonargparse list a class once for each way to its base.
+    The class has a single base: old versions of jsonargparse list a class once for each path to its base.
 
     Args:
         arguments: the constructor's arguments by name.
@@ -107,11 +107,11 @@ class NamesRows(TransformsOnDevice):
 
     @without_frames
     def rows_of_step(self, step: int, rank: int | None = None) -> StepRows:
-        """Return which rows an optimizer step was, or will be, trained on. Reads no rows.
+        """Return the rows of an optimizer step in the past or in the future. Does not read the rows.
 
-        Step ``n`` takes the weights from ``trainer.global_step == n`` to ``n + 1``. Loggers show its loss at step
+        Step ``n`` changes the weights from ``trainer.global_step == n`` to ``n + 1``. Loggers show its loss at step
         ``n``, and a checkpoint named ``step=n`` has the weights before it. With ``accumulate_grad_batches`` a step has
-        several batches. Steps after the present one are those of a run that goes on with the present settings.
+        several batches. Future steps assume that the run continues with the present settings.
 
         Call it during or after a fit, or on a data module that was loaded from a checkpoint:
         ``LazyH5DataModule.load_from_checkpoint("last.ckpt").rows_of_step(48213)``.
@@ -121,9 +121,9 @@ class NamesRows(TransformsOnDevice):
             rank: the samples of one rank; None for all ranks.
 
         Raises:
-            H5ValueError: the step is not determined: it comes before the history in the checkpoint, or the model steps
+            H5ValueError: the step cannot be determined: it is before the history in the checkpoint, or the model steps
                 its optimizers itself.
-            H5ResumeError: the step was trained on other files, or with other settings, than the present ones.
+            H5ResumeError: the files or settings have changed since the step.
         """
         parts = self._find_step(step, rank)
         samples: list[StepSample] = []
@@ -139,14 +139,14 @@ class NamesRows(TransformsOnDevice):
 
     @without_frames
     def batches_of_step(self, step: int, rank: int | None = None) -> list[Any]:
-        """Return the batches of an optimizer step as the loader yielded them, with the draws of their transforms.
+        """Return the batches of an optimizer step as the loader yielded them, with the same random draws.
 
-        They are read from the files now, on the CPU. What the trainer does after that is left out: moving batches to a
-        device, and its hooks.
+        The rows are read from the files now, on the CPU. Batches are not moved to a device, and hooks of the trainer
+        do not run.
 
         Args:
-            step: see ``rows_of_step``, as for ``rank`` and errors.
-            rank: see above.
+            step: see ``rows_of_step``, which raises the same errors.
+            rank: see ``rows_of_step``.
 
         Returns:
             The batches in the order of ranks: one for each rank, or several with ``accumulate_grad_batches``.
@@ -168,7 +168,9 @@ class NamesRows(TransformsOnDevice):
         stretch = self.run_history.stretch_of(step)
         n_ranks = stretch.world_size
         if rank is not None and whole(rank, "rank", least=0) >= n_ranks:
-            raise H5ValueError(f"the rows of rank {rank} were requested; step {step} had ranks 0 to {n_ranks - 1}.")
+            raise H5ValueError(
+                f"the rows of rank {rank} were requested; step {step} has ranks 0 to {n_ranks - 1}. Pass one of them."
+            )
         data = self.training_data(stretch.order.seed)
         recipe_of = self.recipes_of_ranks(data.dataset, stretch.order, n_ranks)
         check_run(stretch, seed=data.seed, n_rows=data.dataset.n_rows, recipe=recipe_of(0), identity=data.identity)
@@ -176,17 +178,17 @@ class NamesRows(TransformsOnDevice):
         return _FoundStep(stretch, data.dataset, list(batches_of_step(stretch, step, recipe_of, ranks)))
 
     def training_data(self, seed: int) -> TrainingData:
-        """Return the data of a run: that of the last ``setup``, or opened now.
+        """Return the data of a run, from the last ``setup``, or opened now.
 
         Args:
-            seed: of the run.
+            seed: seed of the run.
         """
         raise NotImplementedError
 
     def recipes_of_ranks(
         self, dataset: RowDataset, order: OrderParameters, world_size: int
     ) -> Callable[[int], EpochRecipe]:
-        """Return a function that returns how a rank's epochs visit rows.
+        """Return a function from a rank to the recipe of its epochs.
 
         Args:
             dataset: the training data.

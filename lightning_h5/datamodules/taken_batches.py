@@ -1,4 +1,4 @@
-"""Counts batches for models with steps that take them from an iterator: ``training_step(dataloader_iter)``."""
+"""Count batches for models that take them from an iterator: ``training_step(dataloader_iter)``."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ __all__ = ["TrainerProgress"]
 
 
 class TrainerProgress:
-    """What a Trainer has counted of its fit.
+    """The counters of a Trainer's fit.
 
     Args:
-        trainer: that trains, or will.
+        trainer: the Trainer.
 
     Raises:
         H5ResumeError: this version of Lightning keeps its counters elsewhere.
@@ -67,7 +67,7 @@ class TrainerProgress:
 
     @property
     def why_unknown(self) -> str | None:
-        """A word of ``order.history.REASONS`` if it is not determined which batches a step takes; None if it is."""
+        """A key of ``order.history.REASONS`` if the batches of a step cannot be determined; None if they can."""
         trainer = self._trainer
         if not trainer.lightning_module.automatic_optimization:
             return "manual"
@@ -172,8 +172,8 @@ class TrainerProgress:
         Early stopping and other ends that are decided later are not known.
 
         Args:
-            epoch: that starts now.
-            n_left: batches of this epoch that are taken.
+            epoch: the epoch that starts now.
+            n_left: number of batches that the trainer takes of this epoch.
         """
         trainer, loop = self._trainer, self._loop
         reload_every = trainer.reload_dataloaders_every_n_epochs

@@ -1,4 +1,4 @@
-"""What epochs of training visit, as a user asks for it: sources and mixtures, weighted rows, segments by length."""
+"""The rows of a training epoch, from the arguments: sources and mixtures, weighted rows, segments by length."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 OF_A_SOURCE = ("x_key", "y_key", "fields", "where", "label", "valid_mask")
-"""Arguments that a source may have of its own."""
+"""Arguments that a source can replace."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One source.
+    """A source of a data module.
 
     Attributes:
-        name: in samples, logs and errors.
+        name: name in samples, logs and errors.
         paths: its files.
-        own: arguments that it has instead of the data module's.
-        argument: what its files were given as, for errors.
+        own: arguments that replace the data module's.
+        argument: the argument with its files, for errors.
     """
 
     name: str
@@ -70,8 +70,8 @@ class SourceMixture:
     """Sources, and how they are mixed.
 
     Attributes:
-        options: as the user gave them.
-        sources: in their order.
+        options: the options of the mixture.
+        sources: the sources, in their order.
     """
 
     options: MixtureOptions
@@ -82,7 +82,7 @@ class SourceMixture:
         """Return the mixture that options describe.
 
         Raises:
-            H5ValueError: a source or a number makes no sense.
+            H5ValueError: a source or a number is invalid.
         """
         mixture = cls(options, _sources(options.sources))
         mixture.of_rows([1] * len(mixture.sources))  # raises for settings that no number of rows can satisfy
@@ -90,16 +90,16 @@ class SourceMixture:
 
     @property
     def in_batches(self) -> bool:
-        """Whether each batch is of one source."""
+        """Whether each batch has rows of one source."""
         return self.of_rows([0] * len(self.sources)).in_batches
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether sources take turns by rows."""
+        """Whether batches mix rows of several sources."""
         return self.options.mix == "rows" and self.options.strategy != "concat"
 
     def of_rows(self, n_rows: Sequence[int]) -> Mixture:
-        """Return the mixture of sources that have so many rows."""
+        """Return the mixture for sources with the given numbers of rows."""
         names, options = [source.name for source in self.sources], self.options
         return Mixture(
             names=tuple(names),
@@ -140,7 +140,9 @@ def _source(name: Any, value: Any) -> Source:
             f"the source {name!r} has the unknown settings {listing(unknown)}. A source can set {listing(OF_A_SOURCE)}."
         )
     if not isinstance(paths, str | os.PathLike | Sequence):
-        raise H5ValueError(f"the source {name!r} has the files {paths!r}. Pass a path, a glob, or a list of these.")
+        raise H5ValueError(
+            f"the source {name!r} has the files {paths!r}. Pass a path, a glob, or a list of paths and globs."
+        )
     if name is None and (isinstance(paths, str) or not isinstance(paths, Sequence)):
         name = Path(paths).stem
     if name is None:
@@ -163,8 +165,8 @@ def _weights_over_run(options: MixtureOptions, names: Sequence[str]) -> tuple[fl
         return schedule.weights[0]
     if options.epoch_length in ("max", "min"):
         raise H5ValueError(
-            f"epoch_length={options.epoch_length!r} was given with weights that change, so that no two epochs would "
-            "have the same length. Pass 'sum' or a number of steps."
+            f"epoch_length={options.epoch_length!r} cannot be combined with weights that change: the length of epochs "
+            "would change as well. Pass 'sum' or a number of steps."
         )
     return schedule
 
@@ -173,7 +175,7 @@ def _schedule_steps(steps: Iterable[Any]) -> tuple[int, ...]:
     """Return the steps of a schedule of weights.
 
     Raises:
-        H5ValueError: they are no whole numbers, do not ascend, or do not begin with 0.
+        H5ValueError: the steps are not whole numbers in ascending order, or do not begin with 0.
     """
     numbers: list[int] = []
     for step in steps:
@@ -200,9 +202,9 @@ def _source_weights(weights: Any, names: Sequence[str], place: str = "") -> tupl
     """Return the weights of the sources, in their order.
 
     Args:
-        weights: by name, or in the order of the sources.
-        names: of the sources.
-        place: the step that has them, for errors.
+        weights: weights by name, or in the order of the sources.
+        names: names of the sources.
+        place: the step of the weights, for errors.
     """
     if isinstance(weights, Mapping):
         weights = {str(name): weight for name, weight in weights.items()}
@@ -217,13 +219,13 @@ def _source_weights(weights: Any, names: Sequence[str], place: str = "") -> tupl
     if len(numbers) != len(names):
         raise H5ValueError(
             f"weights={weights!r}{place} has {len(numbers)} values, but there are {len(names)} sources: "
-            f"{listing(names)}. Pass one for each, or a mapping from their names."
+            f"{listing(names)}. Pass one weight for each source, or a mapping from their names."
         )
     for name, number in zip(names, numbers, strict=True):
         if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:
             raise H5ValueError(f"the weight of the source {name!r}{place} is {number!r}. Pass 0 or more.")
     if not any(numbers):
-        raise H5ValueError(f"weights={weights!r}{place} are all 0, which leaves nothing to train on. Make one larger.")
+        raise H5ValueError(f"weights={weights!r}{place} are all 0, so no row is drawn. Pass a positive weight.")
     return tuple(map(float, numbers))
 
 
@@ -231,7 +233,7 @@ def _pattern(pattern: Any, names: Sequence[str]) -> tuple[int, ...]:
     turns = list(map(str, pattern)) if isinstance(pattern, Sequence) and not isinstance(pattern, str) else []
     if not turns:
         raise H5ValueError(
-            f"pattern={pattern!r} was given. strategy='alternating' takes the names of sources in the order of their "
+            f"pattern={pattern!r} was given. Pass strategy='alternating' the names of sources in the order of their "
             f"turns, such as {[names[0], *names]}."
         )
     if unknown := [name for name in turns if name not in names]:
@@ -246,11 +248,11 @@ def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray
     """Return the weights of a dataset's rows.
 
     Args:
-        options: what weights follow from.
-        column: returns the values of an array, one a row; also gets the argument that names it.
+        options: options that define the weights.
+        column: returns an array with one value per row, from its name and the argument that names it.
 
     Raises:
-        H5ValueError: they are missing, negative, all 0, or of classes that are not there.
+        H5ValueError: weights are missing, negative, all 0, or name unknown classes.
     """
     if options.weight_key is not None:
         values = column(options.weight_key, "weight_key")
@@ -293,7 +295,7 @@ def _classes_text(classes: npt.NDArray[Any], weights: npt.NDArray[np.float64]) -
 
 
 def _plain_name(name: Any, *, is_number: bool) -> Any:
-    """A class so that all ways to write it are equal, as 1, 1.0 and True are: keys of a configuration may be text."""
+    """Normalize a class label so that 1, 1.0, True and "1" compare equal (YAML keys may be strings)."""
     if not is_number:
         return str(name)
     if not isinstance(name, str):
@@ -311,7 +313,7 @@ def weights_of(dataset: RowDataset) -> RowWeights | None:
 
 
 def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -> Order:
-    """Return the order of epochs of a dataset, in batches of segments of similar lengths if these are wanted."""
+    """Return the order of a dataset's epochs; with ``segments.bucket``, in batches of segments of similar length."""
     lengths = dataset.table.indexer.lengths if isinstance(dataset, TableDataset) else None
     if not segments.bucket or order.mode == "none" or lengths is None:
         return order
@@ -319,19 +321,19 @@ def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -
 
 
 _TOKEN_RECIPES: WeakKeyDictionary[RowDataset, TokenRecipe] = WeakKeyDictionary()
-"""The last recipe of each dataset, which counts batches once."""
+"""The last recipe of each dataset; counting its batches takes time."""
 
 
 def token_recipe(
     dataset: RowDataset, segments: SegmentOptions, *, packs: bool, shard: RankShard | None = None
 ) -> TokenRecipe | None:
-    """Return how epochs have batches of at most ``segments.max_tokens`` steps; None if it is not given.
+    """Return the recipe of epochs with batches of at most ``segments.max_tokens`` steps; None without this option.
 
     Args:
         dataset: the samples.
-        segments: the user's options.
-        packs: samples are joined, and not padded.
-        shard: the samples that the rank holds; None if ranks share all.
+        segments: options of segments.
+        packs: whether samples are joined instead of padded.
+        shard: the samples that the rank holds; None if ranks share all samples.
     """
     sources = [source for source in dataset.sources or [dataset] if isinstance(source, TableDataset)]
     if segments.max_tokens is None or not sources:
@@ -347,13 +349,13 @@ def token_recipe(
 def mixture_recipe(
     mixture: Mixture, sources: Sequence[RowDataset], segments: SegmentOptions, *, packs: bool
 ) -> MixtureRecipe:
-    """Return how epochs visit the sources of a mixture.
+    """Return the recipe of epochs over the sources of a mixture.
 
     Args:
         mixture: how sources are mixed.
-        sources: the sources; all of them as one for ``concat``.
-        segments: the user's options.
-        packs: samples are joined, and not padded.
+        sources: the sources; for ``concat``, one dataset of all sources.
+        segments: options of segments.
+        packs: whether samples are joined instead of padded.
     """
     blocks = [source.blocks() for source in sources]
     tokens = [recipe for source in sources if (recipe := token_recipe(source, segments, packs=packs)) is not None]
@@ -382,7 +384,7 @@ def segments_without_steps(dataset: RowDataset) -> Iterator[str]:
 
 
 def segment_ends(dataset: RowDataset) -> IntArray | None:
-    """Return how many samples there are up to the end of each segment; None if samples are no parts of segments."""
+    """Return the number of samples up to the end of each segment; None if samples are not parts of segments."""
     ends: list[IntArray] = []
     for source in dataset.sources or [dataset]:
         if not isinstance(source, TableDataset) or source.indices is not None:

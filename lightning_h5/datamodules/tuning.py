@@ -1,4 +1,4 @@
-"""How large a batch a model takes, by Lightning's batch size finder."""
+"""Find the largest batch size for a model, by Lightning's batch size finder."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ MARGIN = 0.8  # other batches and processes may take more memory than the trial
 def calculate_optimal_batch_size(
     model: torch.nn.Module, input_shape: Sequence[int], device: str | torch.device = "cuda", *, most: int = 4096
 ) -> int:
-    """The largest batch that a training step of a model has room for, less a margin.
+    """Return the largest batch size that fits into memory in a training step, less a margin.
 
-    Trains on random numbers with sizes that double until memory runs out. The model's weights are not changed.
+    Trains on random numbers and doubles the batch size until memory runs out. The model's weights do not change.
 
     Args:
-        model: takes a float tensor of shape ``(batch, *input_shape)``.
+        model: accepts a float tensor of shape ``(batch, *input_shape)``.
         input_shape: shape of one sample.
-        device: where the model will train. On "cpu" the answer is 32: memory is no limit there.
+        device: device of the training. For "cpu" the result is 32, since memory is not the limit.
         most: largest size to try.
 
     Returns:
-        Rows of a batch, at least 1.
+        The number of rows of a batch, at least 1.
 
     Raises:
-        H5ValueError: a number makes no sense.
+        H5ValueError: a number is less than 1.
     """
     if most < 1 or any(n < 1 for n in input_shape):
         raise H5ValueError(f"input_shape={tuple(input_shape)} and most={most} were given. Pass numbers of 1 or more.")
@@ -46,7 +46,7 @@ def calculate_optimal_batch_size(
 
 
 def largest_batch(model: torch.nn.Module, input_shape: Sequence[int], accelerator: str, most: int) -> int:
-    """The largest power of two, up to a number, with which a training step has room."""
+    """Return the largest power of two, up to ``most``, that fits into memory in a training step."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator=accelerator,

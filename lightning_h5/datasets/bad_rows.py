@@ -1,4 +1,4 @@
-"""What happens to samples that cannot be read or transformed: their error is raised, or they are left out."""
+"""Samples that cannot be read or transformed: raise their error, or leave them out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .sample_errors import SampleErrors, is_of_sample
 
 __all__ = ["RaiseBadRows", "SkipBadRows"]
 
-MAX_KNOWN = 1 << 16  # samples that are not tried again
-MAX_CAUSE = 200  # letters of an error's text
+MAX_KNOWN = 1 << 16  # number of bad samples to remember
+MAX_CAUSE = 200  # maximum letters of an error's text
 
 
 def _is_of_rows(error: Exception) -> bool:
-    """Return whether an error of reading a batch belongs to some of its rows."""
+    """Return whether an error of reading a batch is caused by some of its rows."""
     return isinstance(error, H5CorruptError) and is_of_sample(error)
 
 
@@ -55,15 +55,15 @@ class SampleSource(Protocol):
         ...
 
     def numbers_of(self, rows: IntArray) -> IntArray:
-        """Return the numbers that ``with_index`` gives for indices into the dataset."""
+        """Return the numbers that ``with_index`` adds for indices into the dataset."""
         ...
 
     def shown_numbers(self, raw: RawBatch) -> IntArray:
-        """Return the numbers that ``with_index`` gives for rows that were read."""
+        """Return the numbers that ``with_index`` adds for rows of a batch."""
         ...
 
     def place_of(self, number: int) -> tuple[str, str]:
-        """Return the file of a sample, and where in it the sample is, as text."""
+        """Return the file of a sample, and its place in the file as text."""
         ...
 
 
@@ -73,27 +73,27 @@ class RaiseBadRows:
     skips = False
 
     def read_others(self, dataset: SampleSource, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
-        """Return the samples of a batch that can be read; raise the error if none is to be left out.
+        """Return the readable samples of a batch; raise the error if samples are not left out.
 
         Args:
             dataset: the samples.
-            rows: the batch, whose reading has failed.
+            rows: rows of the batch that failed.
             epoch: see ``RowDataset.gather``.
             error: the error.
         """
         raise error
 
     def errors(self) -> SampleErrors | None:
-        """Return where transforms put the errors of samples; None if these are raised."""
+        """Return a mapping for transforms to store errors of samples in; None if errors are raised."""
         return None
 
     def left_out(self, dataset: SampleSource, raw: RawBatch, errors: SampleErrors | None, draws: Draws | None) -> None:
-        """Note the samples that are missing in a batch, as it is delivered, or sent to the main process.
+        """Record the samples that a batch leaves out, when it is delivered or sent to the main process.
 
         Args:
             dataset: the samples.
-            raw: the batch as it was read.
-            errors: those of its transforms.
+            raw: the batch before transforms.
+            errors: errors of its transforms.
             draws: epoch and position of the batch; None without a plan.
         """
 
@@ -101,26 +101,26 @@ class RaiseBadRows:
         """Count samples that were left out of a batch that is being delivered."""
 
     def report(self) -> None:
-        """Keep what is left out for the main process: this is a worker of its loader."""
+        """Collect left-out samples for the main process, in a worker of its loader."""
 
     def reported(self) -> tuple[BadSample, ...]:
-        """Return, once, what was left out since the last call."""
+        """Return the samples that were left out since the last call."""
         return ()
 
     def remark(self) -> str:
-        """Return how many samples were left out, as text; "" if none was."""
+        """Return a sentence with the number of left-out samples; "" if there are none."""
         return ""
 
 
 class SkipBadRows(RaiseBadRows):
-    """Leaves out samples that cannot be read or transformed, and notes them. A batch without any other raises.
+    """Leaves out samples that cannot be read or transformed, and records them. A batch without good samples raises.
 
-    Nothing is done for a batch that can be read. If its reading fails, halves of it are read, and halves of these,
-    until the samples that fail are known. They are remembered, unless they may have other rows in another epoch.
+    A readable batch has no additional cost. If reading fails, the batch is bisected until the bad samples are known.
+    They are remembered, unless samples have other rows in another epoch.
 
     Args:
-        options: how many may be left out.
-        ledger: has those that were.
+        options: limit of samples to leave out.
+        ledger: records the samples.
         stage: the stage of the dataset.
     """
 
@@ -138,7 +138,7 @@ class SkipBadRows(RaiseBadRows):
         """See ``RaiseBadRows.read_others``.
 
         Raises:
-            H5Error: no sample of the batch can be read, or the error is of none of them.
+            H5Error: no sample of the batch can be read, or no sample causes the error.
         """
         if not _is_of_rows(error):
             raise error
@@ -155,7 +155,7 @@ class SkipBadRows(RaiseBadRows):
         others = _others(len(rows), bad)
         if not len(others):
             raise error
-        if raw is None or len(raw.rows) < len(others):  # parts of them were read
+        if raw is None or len(raw.rows) < len(others):  # only parts were read
             raw = dataset.begin(rows[others], epoch)()
         if dataset.has_same_rows_each_epoch and len(self._known) < MAX_KNOWN:
             self._known |= {numbers[at]: cause for at, cause in bad.items()}
@@ -187,7 +187,7 @@ class SkipBadRows(RaiseBadRows):
         """See ``RaiseBadRows.record``.
 
         Raises:
-            H5Error: too many were left out.
+            H5Error: too many samples were left out.
         """
         counted = self._ledger.add(samples)
         n_planned = sum(sample.epoch >= 0 for sample in counted)

@@ -1,4 +1,4 @@
-"""Which samples were left out since a run began: where they are, why, and how often; over all ranks."""
+"""A record of samples that were left out since the start of a run: place, cause and count, over all ranks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["BadSample", "BadSampleLedger"]
 
 logger = logging.getLogger(__name__)
 
-MAX_NAMED = 100  # samples that a log, a checkpoint and other ranks get by name; further ones by number
-PAGE = 100  # samples that are posted together
-MAX_SHOWN = 3  # samples that a message names
+MAX_NAMED = 100  # samples with details in logs, checkpoints and messages to other ranks; others only have a number
+PAGE = 100  # number of samples that are posted together
+MAX_SHOWN = 3  # number of samples that a message names
 
 
 class BadSample(NamedTuple):
@@ -26,8 +26,8 @@ class BadSample(NamedTuple):
 
     Attributes:
         stage: the stage, by the name of its split; "" for a dataset without a data module.
-        number: of the sample in its split, as ``with_index`` gives it.
-        file: the file that it is in.
+        number: number of the sample in its split, as added by ``with_index``.
+        file: the file of the sample.
         place: its row, or its segment and step.
         cause: type and text of the error.
         epoch: epoch of its batch; -1 without a plan.
@@ -47,7 +47,7 @@ class BadSample(NamedTuple):
 
 
 class LedgerEntry(NamedTuple):
-    """A bad sample, as it was left out last, and how often."""
+    """A bad sample, as it was left out last, with a count."""
 
     sample: BadSample
     n_times: int
@@ -60,29 +60,29 @@ Entries: TypeAlias = dict[tuple[str, int], LedgerEntry]
 
 
 class BadSampleLedger:
-    """The samples that were left out since a run began. Threads may share it.
+    """The samples that were left out since the start of a run. Threads may share it.
 
     A sample counts when its batch is delivered, and once for each batch of the run's order: batches that are delivered
-    again, after a resume or to a callback, do not count. Ranks read what the others have posted (see ``Bulletin``), so
-    no rank waits for another.
+    again, after a resume or to a callback, do not count. Ranks read the posts of other ranks (see ``Bulletin``), so no
+    rank waits for another.
 
     Args:
-        limit: different samples that may be left out, over all ranks.
+        limit: maximum number of different samples to leave out, over all ranks.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._bulletin: Bulletin | None = None
-        self._restored: Entries = {}  # of a checkpoint, the same on all ranks
-        self._own: Entries = {}  # of this rank since then
+        self._restored: Entries = {}  # entries of a checkpoint, the same on all ranks
+        self._own: Entries = {}  # later entries of this rank
         self._n_logged = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BadSampleLedger, (self._limit,)  # a process that is started counts for itself
+        return BadSampleLedger, (self._limit,)  # a new process counts for itself
 
     def share(self, bulletin: Bulletin) -> None:
-        """Exchange with other ranks by a bulletin that all of them have made."""
+        """Exchange samples with other ranks through a bulletin, which all ranks have created."""
         with self._lock:
             self._bulletin = bulletin
             if self._own:
@@ -90,7 +90,7 @@ class BadSampleLedger:
                 self._post(self._own)
 
     def clear(self) -> None:
-        """Forget all samples, as another run begins."""
+        """Drop all samples at the start of another run."""
         with self._lock:
             self._restored, self._n_logged = {}, 0
             self._drop_own()
@@ -98,13 +98,13 @@ class BadSampleLedger:
     # Samples -------------------------------------------------------------------------------------------------
 
     def add(self, samples: Iterable[BadSample]) -> list[BadSample]:
-        """Count samples of a batch, and log those that are new.
+        """Count samples of a batch, and log new ones.
 
         Returns:
-            Those that were not counted for this batch before.
+            The samples that were not counted for this batch before.
 
         Raises:
-            H5Error: more different ones were left out than the limit allows, over all ranks.
+            H5Error: the number of different samples exceeds the limit, over all ranks.
         """
         with self._lock:
             counted = [sample for sample in samples if not self._was_counted(sample)]
@@ -131,7 +131,7 @@ class BadSampleLedger:
         if entry is None and key not in self._restored:
             self._n_logged += 1
             if self._n_logged <= MAX_NAMED:
-                more = " Further ones are counted, and not logged." if self._n_logged == MAX_NAMED else ""
+                more = " Further samples are counted, but not logged." if self._n_logged == MAX_NAMED else ""
                 rank = 0 if self._bulletin is None else self._bulletin.rank
                 logger.warning("rank %d leaves out a sample: %s.%s", rank, sample, more)
         self._own[key] = LedgerEntry(sample, 1 if entry is None else entry.n_times + 1)
@@ -142,7 +142,7 @@ class BadSampleLedger:
         self._post_pages(range(-(-n_posted // PAGE)))
 
     def _post(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Post samples that were counted, with the others of their pages."""
+        """Post counted samples, with the other samples of their pages."""
         places = {key: place for place, key in enumerate(self._own)}
         self._post_pages(sorted({places[key] // PAGE for key in keys}))
 
@@ -153,7 +153,7 @@ class BadSampleLedger:
                 self._bulletin.post(json.dumps(_as_lists(dict(own), MAX_NAMED - page * PAGE)), page)
 
     def excess(self) -> str:
-        """Return the message about more samples than ranks together may leave out, with the first few; "" otherwise."""
+        """Return the message about exceeding the limit, with the first samples; "" if it is not exceeded."""
         with self._lock:
             return self._excess()
 
@@ -165,8 +165,8 @@ class BadSampleLedger:
         return (
             f"{len(entries):,} different samples could not be read or transformed, and on_bad_row leaves out "
             f"{self._limit:,} at most (limit). The first of them: {_listed(first)}. Run `lightning-h5 check "
-            f"{shown(files[0]) if files else 'FILE'}` to see what is damaged, and repair the files or the "
-            f"transform. Or raise the limit: on_bad_row={{'limit': {10 * self._limit}}}."
+            f"{shown(files[0]) if files else 'FILE'}` to find the damage, and repair the files or the transform. Or "
+            f"raise the limit: on_bad_row={{'limit': {10 * self._limit}}}."
         )
 
     def _entries(self) -> Entries:
@@ -183,12 +183,12 @@ class BadSampleLedger:
     # Texts and state -----------------------------------------------------------------------------------------
 
     def entries(self) -> list[LedgerEntry]:
-        """Return the samples of all ranks, in the order in which they were left out last, and how often."""
+        """Return the samples of all ranks with their counts, in the order in which they were left out last."""
         with self._lock:
             return sorted(self._entries().values(), key=lambda entry: _place_in_run(entry.sample))
 
     def summary(self) -> str:
-        """Return how many samples were left out, and the first of them, as text; "" if none was."""
+        """Return a sentence with the number of left-out samples and the first of them; "" if there are none."""
         if not (entries := self.entries()):
             return ""
         n_times, n = sum(entry.n_times for entry in entries), len(entries)
@@ -197,12 +197,12 @@ class BadSampleLedger:
         return f"{samples} left out (on_bad_row, limit {self._limit:,}){times}: {_listed(entries)}"
 
     def state(self) -> list[list[Any]]:
-        """Return the samples of all ranks as plain values; the first 100 by name, and further ones by number."""
+        """Return the samples of all ranks as plain values; the first 100 with details, others only by number."""
         with self._lock:
             return _as_lists(self._entries())
 
     def load(self, state: Sequence[Sequence[Any]]) -> None:
-        """Continue with the samples that a checkpoint has."""
+        """Continue with the samples of a checkpoint."""
         with self._lock:
             self._restored = _entries_of(state)
             self._drop_own()

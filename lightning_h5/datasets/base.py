@@ -1,4 +1,4 @@
-"""What all row datasets share: rows of fields in, samples and batches out."""
+"""The base of all row datasets: reads rows, makes samples and batches."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class RowDataset(HasTransforms, Dataset[Any]):
     """A map-style dataset of rows.
 
     Reading has two halves. ``begin`` and the function that it returns, or ``gather`` for both, read, decode and copy;
-    they may run in any thread. ``finish`` runs the transforms and collates; it runs in the thread that takes the
+    they may run in any thread. ``finish`` runs the transforms and collates; it runs in the thread that receives the
     batch, so that random streams are reproducible.
 
-    A dataset is read from files, or made of the rows of other datasets, its sources. What a subclass does not define
-    follows from the sources.
+    A dataset reads files, or combines the rows of other datasets, its sources. Methods that a subclass does not define
+    call the sources.
 
     Args:
-        sample_layout: what a sample looks like.
+        sample_layout: the layout of a sample.
         batch_transform: runs once on each collated batch.
-        sources: datasets that these rows belong to. They count with this one, and decode in the same threads.
-        counters: counts what is read; None makes new ones.
+        sources: datasets that provide the rows. They share this dataset's counters and threads.
+        counters: counters of rows, bytes and seconds; None creates them.
 
     Attributes:
-        counters: what was read.
-        work: where reading is shared among threads.
-        bad_rows: what happens to samples that cannot be read or transformed.
-        public_name: the class that users know, for the ``repr`` of a class that they do not; None is this one.
-        asked_cache_bytes: memory for decoded rows that the user asked for; None if the user did not.
+        counters: counters of rows, bytes and seconds.
+        work: the queue that divides decoding among threads.
+        bad_rows: handles samples that cannot be read or transformed.
+        public_name: the class name for the ``repr`` of a private class; None is its own name.
+        asked_cache_bytes: memory for decoded rows that the user requested; None for the default.
     """
 
     asked_cache_bytes: int | None = None
@@ -81,23 +81,23 @@ class RowDataset(HasTransforms, Dataset[Any]):
         self._start_process()
 
     def pin_batches(self, pins: bool) -> None:
-        """Read batches into page-locked memory, where that saves a copy: the loader pins what is not yet."""
+        """Read batches into page-locked memory if that saves a copy; the loader pins all other batches."""
 
     def _start_process(self) -> None:
-        """Make what belongs to one process."""
+        """Create the counters and the task queue of this process."""
         self.join(self.counters, TaskQueue())
 
     def _check_process(self) -> None:
-        """Start afresh in a forked child: it has neither its parent's threads nor what they were about to do."""
+        """Start again in a forked child: it inherits neither its parent's threads nor their tasks."""
         if self._pid != os.getpid():
             self._start_process()
 
     def join(self, counters: Counters, work: TaskQueue) -> None:
-        """Start afresh in this process, as a part of a larger dataset or alone.
+        """Start again in this process, alone or as a source of a larger dataset.
 
         Args:
-            counters: counts what is read.
-            work: shares what is to be decoded among threads.
+            counters: counters of rows, bytes and seconds.
+            work: the queue that divides decoding among threads.
         """
         self._pid, self.counters, self.work = os.getpid(), counters, work
         for source in self.sources:
@@ -114,20 +114,20 @@ class RowDataset(HasTransforms, Dataset[Any]):
         Args:
             rows: indices into the dataset.
             epoch: see ``gather``.
-            at_once: the caller waits for the rows now, and nothing was prefetched for them.
+            at_once: the caller waits for the rows now, and did not prefetch them.
 
         Returns:
-            A function that reads them, in any thread. Begin the batches of a plan in order, and read what was
-            begun before the same thread begins more: it would wait for places that it holds itself.
+            A function that reads the rows, in any thread. Begin the batches of a plan in order. A thread must complete
+            a read before it begins another one: it would wait for cache places that it holds itself.
         """
         raise NotImplementedError
 
     def identity(self) -> Identity:
-        """Return digests of what the files hold, and of which of their rows this dataset has, in its order."""
+        """Return digests of the files' contents, and of the rows of this dataset in their order."""
         raise NotImplementedError
 
     def blocks(self) -> BlockTable:
-        """Return which rows of this dataset are stored together."""
+        """Return the blocks of rows that are stored together."""
         raise NotImplementedError
 
     def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
@@ -135,19 +135,19 @@ class RowDataset(HasTransforms, Dataset[Any]):
         raise NotImplementedError
 
     def summary(self) -> list[str]:
-        """Return what the dataset holds, in short texts for its ``repr``, without looking at a file."""
+        """Return short texts for the ``repr``: fields, shapes and counts, without opening a file."""
         raise NotImplementedError
 
     # Derived from the sources, unless a subclass reads files --------------------------------------------------
 
     @property
     def cost(self) -> ReadCost:
-        """What reading costs. All but ``is_in_memory`` depends on the files and on ``read_with`` alone."""
+        """The cost of reading. Except for ``is_in_memory``, it depends only on the files and on ``read_with``."""
         return ReadCost.of_several([source.cost for source in self.sources])
 
     @property
     def n_rows(self) -> int:
-        """Rows of all ranks; those of this dataset, if it has no shard."""
+        """Rows of all ranks; the same as ``len`` for a dataset without a shard."""
         return len(self)
 
     @property
@@ -156,20 +156,20 @@ class RowDataset(HasTransforms, Dataset[Any]):
         return sum(source.kept_bytes for source in self.sources)
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """Have the threads of ``work`` decode what rows need, as far as there is room, or the system read it.
+        """Start decoding rows in the threads of ``work``, or have the system read them ahead, as far as memory allows.
 
         Returns:
-            Whether there was room for all of it.
+            Whether there was memory for all rows.
         """
         return True
 
     def prepare_workers(self, num_workers: int) -> None:
-        """Compile what so many workers are about to use, so that forked ones have it."""
+        """Compile the loops for this number of workers, so that forked workers inherit the compiled code."""
         for source in self.sources:
             source.prepare_workers(num_workers)
 
     def layouts(self) -> Iterator[ArrayLayout]:
-        """Yield the arrays that rows are read from, of all files."""
+        """Yield the arrays of all files that rows are read from."""
         return chain.from_iterable(source.layouts() for source in self.sources)
 
     def guards(self) -> Iterator[ChangeGuard]:
@@ -179,13 +179,13 @@ class RowDataset(HasTransforms, Dataset[Any]):
     def read_with(
         self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False, gives_back: bool = False
     ) -> None:
-        """Set how much memory decoded rows may take, and how they will be asked for.
+        """Set the memory for decoded rows, and describe the order of reads.
 
         Args:
             cache_bytes: memory for decoded rows; sources share it by the size of their rows.
-            retain: keep decoded rows after they were read in an epoch, for the next; None if all of them have a place.
+            retain: keep decoded rows for the next epoch; None keeps them if all rows fit.
             in_runs: the order mixes runs of rows.
-            gives_back: what was read leaves the system's page cache, which cannot keep it until the next epoch.
+            gives_back: drop pages from the system's page cache after reading, since it cannot hold the whole epoch.
         """
         sizes = [source.cost.decoded_bytes for source in self.sources]
         for source, n_bytes in zip(self.sources, sizes, strict=True):
@@ -193,7 +193,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
             source.read_with(share, retain=retain, in_runs=in_runs, gives_back=gives_back)
 
     def close(self) -> None:
-        """Release what this process holds; the next read loads it again. Closing twice has no effect."""
+        """Close this process's files and release its memory; the next read opens them again. Safe to call twice."""
         for source in self.sources:
             source.close()
 
@@ -213,8 +213,9 @@ class RowDataset(HasTransforms, Dataset[Any]):
         """Return one sample for an integer, or a collated batch for several indices.
 
         Args:
-            index: an integer; or a slice, a range, a list or a flat array of integers, which give what ``read_batch``
-                does. So ``DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`` reads whole batches.
+            index: an integer; or a slice, a range, a list or a flat array of integers, which return the batch of
+                ``read_batch``. ``DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`` therefore reads
+                whole batches.
 
         Raises:
             IndexError: an index is outside of the dataset.
@@ -245,14 +246,14 @@ class RowDataset(HasTransforms, Dataset[Any]):
         return batch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the samples one by one. Without this, Python takes a transform's ``IndexError`` for the end."""
+        """Yield the samples one by one. Python's default would treat a transform's ``IndexError`` as the end."""
         return (self[row] for row in range(len(self)))
 
     @without_frames
     def __getitems__(self, indices: Sequence[int] | BatchToken) -> Any:
-        """Return samples in the order asked, read together; ``DataLoader(batch_size=...)`` calls this.
+        """Read several samples at once, in the requested order; ``DataLoader(batch_size=...)`` calls this.
 
-        For a token of a loader's batch sampler, return what the loader's ``collate_fn`` takes.
+        For a token of a loader's batch sampler, return the input of the loader's ``collate_fn``.
         """
         if isinstance(indices, BatchToken):
             return self._read_token(indices)
@@ -262,7 +263,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
 
     @without_frames
     def read_batch(self, indices: Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
-        """Return a collated batch in the order asked, at full speed.
+        """Return a collated batch in the requested order, at full speed.
 
         Args:
             indices: any indices into the dataset, negative ones from its end; shape ``(batch,)``.
@@ -278,14 +279,14 @@ class RowDataset(HasTransforms, Dataset[Any]):
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
         """Read rows; the first half of a batch. Any thread may call; rows in memory are copied with torch's threads.
 
-        Samples that cannot be read are missing if they are to be left out (see ``bad_rows``).
+        Samples that cannot be read are missing if ``bad_rows`` skips them.
 
         Args:
             rows: indices into the dataset.
-            epoch: the epoch in which each row is asked for at most once; None if nothing is planned.
+            epoch: the epoch, in which each row is read at most once; None without a plan.
 
         Raises:
-            H5DataChangedError: a file is no longer as it was when the dataset was made.
+            H5DataChangedError: a file has changed since the dataset was created.
             H5Error: the rows cannot be read.
         """
         try:
@@ -294,16 +295,16 @@ class RowDataset(HasTransforms, Dataset[Any]):
             return self.read_others(rows, epoch, error)
 
     def read_others(self, rows: IntArray, epoch: int | None, error: Exception) -> RawBatch:
-        """Return the samples of a batch that can be read, after an error; raise it if none is to be left out."""
+        """Return the readable samples of a batch after an error; raise the error if samples are not skipped."""
         return self.bad_rows.read_others(self, rows, epoch, error)
 
     def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
         """Transform and collate; the second half of a batch.
 
         Args:
-            raw: what ``gather`` returned.
-            samples: return a list of samples instead of a batch; ``batch_transform`` is not run then.
-            draws: decides what transforms that ask for a generator draw; None draws differently each time.
+            raw: the result of ``gather``.
+            samples: return a list of samples instead of a batch, without running ``batch_transform``.
+            draws: seed of the generators that transforms request; None draws differently each time.
         """
         all_draws, errors, numbers = self._draws(draws), self.bad_rows.errors(), raw.rows
         finish = self.sample_layout.samples if samples else self.sample_layout.batch
@@ -331,7 +332,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
         return self.finish(raw, samples=token.samples, draws=token.draws)
 
     def _transformed(self, batch: Any, numbers: IntArray, draws: Draws) -> Any:
-        """Return a batch after ``batch_transform``; an error of it names the rows."""
+        """Apply ``batch_transform``; its errors name the rows."""
         transform = self._batch_transform
         if transform is None:
             return batch
@@ -345,7 +346,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
         """Return the files and row numbers of some rows, as text for a message.
 
         Args:
-            numbers: as ``RawBatch`` has them.
+            numbers: row numbers as in ``RawBatch``.
         """
         places = self.places_of(numbers[:MAX_ROWS])
         if len(numbers) != 1:
@@ -353,10 +354,10 @@ class RowDataset(HasTransforms, Dataset[Any]):
         return f"{rows_text(places, 1)} (index {self.sample_layout.shown(int(numbers[0]))})"
 
     def place_of(self, number: int) -> tuple[str, str]:
-        """Return the file of a sample, and where in it the sample is, as text.
+        """Return the file of a sample, and its place in the file as text.
 
         Args:
-            number: as ``RawBatch`` has it, or as ``with_index`` gives it.
+            number: the sample's number, as in ``RawBatch`` or from ``with_index``.
         """
         ((path, row),) = self.places_of(np.array([number], np.int64))
         return path, f"row {row}"
@@ -372,20 +373,20 @@ class RowDataset(HasTransforms, Dataset[Any]):
         """Leave out samples that cannot be read or transformed.
 
         Args:
-            options: how many; None raises their errors instead.
-            ledger: notes them; None makes a new one.
-            stage: the stage that this dataset is for.
+            options: limit and stages; None raises the errors instead.
+            ledger: records the skipped samples; None creates one.
+            stage: the stage of this dataset.
         """
         if options is not None:
             self.bad_rows = SkipBadRows(options, BadSampleLedger(options.limit) if ledger is None else ledger, stage)
 
     def numbers_of(self, rows: IntArray) -> IntArray:
-        """Return the numbers that ``with_index`` gives for indices into the dataset."""
+        """Return the numbers that ``with_index`` adds for indices into the dataset."""
         numbers: IntArray = self.sample_layout.shown(rows)
         return numbers
 
     def shown_numbers(self, raw: RawBatch) -> IntArray:
-        """Return the numbers that ``with_index`` gives for rows that were read."""
+        """Return the numbers that ``with_index`` adds for rows of a batch."""
         numbers: IntArray = self.sample_layout.shown(raw.rows)
         return numbers
 
@@ -395,12 +396,12 @@ class RowDataset(HasTransforms, Dataset[Any]):
 
     @property
     def has_transforms(self) -> bool:
-        """Whether a user's code makes samples or batches, and may draw random numbers."""
+        """Whether user functions transform samples or batches, and may draw random numbers."""
         return self.sample_layout.has_transforms or self._batch_transform is not None
 
     @property
     def is_passthrough(self) -> bool:
-        """Whether a batch consists of its columns as they were read, if these are tensors (``SampleLayout.built``)."""
+        """Whether a batch consists of the columns as read, if they are tensors (see ``SampleLayout.built``)."""
         return self.sample_layout.is_built_of_columns and self._batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None
         return values
     if any(isinstance(value, list) and value and isinstance(value[0], torch.Tensor) for value in values):
         raise H5ValueError(
-            "samples have several rows each, and these differ in shape, so that they cannot be stacked. Pass "
-            "collate_fn='list', take rows as samples (sample='row'), or decode rows to one shape (decode)."
+            "samples have several rows each, with different shapes, which cannot be stacked. Pass "
+            "collate_fn='list', use rows as samples (sample='row'), or decode rows to one shape (decode)."
         )
     if not all(isinstance(value, torch.Tensor) for value in values):
         return values

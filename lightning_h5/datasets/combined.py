@@ -1,4 +1,4 @@
-"""``CombinedHDF5Dataset``: many files, filters over their columns, samples as dicts, and a cache that counts."""
+"""``CombinedHDF5Dataset``: many files, filters over their columns, samples as dicts, and a cache with statistics."""
 
 from __future__ import annotations
 
@@ -53,61 +53,61 @@ PATIENCE = 120.0  # seconds for the slowest rank to read the files' metadata
 class CombinedHDF5Dataset(CachingDataset):
     """Rows of one or thousands of files of the same structure, filtered; a sample is a dict of fields.
 
-    Numbers come as tensors, flags (``cs_label``, ``bg_label``) as bool, text as str. Works with the standard
+    Numbers are tensors, flags (``cs_label``, ``bg_label``) are bool, text is str. Works with the standard
     ``DataLoader(dataset, batch_size=..., shuffle=True)`` and in worker processes under fork, forkserver and spawn.
 
     Args:
-        paths: one file, a glob, a directory, or a list of these. Rows follow each other in that order.
-        load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
-            share axis 0, and raises if these may be separate samples instead of fields of one row: arrays of one
-            name in several groups, arrays that are all numbered, or arrays of one group that are all alike.
+        paths: one file, a glob, a directory, or a list of files, globs and directories. Rows are concatenated in this
+            order.
+        load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all
+            arrays that share axis 0. It raises an error if the arrays may be separate samples instead of fields of one
+            row: arrays of one name in several groups, numbered arrays only, or one group of equal arrays.
         allowed_guids: keep rows with one of these values of ``guid``.
         cs_label: keep rows with the flag ``cs_label`` set (True), or not set (False).
         bg_label: the same for ``bg_label``.
         epoch_min: smallest value of ``epoch`` to keep.
         epoch_max: largest value of ``epoch`` to keep.
-        label: keep rows that have this class at any step of ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot
-            ``(N, T, C)`` and ``(N, C, T)``, distinguished by shape and values. Steps that were padded with 0 have class
-            0: name a ``valid_mask`` to look for that one.
-        cache_size: how many recently used rows each process keeps; 0 keeps none. ``RowCacheOptions``, or a mapping of
-            its fields, limits their bytes too.
-        pin_memory: have ``create_optimized_dataloader`` put batches into page-locked memory, if there is a GPU.
-        dtype: of floating fields with more than one axis, except for the target. Ids, labels, flags and columns stay
-            as stored, since 16 bits would change them. None leaves all as stored. A mapping from fields to dtypes names
-            those of some, and leaves the others as stored; the stored dtype by name takes packed integers as they are.
+        label: keep rows with this class at any step of ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot
+            ``(N, T, C)`` and ``(N, C, T)``, distinguished by shape and values. Steps that are padded with 0 count as
+            class 0: pass ``valid_mask`` to search for class 0.
+        cache_size: number of recently used rows that each process caches; 0 turns the cache off. ``RowCacheOptions``,
+            or a mapping of its fields, limits the bytes as well.
+        pin_memory: make ``create_optimized_dataloader`` put batches into page-locked memory if there is a GPU.
+        dtype: dtype of floating fields with more than one axis, except for the target. Ids, labels, flags and columns
+            keep the stored dtype, since 16 bits would change them. None keeps all stored dtypes. A mapping from fields
+            to dtypes converts only the named fields; naming the stored dtype of packed integers accepts them as stored.
         where: conditions on any one-dimensional arrays, by name: a value, a list of values, a range
             ``{"min": 3, "max": 5}`` (bounds included, either may be left out), or a function from the column to a mask.
             Or one function from the columns of a file, by name, to a mask.
-        field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. A list of
-            arrays of one shape is one field. What the axes of a target are can be given here too:
+        field_map: mapping from field names to arrays with another name: ``{"guid": "meta/patient"}``. A list of
+            arrays of one shape is stacked to one field. The entry of a target can also name its axes:
             ``{"target": {"key": "y", "layout": "NCT"}}``.
-        valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
+        valid_mask: array that is nonzero at steps that count for ``label``, with one value per step or per row.
         on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged.
-        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples whose
-            transform raises: batches have fewer samples, and one without any raises. ``BadRowOptions`` has the
-            ``limit`` of different samples, in each process; more of them raise. Each is logged.
-        indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
+        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples for which a
+            transform raises: such batches are smaller, and an empty batch raises an error. ``BadRowOptions`` sets the
+            ``limit`` of different samples in each process; one more raises an error. Each sample is logged.
+        indices: rows to choose from, counted over all files (shape ``(n,)``, or a mask). None is all rows.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
         normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file, or a
-            mapping ``{"x": {"mean": 0.5, "std": 0.2}}``. These fields are ``(x - mean) / std``, in float32 if they are
-            stored as integers. Statistics of other fields, shapes or numbers of channels are refused.
+            mapping ``{"x": {"mean": 0.5, "std": 0.2}}``. These fields become ``(x - mean) / std``, in float32 if they
+            are stored as integers. Statistics of other fields, shapes or numbers of channels raise an error.
         with_index: add each row's index in this dataset, as ``"index"``.
-        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the four that follow).
-            Fields, and columns that filters name, are then relative to the groups of ``segments``. A filter by values
-            of segments keeps these whole. One by values of steps leaves steps out: windows do not reach over them, and
-            a whole segment has those that stay. The rows used last are not kept.
-        segments: which steps belong together.
-        window: which steps of a segment make a sample.
-        patch: which part of a volume makes a sample.
-        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
-            ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
-        decode: what decodes fields (see ``H5LazyDataset``).
+        sample: kind of sample: "row", "window" or "segment" (see ``H5LazyDataset``, also for the next four arguments).
+            With segments, names of fields and of columns in filters are relative to the groups of ``segments``. A
+            filter on values of segments keeps or drops whole segments. A filter on values of steps drops steps: windows
+            do not cross them, and a whole segment consists of the remaining steps. Only rows are cached.
+        segments: how steps are grouped into segments.
+        window: how windows are cut from segments.
+        patch: how patches are cut from volumes.
+        table: a CSV, TSV or Parquet file with a line for each sample. Its columns become fields ``table/<column>``. A
+            path, or ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
+        decode: decoders of fields (see ``H5LazyDataset``).
         select: the part of a field to read.
-        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "pack",
-            "list", or "stack" (None).
-        seed: of random windows and patches.
-        choice: which of the segments are kept, as data modules split them; None for all.
+        collate_fn: how ``read_batch`` batches samples of several shapes: "pad", "pack", "list", or "stack" (None).
+        seed: seed of random windows and patches.
+        choice: selects segments, as data modules split them; None keeps all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         catalog: contents of the files, if already known; None opens them.
@@ -115,11 +115,11 @@ class CombinedHDF5Dataset(CachingDataset):
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
         H5KeyError: an array is not in a file.
-        H5ValueError: files differ in fields, dtypes or shapes; a filter makes no sense, or no row passes.
+        H5ValueError: files differ in fields, dtypes or shapes; a filter is invalid, or no row passes.
 
     Cost:
-        Construction opens each file once, and reads the columns that filters name, whole, on all cores. ``label`` reads
-        the target of rows that pass the others. A row found in the cache costs a copy, others what they cost an
+        Construction opens each file once, and reads the whole columns of the filters, on all cores. ``label`` reads the
+        target of rows that pass the other filters. A cached row costs a copy; other rows cost the same as with
         ``H5LazyDataset``.
 
     Example:
@@ -218,11 +218,11 @@ class CombinedHDF5Dataset(CachingDataset):
 
     @classmethod
     def of(cls, samples: FileSamples, row_cache: RowCacheOptions) -> Self:
-        """Return a dataset of samples that are known already, as a data module has them.
+        """Return a dataset of samples that a data module has opened already.
 
         Args:
             samples: the samples.
-            row_cache: how many of those used last each process keeps.
+            row_cache: the cache of recently used rows in each process.
         """
         dataset = cls.__new__(cls)
         dataset._use(samples, row_cache, pin_memory=True, dtype=None)
@@ -245,15 +245,15 @@ class CombinedHDF5Dataset(CachingDataset):
             cache_size=row_cache.size if samples.table.indexer.numbers_are_rows else 0,
             max_cache_bytes=row_cache.n_bytes,
         )
-        self.counters.share(MAX_WORKERS)  # so that counts of any loader's workers are visible here
-        self.counters.add(**samples.counters.total())  # what filters read
+        self.counters.share(MAX_WORKERS)  # makes counts of a loader's workers visible in this process
+        self.counters.add(**samples.counters.total())  # rows read by filters
         self.indices = checked_rows(samples.indices, len(self))
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:
-        """For each sample of this dataset its file (a number in ``table.paths``), and its row in its array.
+        """The file (a number in ``table.paths``) and the row in its array, for each sample of this dataset.
 
-        The row of a window is its own step, that of a segment its first one; a patch has its number instead.
+        The row of a window is its own step, the row of a segment its first step; a patch has its number instead.
         """
         return self.files_and_rows(np.arange(len(self)))
 
@@ -262,12 +262,12 @@ class CombinedHDF5Dataset(CachingDataset):
         return self.places_of(np.arange(len(self)))
 
     def get_stats(self) -> dict[str, Any]:
-        """Return what this dataset is and did, as plain values.
+        """Return sizes, settings and counts of this dataset, as plain values.
 
         Returns:
-            ``total_samples``, ``num_files``; ``cache_size`` (rows kept now, in this process), ``cache_hits``,
-            ``cache_misses``, ``hit_rate`` (0 to 1), ``access_count`` (rows asked for); ``dtype``, ``pin_memory`` and
-            ``bytes_read`` (from files). Counts are of this process and its worker processes.
+            ``total_samples``, ``num_files``; ``cache_size`` (rows cached now, in this process), ``cache_hits``,
+            ``cache_misses``, ``hit_rate`` (0 to 1), ``access_count`` (requested rows); ``dtype``, ``pin_memory`` and
+            ``bytes_read`` (from files). Counts include this process and its worker processes.
         """
         counted = self.counters.total()
         hits, misses = int(counted["cache_hits"]), int(counted["cache_misses"])

@@ -1,4 +1,4 @@
-"""How the rows of fields are read on demand: decoded ahead for all files, sample by sample, or one by one."""
+"""Readers of fields on demand: decoded ahead for all files, sample by sample, or row by row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .sample_layout import FieldPlan
 __all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each"]
 
 RowsByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
-"""For each part that rows are in, their positions in the batch (None for all) and their rows there."""
+"""For each part, the positions of its rows in the batch (None for all) and their row numbers in the part."""
 
 
 def open_chunked_fields(
@@ -39,20 +39,20 @@ def open_chunked_fields(
     work: TaskQueue,
     counters: Counters,
 ) -> dict[int, ChunkedReader]:
-    """Return the readers of the fields that are decoded ahead, each for all files, by their numbers.
+    """Return the readers of the fields that are decoded ahead, each for all files, by field number.
 
     Args:
         table: the files.
-        plans: of all fields.
-        fields: those that are read on demand.
+        plans: plans of all fields.
+        fields: numbers of the fields that are read on demand.
         options: how files are opened.
         n_bytes: memory for the decoded rows of all fields.
-        samples: those of an epoch; None for all.
-        located: returns their numbers in the table.
+        samples: samples of an epoch; None for all.
+        located: returns the numbers of these samples in the table.
         retain: see ``RowDataset.read_with``.
         in_runs: see ``RowDataset.read_with``.
         work: threads that decode.
-        counters: for what is read.
+        counters: counters of rows, bytes and seconds.
     """
     kinds, indexer = table.layouts.examples, table.indexer
     of_segments = {*table.fields_of_segments}
@@ -63,7 +63,7 @@ def open_chunked_fields(
         if field in of_rows and any(is_pooled(arrays[field], options, in_runs=in_runs) for arrays in kinds)
     ]
     row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
-    for field in set(chunked) & of_segments:  # the others have several rows in a sample
+    for field in set(chunked) & of_segments:  # other fields have several rows in a sample
         row_bytes[field] = max(1, row_bytes[field] * table.n_segments // max(1, table.n_rows))
     total, rows_per_run = sum(row_bytes[field] for field in chunked), RowUnits(table).rows_per_block
 
@@ -92,11 +92,11 @@ def open_chunked_fields(
 def read_each(
     boxes: Boxes, lengths: IntArray | None, n_samples: int | None, reader_of: Callable[[int], RowReader]
 ) -> list[npt.NDArray[Any]]:
-    """Return the rows of each sample, as they are stored, of a field whose rows have several shapes.
+    """Return the stored rows of each sample, for a field with rows of several shapes.
 
     Args:
         boxes: the rows.
-        lengths: rows of each sample; None if each has equally many.
+        lengths: number of rows of each sample; None if all samples have the same number.
         n_samples: number of samples; None if each has one value, without an axis of steps.
         reader_of: returns the reader of a part.
     """
@@ -113,7 +113,7 @@ def read_each(
 class EncodedRows:
     """Reads rows of a field that are decoded one by one, such as images.
 
-    Images are expected to have the shape that those of the last batch had, and then decoded into one tensor.
+    Rows are expected to have the shape of the last batch's rows, and are then decoded into one tensor.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class EncodedRows:
     def read(
         self, n_rows: int, by_part: RowsByPart, reader_of: Callable[[int], RowReader], buffers: BufferPool
     ) -> npt.NDArray[Any] | torch.Tensor:
-        """Return rows, as one tensor if they have the shape that was expected.
+        """Return rows, as one tensor if they have the expected shape.
 
         Args:
             n_rows: number of rows.

@@ -1,4 +1,4 @@
-"""The fields of a dataset: arrays and dtypes as a user named them, and what becomes of their rows in a batch."""
+"""The fields of a dataset: the requested arrays and dtypes, and their conversion to a batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 PLACES = ("segment", "step")
-"""What ``with_index`` adds to samples of several steps."""
+"""Fields that ``with_index`` adds to samples of several steps."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,13 @@ class Fields:
     Attributes:
         requests: the arrays to look for in files: the input's, followed by the target's. A target may hold text, and so
             may one of several inputs.
-        sample_layout: what a sample looks like.
-        affines: what normalizes the rows of a field, by its number.
-        normalization: a digest of that and of the dtypes, the same in all processes; None if nothing is normalized.
-        masked: fields of which a sample has a mask of its steps, by their numbers.
-        matrices: sparse matrices, by the number of the array with their stored values; their columns are the next one.
+        sample_layout: the layout of a sample.
+        affines: the normalization of rows, by field number.
+        normalization: digest of the normalization and of the dtypes, the same in all processes; None without
+            normalization.
+        masked: numbers of the fields with a mask of their steps in each sample.
+        matrices: sparse matrices, by the number of the array with their stored values; the array of their column
+            numbers is the next one.
     """
 
     requests: tuple[ArrayRequest, ...]
@@ -64,12 +66,12 @@ class Fields:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The arrays."""
+        """Names of the arrays."""
         return tuple(request.key for request in self.requests)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the fields are called in a sample, or their arrays if they have no names there."""
+        """Names of the fields in a sample, or of their arrays if a sample has no names."""
         layout = self.sample_layout
         names = [*layout.x.fields.names, *(layout.y.fields.names if layout.y else ())]
         for at in sorted(self.matrices):
@@ -78,28 +80,28 @@ class Fields:
 
     @property
     def n_inputs(self) -> int:
-        """Arrays of the input; those of the target follow."""
+        """Number of arrays of the input; the target's arrays follow."""
         n = len(self.sample_layout.x.fields.keys)
         for at in sorted(self.matrices):
             n += at < n
         return n
 
     def among(self, fields: Sequence[int]) -> Fields:
-        """Return some fields, without masks, as a dict."""
+        """Return a subset of the fields, without masks; a sample is then a dict."""
         names = FieldNames("dict", tuple(self.keys[at] for at in fields), tuple(self.names[at] for at in fields))
         affines = {number: self.affines[at] for number, at in enumerate(fields) if at in self.affines}
         layout = SampleLayout(SamplePart(names), None, with_index=False)
         return Fields(tuple(self.requests[at] for at in fields), layout, affines, self.normalization)
 
     def as_stored(self) -> Fields:
-        """Return the fields without dtypes that were asked for, and without what normalizes them."""
+        """Return the fields without requested dtypes and without normalization."""
         return replace(self, requests=tuple(replace(request, dtype=None) for request in self.requests), affines={})
 
     def plans(self, arrays: Sequence[ArrayLayout]) -> tuple[FieldPlan, ...]:
-        """Return what becomes of each field's rows.
+        """Return the conversion of each field.
 
         Args:
-            arrays: of a file, in the order of the fields.
+            arrays: the arrays of a file, in the order of the fields.
         """
         return tuple(
             FieldPlan(
@@ -115,12 +117,12 @@ class Fields:
         )
 
     def of_samples(self, table: RowTable, *, mask: bool, collate: Collate | None) -> Fields:
-        """Return the fields as samples of a table have them.
+        """Return the fields with the masks, places and joints of a table's samples.
 
         Args:
-            table: the files, and what makes the samples.
-            mask: add which steps of each field are no padding.
-            collate: how samples of several shapes become a batch.
+            table: the files and their samples.
+            mask: add a mask of the steps that are not padding, for each field.
+            collate: how to batch samples of several shapes.
         """
         layout, masked = self.sample_layout, tuple(table.step_fields) if mask else ()
         x, extras = layout.x, layout.extras
@@ -137,7 +139,7 @@ class Fields:
         """Return how the samples of each field are joined along their steps.
 
         Raises:
-            H5ValueError: no field has numbers of steps that differ, or one has a name that batches need.
+            H5ValueError: all samples have the same number of steps, or a field has a name that batches need.
         """
         joints = list[Joint | None]()
         for number in range(len(self.names)):
@@ -154,17 +156,17 @@ class Fields:
             )
         if added := [name for name in self.names if name.endswith(("cu_seqlens", "max_seqlen"))]:
             raise H5ValueError(
-                f"collate_fn='pack' adds cu_seqlens and max_seqlen to batches, and there are fields named "
-                f"{listing(added)}. Call these something else."
+                f"collate_fn='pack' adds cu_seqlens and max_seqlen to batches, but the data has fields named "
+                f"{listing(added)}. Load these fields under other names."
             )
         return tuple(joints)
 
     def length_of(self, table: RowTable, layout: SampleLayout) -> tuple[int, int] | None:
-        """Return the input field whose steps are the length of a sample, and their axis; None if all have one length.
+        """Return the input field and the axis that define a sample's length; None if all samples have the same length.
 
         Args:
-            table: the files, and what makes the samples.
-            layout: what a sample looks like.
+            table: the files and their samples.
+            layout: the layout of a sample.
         """
         if not layout.collate:
             return None
@@ -205,13 +207,13 @@ class Fields:
             transform: runs on each sample's input.
             target_transform: runs on each sample's target.
             with_index: add each row's index.
-            flags: for each input field whether a sample has it as a bool; empty if none.
-            as_one: make samples dicts of all fields, the target's among them.
-            decode: what decodes rows.
-            dtype_argument: what the dtype of the input was given as.
+            flags: for each input field, whether its values become bools; empty if none.
+            as_one: samples are dicts of all fields, including the target's.
+            decode: decoders of fields.
+            dtype_argument: the argument with the dtype of the input, for messages.
 
         Raises:
-            H5ValueError: a name or dtype makes no sense.
+            H5ValueError: a name or dtype is invalid.
         """
         x = field_names(x_key, "x_key")
         y = None if y_key is None else field_names(y_key, "y_key")
@@ -228,7 +230,7 @@ class Fields:
         if as_one:
             if target_transform is not None:
                 raise H5ValueError(
-                    "target_transform was given with window.mask, which makes samples dicts. Use transform."
+                    "target_transform cannot be combined with window.mask, which makes samples dicts. Use transform."
                 )
             x, y = FieldNames("dict", keys, names), None
         sample_layout = SampleLayout(
@@ -273,7 +275,7 @@ def _requests(
 
 
 def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return the torch dtype of a NumPy one that has one."""
+    """Return the torch dtype for a NumPy dtype that torch supports."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -281,16 +283,16 @@ def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def row_numbers(indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, n_rows: int, passed: Any = None) -> IntArray:
-    """Return indices that a user asked for as an array, counted from the start of a dataset.
+    """Return indices as an array of row numbers; negative indices count from the end.
 
     Args:
         indices: several indices.
         n_rows: rows of the dataset.
-        passed: what the user passed, for messages; None if it is the same.
+        passed: the user's value, for messages; None if it is ``indices``.
 
     Raises:
-        IndexError: an index is outside of the dataset; by protocol, as of a list.
-        H5ValueError: these are no indices.
+        IndexError: an index is out of range, as for a list.
+        H5ValueError: the values are not indices.
     """
     if not isinstance(indices, np.ndarray | torch.Tensor | Sequence):
         indices = list(indices)
@@ -324,13 +326,13 @@ def row_numbers(indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, n_rows
 def _nested(passed: Any) -> H5ValueError:
     return H5ValueError(
         f"{_shown_indices(passed)} was passed as indices; several rows are selected by a flat list of integers. Pass "
-        "one, as dataset[[3, 1, 2]], or call read_batch([3, 1, 2]). A torch BatchSampler goes to DataLoader as "
+        "a flat list, as in dataset[[3, 1, 2]] or read_batch([3, 1, 2]). Pass a torch BatchSampler to DataLoader as "
         "batch_sampler=..., or as sampler=... together with batch_size=None."
     )
 
 
 def _shown_indices(passed: Any) -> str:
-    """Return indices as text for a message, cut."""
+    """Return indices as short text for a message."""
     if isinstance(passed, np.ndarray | torch.Tensor):
         return f"an array of dtype {passed.dtype} and shape {tuple(passed.shape)}"
     return _short.repr(passed)
@@ -340,14 +342,14 @@ _short = Repr()
 
 
 def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:
-    """Return the rows that a user picked, as indices.
+    """Return the argument ``indices`` as row numbers.
 
     Args:
         indices: integers, shape ``(n,)``, or a mask over all rows; None stays None.
         n_rows: rows of the data.
 
     Raises:
-        H5ValueError: they are neither.
+        H5ValueError: the values are neither integers nor a mask.
     """
     if indices is None:
         return None
@@ -368,10 +370,10 @@ def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:
 
 
 def without_lacking(table: RowTable, indices: npt.ArrayLike | None) -> npt.ArrayLike | None:
-    """Return the rows that a user picked without those that have no line in a side table; log how many these are."""
+    """Drop the rows without a matching line in the side table from ``indices``, and log their number."""
     if table.lacks is None:
         return indices
     rows = checked_rows(indices, table.n_rows)
     rows = np.arange(table.n_rows) if rows is None else rows
-    _log.info("%d of %d rows have no line in the table, and are left out", int(table.lacks[rows].sum()), len(rows))
+    _log.info("left out %d of %d rows without a line in the table", int(table.lacks[rows].sum()), len(rows))
     return rows[~table.lacks[rows]]

@@ -1,4 +1,4 @@
-"""Rows that are read from the files when they are asked for."""
+"""Rows that are read from the files on demand."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ from .table_dataset import TableDataset
 __all__ = ["CACHE_BYTES", "FileDataset"]
 
 CACHE_BYTES = 64 << 20
-"""Memory for decoded rows unless the user asks for another amount."""
+"""Default of the memory for decoded rows."""
 
 FEW_ARRAYS, SMALL_BYTES = 8, 64 << 10
 """If a batch has rows of more arrays, and fewer bytes of each, one thread at a time reads them."""
 
 MAX_READERS = 1 << 15
-"""Readers of single arrays that are kept: each takes one or two KiB, and the rows of a small array that it holds."""
+"""Maximum number of cached readers of single arrays: each needs one or two KiB, and the rows of a small array."""
 
 
 class FileDataset(TableDataset):
-    """Rows that are read from the files when they are asked for.
+    """Rows that are read from the files on demand.
 
     Args:
-        table: see ``TableDataset``, as the four that follow.
-        fields: see above.
-        batch_transform: see above.
-        indices: see above.
-        options: see above.
+        table: see ``TableDataset``.
+        fields: see ``TableDataset``.
+        batch_transform: see ``TableDataset``.
+        indices: see ``TableDataset``.
+        options: see ``TableDataset``.
         mmap: map contiguous arrays into memory.
         cache_bytes: memory for decoded rows; worker processes share it.
-        holds_all: keep all of an array once a row of it was read, however large it is.
+        holds_all: keep whole arrays of any size in memory after the first read.
     """
 
     _of_process = (*TableDataset._of_process, "_readers", "_chunked", "_n_prepared", "_lock", "_turn")
@@ -97,7 +97,7 @@ class FileDataset(TableDataset):
     # Reading -------------------------------------------------------------------------------------------------
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
-        """See ``RowDataset.begin``: has decoded what is not decoded yet."""
+        """See ``RowDataset.begin``; starts decoding in the threads of ``work``."""
         batch = self.table.indexer.rows_of(self.located(rows), epoch)
         return partial(self.assembled, rows, batch, self.begin_rows(len(rows), batch, epoch, at_once=at_once))
 
@@ -161,26 +161,26 @@ class FileDataset(TableDataset):
         return columns
 
     def _turn_of(self, boxes: Sequence[Boxes]) -> AbstractContextManager[object]:
-        """Return the turn to read rows of many small arrays, which one thread at a time has, unless reads are slow.
+        """Return a lock for reading rows of many small arrays, held by one thread at a time, unless reads are slow.
 
-        Each small read lets go of the interpreter's lock, and a thread that works beside it has that for up to 5 ms:
-        together two threads would read a fifth of what one reads.
+        Each small read releases the interpreter's lock, and another thread may then hold it for up to 5 ms: two threads
+        would read at a fifth of the speed of one.
         """
         parts = next((box.parts for box in boxes if not isinstance(box.parts, int)), None)
         if parts is None or self.work.pace.is_slow or any(plan.is_encoded for plan in self.plans):
-            return nullcontext()  # samples that are decoded one by one are so without that lock
+            return nullcontext()  # samples that are decoded one by one need no lock
         n_arrays = len(np.unique(parts)) * len(boxes)
         sizes = (math.prod(plan.row_shape) * plan.gathered.itemsize for plan in self.plans)
         n_bytes = sum(size * len(box.rows) for size, box in zip(sizes, boxes, strict=True))
         return self._turn if n_arrays > FEW_ARRAYS and n_bytes <= n_arrays * SMALL_BYTES else nullcontext()
 
     def _read(self, field: int, n_rows: int, by_part: RowsByPart, *, all_cores: bool) -> npt.NDArray[Any]:
-        """Return rows of a field as they are stored, in memory of their own."""
+        """Return stored rows of a field, as a new array."""
         first = self._reader(next(iter(by_part)), field)
         memory = self._buffers.array((n_rows, *first.row_shape), first.dtype)
         for part, (positions, rows) in by_part.items():
             reader = self._reader(part, field)
-            if positions is not None:  # rows of several files are read file by file, and then put where they belong
+            if positions is not None:  # rows of several files are read file by file, and then copied to their positions
                 memory[positions] = reader.read(rows)
             elif all_cores and isinstance(reader, MappedReader):
                 reader.read_on_all_cores(rows, memory)
@@ -192,7 +192,7 @@ class FileDataset(TableDataset):
 
     @contextmanager
     def _blames_changes(self, boxes: Sequence[Boxes]) -> Iterator[None]:
-        """Raise the error of a file that changed instead of any error that followed from it."""
+        """Raise the error of a changed file instead of any other error that the change has caused."""
         try:
             yield
         except OSError:
@@ -228,7 +228,7 @@ class FileDataset(TableDataset):
 
     @cached_property
     def _encoded_bytes(self) -> list[int]:
-        """For each field the bytes of its first row, if rows are decoded one by one; 0 for other fields."""
+        """The bytes of each field's first row, if rows are decoded one by one; 0 for other fields."""
         sizes = [0] * len(self.plans)
         for field, plan in enumerate(self.plans):
             if plan.is_encoded and self.table.n_rows:
@@ -251,12 +251,12 @@ class FileDataset(TableDataset):
         )
 
     def _samples_of(self, n_rows: int) -> int:
-        """Return about how many samples are around so many rows."""
+        """Return the approximate number of samples with the given number of rows."""
         return n_rows and max(1, n_rows * self.table.n_samples // max(1, self.table.n_rows))
 
     @cached_property
     def _cost_of_files(self) -> ReadCost:
-        """What follows from the files alone."""
+        """The part of the cost that depends only on the files."""
         return cost_of_files(
             self.table,
             self._read_on_demand,
@@ -273,7 +273,7 @@ class FileDataset(TableDataset):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of decoded and of held rows that this process keeps in memory now."""
+        """Bytes of decoded and held rows in the memory of this process."""
         held = [reader.kept_bytes for reader in list(self._readers.values()) if isinstance(reader, InMemoryReader)]
         return sum(held) + sum(reader.kept_bytes for reader in list((self._chunked or {}).values()))
 
@@ -281,7 +281,7 @@ class FileDataset(TableDataset):
 
     @cached_property
     def _read_on_demand(self) -> list[int]:
-        """The fields that are not held whole."""
+        """The fields that are not held in memory as a whole."""
         return [field for field, is_held in enumerate(self.table.held) if not is_held]
 
     def _chunked_readers(self) -> dict[int, ChunkedReader]:
@@ -354,7 +354,7 @@ class FileDataset(TableDataset):
                     del self._readers[next(iter(self._readers))]
                 reader = self._readers.setdefault(
                     (part, field), opened
-                )  # one of two threads wins; opening costs nothing
+                )  # two threads may both create a reader; opening is cheap
         return reader
 
     def _check_unchanged(self, files: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""From what a user asks of files to the samples in them: what these are, and the table of their rows."""
+"""Open the samples of files: find the requested arrays, build the table of samples, and apply filters."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ __all__ = ["FileSamples", "Settle", "open_samples"]
 
 @dataclass(frozen=True, eq=False)
 class FileSamples:
-    """Samples of files, with what a dataset of them needs besides.
+    """Opened samples, and the settings for a dataset of them.
 
     Attributes:
-        table: the files, and which rows samples have.
-        fields: what is read of each sample.
+        table: the files, and the rows of each sample.
+        fields: the fields of a sample.
         files: how files are opened.
-        indices: samples that the dataset has, in its order; None for all.
+        indices: samples of the dataset, in its order; None for all.
         batch_transform: runs once on each batch.
-        scanned: the files with the arrays that filters ask for among the fields.
-        counters: has counted what filters read.
+        scanned: the table of the files that includes the arrays of filters.
+        counters: counters of the rows that filters read.
     """
 
     table: RowTable
@@ -59,7 +59,7 @@ class FileSamples:
 
 
 Settle: TypeAlias = Callable[[Fields, Sequence[ArrayLayout]], Fields]
-"""Returns fields with dtypes that depend on what is stored: takes the arrays of a file, those of fields."""
+"""Sets the dtypes of fields from the stored arrays of a file."""
 
 
 @without_frames
@@ -81,42 +81,44 @@ def open_samples(
     advice: str = WITHOUT_THEM,
     settle: Settle | None = None,
 ) -> FileSamples:
-    """Return the samples of files.
+    """Open the samples of files.
 
     Args:
-        path: the files, as the user names them.
-        fields: the fields.
-        samples: what a sample is.
+        path: the argument that names the files.
+        fields: the requested fields.
+        samples: options that define a sample.
         files: how files are opened.
-        catalog: opens them.
-        takes_packed: accept packed integers as they are stored.
-        normalize: statistics of fields; None for none.
-        collate: how samples of several shapes become a batch.
+        catalog: opens the files.
+        takes_packed: accept packed integers as stored.
+        normalize: statistics of fields; None leaves all fields unchanged.
+        collate: how to batch samples of several shapes.
         choice: see ``open_table``; None for all segments.
-        indices: rows that are kept, in this order; None for all.
+        indices: rows to keep, in this order; None for all.
         batch_transform: runs once on each batch.
-        filters: which of these are kept; None for all.
-        bad: see ``open_table``, as the one that follows.
-        advice: see above.
-        settle: gives fields their dtypes once arrays are known; None leaves them as they are asked for.
+        filters: filters of rows or segments; None keeps all.
+        bad: see ``open_table``.
+        advice: see ``open_table``.
+        settle: sets the dtypes of fields from the stored arrays; None keeps the requested dtypes.
 
     Raises:
         H5Error: see ``open_table``.
-        NoRowPassesError: the filters leave nothing.
+        NoRowPassesError: no row passes the filters.
     """
     paths, options, filters = catalog.files(path), OpenOptions(files=files), filters or Filters()
     kind = sample_kind(catalog, paths, fields.keys, options, samples)
     if filters.label is not None and kind.matrices:
-        raise H5ValueError(f"label={filters.label} was given, and rows of sparse matrices have no steps. Use where.")
+        raise H5ValueError(
+            f"label={filters.label} does not support sparse matrices: their rows have no steps. Use where."
+        )
     keys = {**filters.keys, **dict(zip(fields.names, fields.keys, strict=True))}
-    # Segments are chosen by values of columns, which are no fields of their steps.
+    # Segments are selected by columns with one value per segment; such a column is not a field of the steps.
     columns = [*([] if kind.has_segments else filters.columns), *filters.of_label]
     numbered = {name for name, request in zip(fields.names, fields.requests, strict=True) if request.is_category}
     # Filters compare the names of categories, and a label is a class number.
     own_names = {*fields.names} - (numbered - {*filters.of_label})
     further = [name for name in dict.fromkeys(columns) if name not in own_names]
     requests = [replace(request, takes_packed=takes_packed) for request in fields.requests]
-    for name in further:  # those that only filters read are decoded for them
+    for name in further:  # arrays that only filters read
         takes = takes_packed or name not in filters.of_label
         requests.append(ArrayRequest(key=keys.get(name, name), takes_packed=takes, paths=filters.paths.get(name)))
     chosen = replace(choice or SegmentChoice(), criteria=filters.criteria, keys=keys)
@@ -149,7 +151,7 @@ def open_samples(
 
 
 def _as_named(arrays: Sequence[ArrayLayout], matrices: Mapping[int, SparseField]) -> list[ArrayLayout]:
-    """Return the arrays of fields: a sparse matrix is one, with rows as if they were dense."""
+    """Return one array per field: a sparse matrix counts as one array, with the shape of dense rows."""
     return [
         array.with_changes(row_shape=(matrices[at].n_columns,)) if at in matrices else array
         for at, array in enumerate(arrays)

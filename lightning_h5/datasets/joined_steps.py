@@ -1,4 +1,4 @@
-"""Join samples along their steps, with the boundaries of samples that variable-length attention takes."""
+"""Join samples along their steps, with the boundaries of samples that variable-length attention needs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Joint(NamedTuple):
     """How the samples of a field are joined.
 
     Attributes:
-        group: fields of one group have equally many steps in each sample.
-        axis: axis of a sample that its steps are along.
+        group: fields of one group have the same number of steps in each sample.
+        axis: axis of the steps in a sample.
     """
 
     group: int
@@ -47,10 +47,9 @@ def joined_fields(
     """Return the fields of a batch, by name.
 
     Args:
-        columns: for each field a tensor or list with an entry for each sample.
-        joints: for each field how its samples are joined; None stacks them. A field that is not named, which a
-            transform added, is joined if it has as many steps along its first axis as the first field that is joined,
-            and stacked otherwise.
+        columns: a tensor or list for each field, with an entry for each sample.
+        joints: how to join the samples of each field; None stacks them. A field that a transform added is joined if it
+            has the same number of steps along its first axis as the first joined field, and stacked otherwise.
         buffers: provides memory; None allocates it.
 
     Raises:
@@ -72,15 +71,15 @@ def joined_fields(
 
 
 def sample_ends(fields: Sequence[tuple[str, JoinedField]], counted: Joint | None) -> dict[str, Any]:
-    """Return where the samples of joined fields begin and end, and the longest sample.
+    """Return the boundaries of the samples in joined fields, and the length of the longest sample.
 
     Args:
         fields: fields of a batch with their names.
-        counted: of the field whose steps are the length of a sample.
+        counted: the joint of the field that defines the length of a sample.
 
     Returns:
-        ``cu_seqlens``, int32 of shape ``(n_samples + 1,)``, and ``max_seqlen``; also with the name of each field with
-        other numbers of steps.
+        ``cu_seqlens``, int32 of shape ``(n_samples + 1,)``, and ``max_seqlen``; also with the name of each field that
+        has another number of steps.
 
     Raises:
         H5ValueError: fields of one group have different numbers of steps in a sample.
@@ -95,8 +94,8 @@ def sample_ends(fields: Sequence[tuple[str, JoinedField]], counted: Joint | None
         elif own_lengths != lengths:
             counts = next(pair for pair in zip(lengths, own_lengths, strict=True) if pair[0] != pair[1])
             raise H5ValueError(
-                f"{main!r} has {counts[0]:,} steps in a sample and {name!r} has {counts[1]:,}, and both are joined "
-                "with the same boundaries. Return fields with equally many steps from the transform, or pass "
+                f"{main!r} has {counts[0]:,} steps in a sample and {name!r} has {counts[1]:,}, but both are joined "
+                "with the same boundaries. Return fields with the same number of steps from the transform, or pass "
                 "collate_fn='list'."
             )
     return ends
@@ -108,12 +107,12 @@ def _boundaries(prefix: str, lengths: Sequence[int]) -> dict[str, Any]:
 
 
 def columns_of(samples: Sequence[Any], names: Sequence[str]) -> tuple[dict[str, Any], Callable[[Sequence[Any]], Any]]:
-    """Return what a transform returned as columns, by name, and a function that makes a batch of them.
+    """Convert the results of a transform to columns, by name, and return a function that builds a batch from columns.
 
     Args:
-        samples: the samples, in the structure that the transform gave them.
-        names: of the fields that the transform got. They stand for the entries of a tuple of as many; a single value
-            has the first one.
+        samples: the results of the transform.
+        names: names of the transform's input fields. They are also the names of a tuple's entries, if it has the same
+            length; a single value has the first name.
     """
     first = samples[0]
     if isinstance(first, Mapping):
@@ -128,7 +127,7 @@ def columns_of(samples: Sequence[Any], names: Sequence[str]) -> tuple[dict[str, 
 
 
 def boundaries(lengths: Sequence[int]) -> tuple[torch.Tensor, int]:
-    """Return where samples of some lengths begin and end when joined (int32), and the longest of them."""
+    """Return the boundaries of joined samples (int32) from their lengths, and the largest length."""
     ends = torch.tensor([0, *lengths], dtype=torch.int32)
     return ends.cumsum(0, dtype=torch.int32), max(lengths, default=0)
 
@@ -138,7 +137,7 @@ def _lengths(column: Any, axis: int) -> tuple[int, ...]:
 
 
 def _have_lengths(column: Sequence[Any], lengths: Sequence[int]) -> bool:
-    """Return whether values are tensors with so many steps along their first axis."""
+    """Return whether values are tensors with the given numbers of steps along their first axis."""
     return all(
         isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == length
         for value, length in zip(column, lengths, strict=True)

@@ -29,66 +29,66 @@ __all__ = ["H5LazyDataset", "LazyFileDataset"]
 class H5LazyDataset(FileDataset):
     """Rows of HDF5 files, read on demand.
 
-    Works with the standard ``DataLoader(dataset, batch_size=..., shuffle=True)``, which reads a batch in one
-    go, and in worker processes under fork, forkserver and spawn: each process opens the files itself, on first
-    use. Use ``LazyH5DataModule`` under a Lightning Trainer: it shards by rank and resumes exactly.
+    Works with the standard ``DataLoader(dataset, batch_size=..., shuffle=True)``, which reads a whole batch at once,
+    and in worker processes under fork, forkserver and spawn: each process opens the files on first use. Use
+    ``LazyH5DataModule`` with a Lightning Trainer: it shards by rank and resumes exactly.
 
     Args:
-        path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Several
-            files are one dataset; their rows follow each other, sorted by name for a glob or a directory.
-        x_key: the input array, such as ``"train/images"``. A list of names gives a tuple, a mapping from names
-            in the sample to names in the file gives a dict. A name may end in a member of a table
-            (``"obs/label"``). In a mapping, a list of arrays of one shape is one field, with the arrays on a new last
-            axis; ``{"stack": [...], "axis": 0}`` has it at another place in a row.
-        y_key: the target, in the same forms. None yields inputs alone.
-        x_dtype: dtype of the input: a name, a NumPy or a torch dtype, or a mapping from a field's name to one.
-            None keeps the file's. Text is left alone. Packed integers (``scale_factor``, ``_FillValue`` and the like)
-            are an error unless their stored dtype is named, such as "int16".
+        path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of files, globs and
+            directories. The rows of all files are concatenated, sorted by name for a glob or a directory.
+        x_key: the input array, such as ``"train/images"``. A list of names returns a tuple, a mapping from names
+            in the sample to names in the file returns a dict. A name may end in a member of a table
+            (``"obs/label"``). In a mapping, a list of arrays of one shape is stacked to one field, on a new last axis;
+            ``{"stack": [...], "axis": 0}`` puts the new axis elsewhere in a row.
+        y_key: the target, in the same forms. None returns only inputs.
+        x_dtype: dtype of the input: a name, a NumPy or a torch dtype, or a mapping from a field's name to a dtype.
+            None keeps the stored dtype. Text is not converted. Packed integers (``scale_factor``, ``_FillValue`` and
+            the like) raise an error unless you name their stored dtype, such as "int16".
         y_dtype: dtype of the target, in the same forms.
-        transform: runs on each sample's input, a tensor of the row's shape (a tuple or dict where ``x_key`` is). Where
-            it has a parameter ``rng``, it gets a NumPy generator for it, and for ``generator`` torch's. Under the
-            loader of a data module these draw the same for (seed, epoch, row), whatever the batch; else others
-            each time. Input and target of a row draw the same.
+        transform: runs on each sample's input, a tensor of the row's shape (a tuple or dict if ``x_key`` is). If it
+            has a parameter ``rng`` (NumPy) or ``generator`` (torch), it is called with a random generator. Under the
+            loader of a data module, the generator depends only on (seed, epoch, row); otherwise it draws differently
+            each time. The input and the target of a row draw the same numbers.
         target_transform: runs on each sample's target; a tensor without axes for one-dimensional arrays.
-        rdcc_nbytes: bytes of HDF5's chunk cache for each array. None sizes it from the chunks, within
-            ``files.cache_bytes`` for the process. The HDF5 library alone uses it, for arrays that only it can read.
-        rdcc_nslots: slots of that cache. None follows from its size.
-        rdcc_w0: how eagerly the cache drops chunks that were read whole, 0 to 1. None leaves HDF5's 0.75.
-        swmr: the file has a live writer in single-writer/multiple-reader mode. False, since reading needs it
-            for nothing else.
+        rdcc_nbytes: bytes of HDF5's chunk cache for each array. None derives it from the chunks, within
+            ``files.cache_bytes`` for the process. This cache is used only for arrays that the HDF5 library has to read.
+        rdcc_nslots: number of slots of that cache. None derives it from the size.
+        rdcc_w0: preemption policy of that cache, from 0 to 1: how readily it drops chunks that were read completely.
+            None is HDF5's default, 0.75.
+        swmr: open a file that has a live writer in single-writer/multiple-reader mode.
         indices: rows to keep, in this order (shape ``(n,)``), or a mask over all rows. None keeps all.
         batch_transform: runs once on each batch that ``read_batch`` collates.
         normalize: mean and standard deviation of fields, of all their values or of each channel: a JSON file, or a
-            mapping ``{"x": {"mean": 0.5, "std": 0.2}}``. These fields are ``(x - mean) / std``, in float32 if they are
-            stored as integers. Statistics of other fields, shapes or numbers of channels are refused.
+            mapping ``{"x": {"mean": 0.5, "std": 0.2}}``. These fields become ``(x - mean) / std``, in float32 if they
+            are stored as integers. Statistics of other fields, shapes or numbers of channels raise an error.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
-        sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
-            image or volume each, for which None raises.
-        segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
+        sample: kind of sample: "row" (one step), "window" or "segment" (all steps of a segment). None infers it from
+            ``window`` and ``segments``; ``patch`` requires None. "row" also accepts files that look like one image or
+            volume each, for which None raises an error.
+        segments: how steps are grouped into segments: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``spans``, ``join``, ``axis``,
             ``step_axis``, ``steps_per``, ``constants``, ``missing``, ``max_length``, ``bucket``, ``keep_together``).
-            None makes each file one.
-        window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
-            from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
+            None makes each file one segment.
+        window: how windows are cut from segments: a length, ``[start, stop]`` relative to each step, a mapping from
+            fields to lists of this form, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
-        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
+        patch: how patches are cut from volumes (each segment is a volume): ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
-        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
-            ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
-        decode: what decodes fields, by name or pattern: "image" (JPEG and PNG to ``uint8`` of the shape ``(C, H, W)``),
+        table: a CSV, TSV or Parquet file with a line for each sample. Its columns become fields ``table/<column>``. A
+            path, or ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
+        decode: decoders of fields, by name or pattern: "image" (JPEG and PNG to ``uint8`` of the shape ``(C, H, W)``),
             "category" (text to class numbers, the same in all files and splits), "cf" (scale, offset and fill value, to
-            floats with NaN, as by default in netCDF files), "real" (complex numbers, or compounds of real and imag, as
-            pairs of floats on a new last axis), "bits:527" (so many packed bits of a row, as ``uint8`` each), "dense"
-            or "csr" (rows of a sparse matrix), or a function of what is stored of a row.
+            floats with NaN; the default for netCDF files), "real" (complex numbers, or compounds of real and imag, to
+            pairs of floats on a new last axis), "bits:527" (unpack this number of bits of each row, to ``uint8``),
+            "dense" or "csr" (rows of a sparse matrix), or a function. The function receives the stored row: ``bytes``
+            for byte lists and opaque values, else an array.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
-        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "pack",
-            "list", or "stack" (None).
-        seed: of random windows and patches.
-        choice: which of the segments are kept, as data modules split and filter them; None for all.
-        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples whose
-            transform raises: batches have fewer samples, and one without any raises. ``BadRowOptions`` has the
-            ``limit`` of different samples, in each process; more of them raise. Each is logged.
+        collate_fn: how ``read_batch`` batches samples of several shapes: "pad", "pack", "list", or "stack" (None).
+        seed: seed of random windows and patches.
+        choice: selects segments, as data modules split and filter them; None keeps all.
+        on_bad_row: "raise", or "skip" to leave out samples with rows that cannot be decoded, and samples for which a
+            transform raises: such batches are smaller, and an empty batch raises an error. ``BadRowOptions`` sets the
+            ``limit`` of different samples in each process; one more raises an error. Each sample is logged.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         catalog: contents of the files, if already known; None opens them.
@@ -99,9 +99,9 @@ class H5LazyDataset(FileDataset):
         H5ValueError: the arrays do not belong together, or cannot become tensors.
 
     Cost:
-        Construction opens each file once and reads metadata alone, about 2 microseconds a chunk. A row of a
-        compressed array costs the decoding of its whole chunk where that is not in memory: read rows that share chunks
-        together, or use the data module, which orders them so. Chunks are decoded on all cores.
+        Construction opens each file once and reads only metadata, about 2 microseconds per chunk. Reading a row of a
+        compressed array decodes its whole chunk, unless the chunk is in memory: read rows that share chunks together,
+        or use the data module, which orders rows by chunks. Chunks are decoded on all cores.
 
     Example:
         >>> dataset = H5LazyDataset("digits.h5", "train/images", "train/labels", x_dtype="float32")
@@ -177,7 +177,7 @@ class H5LazyDataset(FileDataset):
 
     @classmethod
     def of(cls, samples: FileSamples) -> Self:
-        """Return a dataset of samples that are known already, as a data module has them."""
+        """Return a dataset of samples that a data module has opened already."""
         dataset = cls.__new__(cls)
         dataset._use(samples)
         return dataset
@@ -211,6 +211,6 @@ class H5LazyDataset(FileDataset):
 
 
 class LazyFileDataset(H5LazyDataset):
-    """Rows as they are stored, packed integers among them, for code that decodes them or uses no values."""
+    """Rows as stored, including packed integers, for code that decodes them or does not use their values."""
 
     takes_packed = True

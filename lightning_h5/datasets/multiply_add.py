@@ -20,8 +20,7 @@ LARGE_MEAN = 4.0
 """A mean of more deviations than this is subtracted in two parts. Rounded to 24 bits it is 2e-7 deviations off."""
 
 LONG_LOOP = 1 << 14
-"""A mean is repeated for each of its numbers if these are fewer: NumPy takes 0.2 microseconds to go from one mean to
-the next."""
+"""A mean that applies to fewer numbers is repeated for each of them: NumPy needs 0.2 microseconds per inner loop."""
 
 SHORT_LOOP = 1 << 6
 """The same limit for compiled loops."""
@@ -54,20 +53,20 @@ class _Constants(NamedTuple):
 class Affine:
     """A ``Change`` of rows of one shape to ``(x - mean) * scale``.
 
-    With Numba that takes one pass, which also copies. Without it, it takes two or three passes, over pieces that fit
-    in a core's own cache. Both results are equal, bit by bit.
+    With Numba, one pass computes and copies. Without Numba, two or three passes run over pieces that fit in a core's
+    own cache. Both results are equal, bit by bit.
 
     Args:
         mean: value to subtract, an array that broadcasts to a row and has at most one axis longer than 1.
         scale: factor, of the same shape.
-        row_shape: of the rows.
+        row_shape: shape of a row.
         work: the floating dtype of the computation.
 
     Attributes:
-        mean: as given.
-        scale: as given.
-        row_shape: as given.
-        work: as given.
+        mean: see above.
+        scale: see above.
+        row_shape: see above.
+        work: see above.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Affine:
         if _are_plain(rows) and (loops := self.loops()) is not None:
             loops.in_place(rows.reshape(len(rows), *self._row_view), *self._flat)
             return
-        # NumPy, in this thread: torch would start threads, which then compete with those that read ahead.
+        # NumPy, in this thread: torch would start threads that compete with the readers' threads.
         shape, high, low, scale = self._by_numpy
         view = rows.reshape(shape)
         with np.errstate(all="ignore"):  # stored values may be infinite or NaN
@@ -209,12 +208,12 @@ class _UnpackedAffine:
             return
         loops = self._affine.loops(self._codec.loop)
         if loops is None or not _are_plain(rows, out):
-            raise TypeError(f"rows of {rows.dtype} are decoded by Numba alone, and have to lie in one piece")
+            raise TypeError(f"rows of {rows.dtype} are decoded only by Numba, and must be contiguous")
         self._affine.copy(loops, rows, places, out, out_places, self._codec)
 
 
 def _are_plain(*arrays: npt.NDArray[Any]) -> bool:
-    """Return whether compiled loops take these arrays."""
+    """Return whether compiled loops support these arrays."""
     return all(x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative for x in arrays)
 
 

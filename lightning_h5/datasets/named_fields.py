@@ -1,4 +1,4 @@
-"""The fields of samples that are dicts: names, arrays and dtypes as a user gives them, and as files have them."""
+"""The fields of samples that are dicts: requested names, arrays and dtypes, resolved in the files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ FLAGS = ("cs_label", "bg_label")
 
 
 class NamedFields:
-    """Fields as a user names them.
+    """The requested fields, by name.
 
     Args:
-        load_fields: names of the fields; None for all arrays with the same rows.
-        field_map: for a name its array in the files.
-        samples: what a sample is.
-        dtype: of floating fields with several values, or of fields by their names.
-        decode: what decodes rows.
+        load_fields: names of the fields; None for all arrays with the same number of rows.
+        field_map: mapping from names to arrays in the files.
+        samples: options that define a sample.
+        dtype: dtype of floating fields with several values, or a mapping from names to dtypes.
+        decode: decoders of fields.
 
     Attributes:
-        keys: the arrays that names stand for, if these are called otherwise in the files.
-        target_axes: order of the axes of the target, if it is given.
-        dtype: of floating fields with several values; None leaves them as they are stored.
+        keys: mapping from names to arrays, for arrays with another name in the files.
+        target_axes: order of the axes of the target, if ``field_map`` has it.
+        dtype: dtype of floating fields with several values; None keeps the stored one.
 
     Raises:
-        H5ValueError: a name or a dtype makes no sense.
+        H5ValueError: a name or a dtype is invalid.
     """
 
     def __init__(
@@ -56,7 +56,10 @@ class NamedFields:
         else:
             self.dtype = torch_dtype(dtype, "dtype")
         if self.dtype is not None and not self.dtype.is_floating_point:
-            raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
+            raise H5ValueError(
+                f"dtype={dtype!r} is not a floating dtype, but converts floating fields. Pass a floating dtype, or "
+                "None to keep all dtypes."
+            )
         self.keys, self.target_axes = keys_of(field_map)
         if isinstance(load_fields, Sequence) and not isinstance(load_fields, str):
             names_and_keys = {*load_fields, *map(self.key, load_fields)}
@@ -65,12 +68,12 @@ class NamedFields:
         self._load_fields, self._field_map, self._decode, self._samples = load_fields, field_map, decode, samples
 
     def key(self, name: str) -> str:
-        """Return the array of a field."""
+        """Return the name of a field's array."""
         return self.keys.get(name, name)
 
     @property
     def of_other_files(self) -> dict[str, Any]:
-        """The other files that have an array, by the name of the field."""
+        """The other files that hold a field's array, by the name of the field."""
         mapped = list(self._field_map or {})
         pairs = zip(mapped, paths_of(self._field_map, mapped), strict=True)
         return {name: paths for name, paths in pairs if paths is not None}
@@ -87,13 +90,13 @@ class NamedFields:
         transform: Transform | None,
         with_index: bool,
     ) -> Fields:
-        """Return the fields of a dataset of some files, without the dtypes that follow from what is stored.
+        """Return the fields of a dataset of files, before ``settled`` sets their dtypes.
 
         Args:
             catalog: opens the files.
             paths: the files.
-            options: how they are opened.
-            filters: arrays that these name are fields too, if all are loaded.
+            options: how the files are opened.
+            filters: if all arrays are loaded, the arrays of filters are fields as well.
             bad: see ``open_table``.
             transform: runs on each sample.
             with_index: add each sample's index.
@@ -123,7 +126,7 @@ class NamedFields:
         )
 
     def settled(self, fields: Fields, arrays: Sequence[ArrayLayout]) -> Fields:
-        """Return fields with dtypes that follow from what is stored, and with flags."""
+        """Set the dtypes and flags of fields from the stored arrays."""
         named = list(zip(fields.names, arrays, strict=False))
         dtypes = [self._dtype_of(name, array) for name, array in named]
         requests = tuple(replace(request, dtype=dtype) for request, dtype in zip(fields.requests, dtypes, strict=True))
@@ -136,7 +139,7 @@ class NamedFields:
         return name in FLAGS and is_integer and name not in self._named_dtypes
 
     def _dtype_of(self, name: str, array: ArrayLayout) -> torch.dtype | None:
-        """Return what a field becomes; None leaves it as stored."""
+        """Return the dtype of a field; None keeps the stored one."""
         if name in self._named_dtypes:
             return self._named_dtypes[name]
         if self._is_flag(name, array):

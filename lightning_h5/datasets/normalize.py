@@ -87,7 +87,7 @@ def read_stats(normalize: Normalize) -> dict[str, FieldStats]:
         text = read_json(path)
     except (OSError, ValueError) as error:
         raise H5FileError(
-            f"the statistics {path!r} cannot be read: {error}. Pass the path of a JSON file that has them."
+            f"the statistics {path!r} cannot be read: {error}. Pass the path of a JSON file with statistics."
         ) from error
     fields = text.get("fields") if isinstance(text, Mapping) else None
     if isinstance(text, Mapping) and (text.get("format", FORMAT), text.get("version", 1)) != (FORMAT, 1):
@@ -205,14 +205,14 @@ def normalized(
     """Return a dataset's fields with their normalization and the resulting dtypes. Integers become float32.
 
     Args:
-        fields: of the dataset.
+        fields: fields of the dataset.
         normalize: statistics by the names of fields or of their arrays; None leaves all fields unchanged.
         table: the files.
-        catalog: of the files.
+        catalog: opens the files.
         options: how the files are opened.
 
     Raises:
-        H5ValueError: the statistics are of other fields, shapes or numbers of channels.
+        H5ValueError: the statistics have other fields, shapes or numbers of channels.
     """
     if normalize is None:
         return fields
@@ -279,11 +279,11 @@ def _affine(stats: FieldStats, name: str, arrays: Sequence[ArrayLayout]) -> Affi
     shape = array.row_shape
     if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
         content = "of complex numbers" if array.dtype.kind == "c" else "text"
-        raise H5ValueError(f"the statistics have {name!r}, which is {content} in {array.path!r}. Remove it from them.")
+        raise H5ValueError(f"the statistics have {name!r}, which is {content} in {array.path!r}. Leave it out.")
     if other_shapes := [row_shape for row_shape in shapes if stats.row_shape not in (None, row_shape)]:
         raise H5ValueError(
-            f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; those of "
-            f"{shapes[other_shapes[0]].path!r} have {other_shapes[0]}. Compute them from these files."
+            f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; rows of "
+            f"{shapes[other_shapes[0]].path!r} have the shape {other_shapes[0]}. Compute statistics from these files."
         )
     n_channels = stats.mean.size if stats.mean.ndim else 0
     wide = np.ones(len(shape), dtype=np.int64)
@@ -291,8 +291,8 @@ def _affine(stats: FieldStats, name: str, arrays: Sequence[ArrayLayout]) -> Affi
         length = row_shape[axis] if axis is not None and -len(row_shape) <= axis < len(row_shape) else "no such axis"
         if length != n_channels or len(row_shape) != len(shape):
             raise H5ValueError(
-                f"the statistics of {name!r} are of {n_channels} channels along axis {axis} of a row; rows of "
-                f"{example.path!r} have the shape {row_shape}, {length} there. Compute them from these files."
+                f"the statistics of {name!r} have {n_channels} channels along axis {axis} of a row; rows of "
+                f"{example.path!r} have the shape {row_shape}, {length} there. Compute statistics from these files."
             )
     if n_channels and axis is not None:
         wide[axis] = n_channels

@@ -1,4 +1,4 @@
-"""Where samples come from: the file, row, segment and step of each; and their batches, read from the files again."""
+"""The origin of samples: file, row, segment and step; and batches that are read from the files again."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Origin", "origins_of", "read_again"]
 
 
 class Origin(NamedTuple):
-    """Where a sample comes from.
+    """The origin of a sample.
 
     Attributes:
-        file: path of its file.
-        row: its row in the arrays of its file, or of its group. Of a window the row of its step, of a whole segment its
-            number in its file or group, of a patch the number of the sample.
-        segment: name of its segment; None if samples are rows.
-        step: its step in the segment; of a patch its first index along each axis that is cut; None if samples are rows.
-        source: its source in a mixture; None if there is none, or if sources have no names.
+        file: path of the file.
+        row: row in the arrays of the file, or of the group: the row of a window's own step, the number of a whole
+            segment in its file or group, or the number of a patch.
+        segment: name of the segment; None if samples are rows.
+        step: step in the segment, or the first index of a patch along each axis that is cut; None if samples are rows.
+        source: source in a mixture; None without a mixture, or if sources have no names.
     """
 
     file: str
@@ -37,12 +37,12 @@ class Origin(NamedTuple):
 
 
 def origins_of(dataset: RowDataset, numbers: IntArray, epoch: int) -> list[Origin]:
-    """Return where samples come from.
+    """Return the origins of samples.
 
     Args:
-        dataset: the samples; of all ranks.
+        dataset: the samples of all ranks.
         numbers: numbers of the samples, as plans count them over all ranks.
-        epoch: that asks for them.
+        epoch: the epoch of the request, which selects random windows.
     """
     if isinstance(dataset, MixtureDataset):
         origins: list[Any] = [None] * len(numbers)
@@ -71,12 +71,12 @@ def _origins_of_table(dataset: RowDataset, numbers: IntArray, epoch: int | None)
 
 
 def read_again(dataset: RowDataset, token: BatchToken, collate: Callable[[Any], Any] | None = None) -> Any:
-    """Return the batch of a token as a loader yields it, with the draws that it had, read from the files now.
+    """Read the batch of a token from the files again, with the same random draws.
 
     Args:
-        dataset: the samples; nothing is loaded into memory for it.
-        token: its rows are numbers among those of all ranks.
-        collate: makes a batch of samples, if the token asks for these.
+        dataset: the samples; they are not loaded into memory.
+        token: the batch; its rows are counted over all ranks.
+        collate: collates samples, if the token requests samples.
     """
     raw = _raw(dataset, token.rows, token.epoch)
     if not (dataset.has_transforms or token.samples):

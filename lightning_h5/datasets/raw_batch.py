@@ -19,9 +19,9 @@ class RawBatch(NamedTuple):
     """Rows as they were read, before any transform.
 
     Attributes:
-        rows: the rows' numbers, as ``with_index`` gives them, shape ``(batch,)``.
-        columns: for each field its rows.
-        bad: the samples of the batch that could not be read, and are not among these.
+        rows: row numbers, shape ``(batch,)``.
+        columns: the rows of each field.
+        bad: samples of the batch that could not be read; ``rows`` and ``columns`` leave them out.
     """
 
     rows: IntArray
@@ -29,12 +29,12 @@ class RawBatch(NamedTuple):
     bad: tuple[BadSample, ...] = ()
 
     def split(self, sizes: Sequence[int]) -> list[RawBatch]:
-        """Return batches of these sizes, which are views of this one."""
+        """Split the batch into batches of the given sizes, without copying."""
         rows = [self.rows[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
         return [RawBatch(*batch) for batch in zip(rows, self.split_columns(sizes), strict=True)]
 
     def split_columns(self, sizes: Sequence[int]) -> Iterator[tuple[Column, ...]]:
-        """Return the columns of each of these batches."""
+        """Return the columns of each batch of ``split``."""
         columns = [
             torch.split_with_sizes(column, sizes)
             if isinstance(column, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Errors of reading or transforming samples, and whether they belong to one of them."""
+"""Errors of reading or transforming samples, and whether a single sample causes them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ SampleErrors: TypeAlias = dict[int, Exception]
 """The errors of a batch's samples, by their places in it."""
 
 NEVER = (MemoryError, StopIteration, ConnectionError, TimeoutError, torch.OutOfMemoryError)
-"""Errors of the machine, of the network, and of a program, whatever sample they came with."""
+"""Errors of the machine, the network or the program, independent of the sample."""
 
 NETWORK = frozenset(
     ("aiohttp", "botocore", "http", "httpcore", "httpx", "obstore", "requests", "socket", "ssl", "urllib", "urllib3")
 )
-"""Libraries whose errors are of the network, and have no builtin type."""
+"""Libraries that raise network errors without a builtin type."""
 
 OF_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ESTALE}
 OF_MACHINE |= {errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT}
-"""Numbers of an ``OSError`` that a retry would mend, or that are of this machine."""
+"""Numbers of an ``OSError`` of this machine, or that a retry may fix."""
 
 
 def is_of_sample(error: BaseException) -> bool:
-    """Return whether an error of reading or transforming samples belongs to one of them.
+    """Return whether a single sample causes an error of reading or transforming samples.
 
-    Errors of files that changed or cannot be reached, of the network, and of a lack of memory belong to none.
+    This is not the case for files that changed or cannot be reached, for network errors, and for a lack of memory.
     """
     if isinstance(error, H5FileError):
         is_damage = isinstance(error, H5CorruptError)

@@ -1,4 +1,4 @@
-"""How the fields of a row become a sample or a batch: transforms, normalization, collation of several shapes."""
+"""Conversion of rows to samples and batches: transforms, normalization, collation of several shapes."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ __all__ = [
 
 
 Transform: TypeAlias = Callable[..., Any]
-"""Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), if it has such a parameter."""
+"""A function of a value, and optionally of ``rng`` (a NumPy generator) or ``generator`` (a torch generator)."""
 
 Describe: TypeAlias = Callable[[IntArray], str]
-"""Returns which rows of which files some rows of a dataset are, as text for a message."""
+"""Returns the files and row numbers of rows, as text for a message."""
 
 
 @dataclass(frozen=True, eq=False)
 class FieldPlan:
-    """What becomes of a field's rows between a file and a batch. Whatever reads, holds or caches rows goes by it.
+    """How a field is converted between file and batch: dtypes and normalization. Readers, caches and shards all use it.
 
     Attributes:
-        stored: dtype of rows as they are read.
+        stored: dtype of rows as read.
         row_shape: shape of a row.
-        dtype: dtype of a batch; None for text, which comes as ``str`` however it is stored.
-        affine: normalizes rows; None if they are at most cast.
+        dtype: dtype of a batch; None for text, which becomes ``str`` in every encoding.
+        affine: normalization; None if rows are only cast.
         is_encoded: rows are decoded one by one, to arrays of several shapes.
-        element: dtype that these are cast to; None leaves them.
-        guard: raises an error if rows that were read as stored have a missing value; None if all are values.
+        element: dtype of the arrays that are decoded one by one; None keeps the decoder's.
+        guard: raises an error if stored rows have a missing value; None if no value counts as missing.
     """
 
     stored: np.dtype[Any]
@@ -64,19 +64,19 @@ class FieldPlan:
     guard: Callable[[npt.NDArray[Any]], None] | None = None
 
     def check(self, rows: npt.NDArray[Any]) -> None:
-        """Raise an ``H5ValueError`` if rows that were read as stored have a missing value."""
+        """Raise an ``H5ValueError`` if stored rows have a missing value."""
         if self.guard is not None:
             self.guard(rows)
 
     @cached_property
     def normalized(self) -> np.dtype[Any]:
-        """The dtype of rows before they are cast: as stored, or normalized."""
+        """The dtype of rows before the cast: as stored, or of the normalization."""
         return self.stored if self.affine is None else self.affine.work
 
     @cached_property
     def gathered(self) -> np.dtype[Any]:
-        """The dtype that a reader of decoded chunks gathers rows as: it normalizes them, or casts them itself."""
-        if self.guard is not None:  # these are checked first
+        """The dtype of rows that a reader copies out of decoded chunks: it normalizes or casts them while copying."""
+        if self.guard is not None:  # stored values are checked first
             return self.stored
         return numpy_dtype_like(self.dtype, self.stored) if self.affine is None else self.affine.work
 
@@ -96,11 +96,11 @@ class FieldPlan:
         return f"{self.dtype_name} of shape {self.row_shape}"
 
     def finished(self, rows: npt.NDArray[Any] | torch.Tensor, buffers: BufferPool) -> Column:
-        """Return rows that were read as stored, or decoded one by one, normalized and cast; they are the caller's own.
+        """Normalize and cast stored rows, or rows that were decoded one by one. The caller owns the result.
 
         Args:
-            rows: an array; a tensor if they were decoded one by one, and all have one shape.
-            buffers: where memory for batches comes from.
+            rows: an array; or a tensor, if rows were decoded one by one to the same shape.
+            buffers: allocates memory for batches.
         """
         if isinstance(rows, torch.Tensor):
             return rows if self.element is None else rows.to(self.element)
@@ -125,7 +125,7 @@ class FieldPlan:
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None) -> Any:
-    """Return an array that was decoded as a tensor; text as it is."""
+    """Convert a decoded array to a tensor; text is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     tensor = torch.from_numpy(value)
@@ -137,10 +137,10 @@ class SamplePart:
     """The input of a sample, or its target.
 
     Attributes:
-        fields: what it is made of.
-        transform: runs on it, one sample at a time.
-        flags: for each field whether a sample has it as a bool of Python; empty if none.
-        argument: the argument by which the transform was passed, for messages.
+        fields: names and structure of its fields.
+        transform: runs on one sample at a time.
+        flags: for each field, whether its values become Python bools; empty if none.
+        argument: the argument that holds the transform, for messages.
     """
 
     fields: FieldNames
@@ -149,29 +149,29 @@ class SamplePart:
     argument: str = "transform"
 
     def build(self, values: Sequence[Any]) -> Any:
-        """Return the value, a tuple or a dict, of a row or of a whole batch."""
+        """Return the fields of a row or of a whole batch: a single value, a tuple or a dict."""
         if self.fields.kind == "single":
             return values[0]
         return tuple(values) if self.fields.kind == "tuple" else dict(zip(self.fields.names, values, strict=True))
 
     @cached_property
     def asks_for(self) -> AskedFor:
-        """The generators that the transform asks for, and those that it owns."""
+        """The generators that the transform requests as arguments, and the generators that it owns."""
         return asked_for(self.transform)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Generators are looked for again in another process: those that a function refers to are not pickled with it.
+        # Another process searches for generators again: pickling a function omits the generators that it refers to.
         return {name: value for name, value in self.__dict__.items() if name != "asks_for"}
 
     def sample(self, columns: Sequence[Column], place: int, row: int, draws: Draws, describe: Describe) -> Any:
-        """Return one row's part, transformed. Input and target of a row have generators that draw the same."""
+        """Return one row's part, transformed. The generators of a row's input and target draw the same numbers."""
         values = [column[place] for column in columns]
         if self.flags:
             values = [bool(value) if flag else value for value, flag in zip(values, self.flags, strict=True)]
         return self.transformed(self.build(values), row, draws, describe)
 
     def transformed(self, value: Any, row: int, draws: Draws, describe: Describe) -> Any:
-        """Return one row's value, transformed; an error of the transform names the row."""
+        """Apply the transform to one row's value; its errors name the row."""
         if self.transform is None:
             return value
         try:
@@ -194,8 +194,8 @@ class SamplePart:
             columns: the fields of the part.
             rows: numbers of the samples.
             draws: see ``RowDataset.finish``.
-            describe: returns which rows they are, as text.
-            errors: gets the errors of samples, by place; these have None instead of a part. None raises them.
+            describe: returns the rows as text.
+            errors: collects the errors of samples, by place; the part of a failed sample is None. None raises errors.
         """
         if errors is None:
             return [self.sample(columns, place, row, draws, describe) for place, row in enumerate(rows)]
@@ -214,16 +214,16 @@ class SamplePart:
         length_of: tuple[int, int] | None = None,
         buffers: BufferPool | None = None,
     ) -> tuple[Any, list[int]]:
-        """Return all rows' part, as it was read if nothing runs on single samples; and the lengths of the samples.
+        """Return the part of a batch, and the lengths of its samples.
 
         Args:
             columns: the fields of the part.
-            samples: what the transform returned (see ``samples``); None without one.
+            samples: results of the transform (see ``samples``); None without a transform.
             rows: numbers of the samples.
-            describe: returns which rows they are, as text.
-            how: how samples of several shapes become a batch.
-            length_of: the field whose steps are counted, and their axis; None counts none.
-            buffers: where memory for padded batches comes from; None allocates it.
+            describe: returns the rows as text.
+            how: how to batch samples of several shapes.
+            length_of: the field and the axis with a sample's steps; None returns no lengths.
+            buffers: memory for padded batches; None allocates it.
         """
         field, axis = length_of or (0, 0)
         if samples is None or self.transform is None:
@@ -252,15 +252,15 @@ class SamplePart:
         joints: Sequence[Joint | None],
         buffers: BufferPool,
     ) -> tuple[Any, dict[str, JoinedField]]:
-        """Return all rows' part with samples joined along their steps, and its fields by name.
+        """Return the part of a batch with samples joined along their steps, and its fields by name.
 
         Args:
             columns: the fields of the part.
-            samples: what the transform returned (see ``samples``); None without one.
+            samples: results of the transform (see ``samples``); None without a transform.
             rows: numbers of the samples.
-            describe: returns which rows they are, as text.
-            joints: for each field how its samples are joined; None stacks them.
-            buffers: where memory comes from.
+            describe: returns the rows as text.
+            joints: how to join the samples of each field; None stacks them.
+            buffers: memory for batches.
         """
         names, build = self.fields.names, cast("Callable[[Sequence[Any]], Any]", self.build)
         by_name, named_joints = dict(zip(names, columns, strict=True)), dict(zip(names, joints, strict=True))
@@ -284,18 +284,17 @@ class SamplePart:
 
 @dataclass(frozen=True)
 class SampleLayout:
-    """What a sample looks like: its input, its target if any, and its index if asked for.
+    """The layout of a sample: its input, and optionally a target and an index.
 
     Attributes:
-        x: the input; the first columns of what is read.
-        y: the target, the columns after them; or None.
+        x: the input, made of the first columns.
+        y: the target, made of the next columns; or None.
         with_index: put each row's index last in a tuple, or under ``"index"`` in a dict.
-        n_rows: of the dataset, if numbers of rows go beyond it and are shown modulo that; otherwise 0.
-        extras: names of the columns that follow the parts and the index in a sample; the last columns that are read.
-        collate: how samples of several shapes become a batch; None stacks them.
-        joints: for each field of the parts how its samples are joined, if ``collate`` packs; None stacks them.
-        length_of: the field of the input with steps that are counted for ``"length"``, and their axis in a sample; None
-            if samples have equally many.
+        n_rows: number of rows, if row numbers repeat in cycles and are shown modulo this number; otherwise 0.
+        extras: names of the last columns, which follow the parts and the index in a sample.
+        collate: how to batch samples of several shapes; None stacks them.
+        joints: how to join the samples of each field, if ``collate`` is "pack"; None stacks them.
+        length_of: the input field and the axis that define ``"length"``; None if all samples have the same length.
     """
 
     x: SamplePart
@@ -310,12 +309,12 @@ class SampleLayout:
     def __post_init__(self) -> None:
         if self.with_index and self.y is None and self.x.fields.kind == "dict" and "index" in self.x.fields.names:
             raise H5ValueError(
-                "with_index=True would overwrite the field 'index' of x_key. Call the field something else."
+                "with_index=True would overwrite the field 'index' of x_key. Load this field under another name."
             )
 
     @cached_property
     def has_transforms(self) -> bool:
-        """Whether anything runs on single samples."""
+        """Whether a transform runs on single samples."""
         return self.x.transform is not None or (self.y is not None and self.y.transform is not None)
 
     @cached_property
@@ -337,8 +336,8 @@ class SampleLayout:
             columns: all fields.
             rows: numbers of the samples.
             draws: see ``RowDataset.finish``.
-            describe: returns which rows they are, as text.
-            errors: gets the errors of transforms, by place; these samples are left out. None raises them.
+            describe: returns the rows as text.
+            errors: collects the errors of transforms, by place, and leaves these samples out. None raises errors.
         """
         numbers = rows.tolist()
         if errors is None:
@@ -384,7 +383,7 @@ class SampleLayout:
     def _collated(
         self, columns: Sequence[Column], transformed: Sequence[list[Any] | None], rows: IntArray, describe: Describe
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the parts of a batch, and the lengths of samples if these are padded."""
+        """Return the parts of a batch, and the lengths of padded samples."""
         parts, length = [], {}
         for (part, own), samples in zip(self._parts, transformed, strict=True):
             counted = self.length_of if part is self.x and self.collate == "pad" else None
@@ -397,7 +396,7 @@ class SampleLayout:
     def _packed(
         self, columns: Sequence[Column], transformed: Sequence[list[Any] | None], rows: IntArray, describe: Describe
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the parts of a batch with samples joined along their steps, and where each sample begins and ends."""
+        """Return the parts of a batch with samples joined along their steps, and the boundaries of the samples."""
         parts, fields = list[Any](), list[tuple[str, JoinedField]]()
         for (part, own), samples in zip(self._parts, transformed, strict=True):
             batch, of_part = part.packed(columns[own], samples, rows, describe, self.joints[own], self._buffers)
@@ -408,7 +407,7 @@ class SampleLayout:
 
     @cached_property
     def built(self) -> Callable[[Sequence[Any]], Any]:
-        """Makes a batch of its columns, if it consists of them."""
+        """A function that builds a batch from its columns, if it consists of nothing else."""
         if all(part.fields.kind == "single" for part, _ in self._parts):
             return itemgetter(0) if self.y is None else tuple
         return self._built
@@ -425,7 +424,7 @@ class SampleLayout:
         describe: Describe,
         errors: SampleErrors | None,
     ) -> list[list[Any] | None]:
-        """Return what each part's transform returned for each sample; None for a part without one."""
+        """Return the transformed samples of each part; None for a part without a transform."""
         if self.has_transforms and not len(rows):
             raise H5ValueError(
                 "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
@@ -436,24 +435,24 @@ class SampleLayout:
         ]
 
     def shown(self, number: Any) -> Any:
-        """Return what ``with_index`` adds for a row, or rows."""
+        """Return the number that ``with_index`` adds for a row, or the numbers for several rows."""
         return number % self.n_rows if self.n_rows else number
 
     @cached_property
     def _buffers(self) -> BufferPool:
-        """Memory of padded batches; few of them are kept, as sizes differ."""
+        """Memory for padded batches; only two buffers are kept, since sizes differ."""
         return BufferPool(min_free=2)
 
     @cached_property
     def _parts(self) -> list[tuple[SamplePart, slice]]:
-        """Each part, and which columns are its own."""
+        """Each part and its columns."""
         n_x = len(self.x.fields.keys)
         parts = [(self.x, slice(n_x))]
         return parts if self.y is None else [*parts, (self.y, slice(n_x, n_x + len(self.y.fields.keys)))]
 
     @cached_property
     def is_built_of_columns(self) -> bool:
-        """Whether a batch consists of its columns as they were read, if these are tensors."""
+        """Whether a batch consists of the columns as read, if they are tensors."""
         is_changed = self.has_transforms or self.collate is not None or self.length_of is not None
         return not (is_changed or self.with_index or self.extras)
 
@@ -469,7 +468,7 @@ class SampleLayout:
 
 
 def _despite_errors(make: Callable[[int], Any], rows: Sequence[int], errors: SampleErrors) -> list[Any]:
-    """Return the sample at each place; None where making it raises an error of this sample, which is noted."""
+    """Return the sample at each place; a sample that raises an error is None, and ``errors`` collects the error."""
     samples: list[Any] = [None] * len(rows)
     for place in range(len(rows)):
         try:
@@ -497,7 +496,7 @@ def _taken(column: Column, places: list[int]) -> Column:
 
 
 def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the NumPy dtype to gather into: the requested one if NumPy casts to it as torch does, else as stored."""
+    """Return the NumPy dtype to read rows into: the requested one if NumPy casts as torch does, else as stored."""
     try:
         target = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:  # bfloat16

@@ -35,7 +35,7 @@ HEADROOM = 256 << 20  # bytes that loading needs in addition to the shard
 
 
 class Comparison(NamedTuple):
-    """What the ranks compare once they have loaded their shards.
+    """A comparison between the ranks after loading.
 
     Attributes:
         name: the step, for messages.
@@ -49,10 +49,10 @@ class Comparison(NamedTuple):
 
 
 class HoldsShard(Protocol):
-    """What loads its shard together with other ranks.
+    """A dataset that loads its shard together with other ranks.
 
     Attributes:
-        pins_memory: lock the pages of memory that no other rank has.
+        pins_memory: lock the pages of memory that no other rank shares.
     """
 
     pins_memory: bool
@@ -68,15 +68,15 @@ class HoldsShard(Protocol):
         ...
 
     def terms(self) -> Mapping[str, Any]:
-        """Return what must be equal on all ranks that load together."""
+        """Return the values that must be equal on all ranks that load together."""
         ...
 
     def n_host_bytes(self, rank: int) -> int:
-        """Return the bytes that a rank's rows take in this machine's memory."""
+        """Return the bytes of a rank's rows in this machine's memory."""
         ...
 
     def memory(self, ranks: Sequence[int], *, shared: bool, owner: tuple[int, int] | None = None) -> HeldRows:
-        """Return memory for the rows of some ranks: new, or that of another process, the owner."""
+        """Return memory for the rows of some ranks: new, or mapped from another process, the owner."""
         ...
 
     def load_tasks(self, held: HeldRows) -> tuple[list[BulkTask], list[BulkTask]]:
@@ -92,7 +92,7 @@ class HoldsShard(Protocol):
         ...
 
     def use(self, held: HeldRows, *, has_all: bool) -> None:
-        """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
+        """Serve rows from filled memory; ``has_all`` is whether it has the rows of all ranks."""
         ...
 
     def log_loaded(self, name: str, seconds: float) -> None:
@@ -100,7 +100,7 @@ class HoldsShard(Protocol):
         ...
 
     def comparisons(self) -> Iterable[Comparison]:
-        """Return what the ranks compare once they have loaded their shards."""
+        """Return the comparisons between the ranks after loading."""
         ...
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ class NodeGroup:
     """The processes of a machine that fill one memory together; each fills a part of it.
 
     Attributes:
-        ranks: their replicas' ranks, without repeats.
-        place: this process among them, from 0.
-        size: number of these processes.
-        is_everyone: whether all processes of the job are among them.
+        ranks: ranks of their replicas, without repeats.
+        place: number of this process in the group, from 0.
+        size: number of processes in the group.
+        is_everyone: whether the group has all processes of the job.
     """
 
     ranks: tuple[int, ...]
@@ -136,14 +136,14 @@ def load_shards(
     """Load the shards of datasets, on all ranks at once.
 
     Args:
-        holders: what to load, by name; the same names on all ranks. None of it is in memory yet.
+        holders: datasets to load, by name; the same names on all ranks. They must not be in memory yet.
         is_alone: load without the other ranks, if any.
         patience: seconds to wait for a rank that makes no progress.
         shows_bar: show a progress bar, on the first rank.
-        spare: datasets that give up their rows if there is not enough memory otherwise.
+        spare: datasets that release their rows if there is not enough memory otherwise.
 
     Raises:
-        H5Error: there is not enough memory, or rows cannot be read, on any rank; nothing is held then.
+        H5Error: memory is too small, or rows cannot be read, on any rank; all memory is released then.
     """
     if not holders:
         return
@@ -151,7 +151,7 @@ def load_shards(
     try:
         loading.meet()
         loading.check_memory(spare)
-        if not loading.share_memory():  # some machine forbids access to another process's descriptors
+        if not loading.share_memory():  # a machine forbids access to another process's descriptors
             loading.check_memory(spare)
         for name, holder in holders.items():
             loading.do("loading shards", partial(loading.load, name, shows_bar))
@@ -166,17 +166,17 @@ def load_shards(
 
 
 class _Loading:
-    """The ranks that load, in steps that all of them take.
+    """Loading on all ranks, in common steps.
 
     Args:
-        holders: see ``load_shards``, as the two that follow.
-        is_alone: see above.
-        patience: see above.
+        holders: see ``load_shards``.
+        is_alone: see ``load_shards``.
+        patience: see ``load_shards``.
 
     Attributes:
-        answers: what all ranks returned in the last step.
+        answers: the answers of all ranks in the last step.
         near: the answers of this machine's ranks.
-        place: of this rank among those of its machine.
+        place: number of this rank among the ranks of its machine.
     """
 
     answers: Sequence[Any] = ()
@@ -189,7 +189,7 @@ class _Loading:
         self._filling: dict[str, HeldRows] = {}
 
     def meet(self) -> None:
-        """Find out with which processes of this machine each dataset is loaded."""
+        """Determine the group of this machine's processes that load each dataset together."""
         holders = self._holders
         facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
         self.do("meeting the ranks", lambda: {name: holder.rank for name, holder in holders.items()}, facts)
@@ -210,12 +210,12 @@ class _Loading:
             holder.close()
 
     def do(self, name: str, step: Callable[[], Any], facts: Mapping[str, Any] | None = None) -> None:
-        """Take a step, which fails on all ranks if it fails on one.
+        """Run a step, which fails on all ranks if it fails on one.
 
         Args:
             name: the step, for messages.
             step: returns an answer for all ranks.
-            facts: what must be equal on all ranks.
+            facts: values that must be equal on all ranks.
         """
         failure, answer = None, None
         with exchange(name, self._patience, self._is_alone) as ranks:
@@ -233,7 +233,7 @@ class _Loading:
         self.place = sum(is_near[: ranks.rank])
 
     def check_memory(self, spare: Sequence[HoldsShard]) -> None:
-        """Check that this machine has memory for all shards of its ranks, and make other datasets give up theirs.
+        """Check that this machine has memory for all shards of its ranks; release other datasets if necessary.
 
         Raises:
             H5ValueError: a machine does not have enough memory.
@@ -259,10 +259,10 @@ class _Loading:
             self.do("checking memory", lambda: _check_memory(needed, n_processes, list(self._holders)))
 
     def share_memory(self) -> bool:
-        """Have the first process of each group make the memory, and the others open it.
+        """Create memory in the first process of each group, and open it in the others.
 
         Returns:
-            Whether all machines could. On a machine that does not allow it, each process holds its own rows.
+            Whether all machines allow this. Otherwise each process holds its own rows.
         """
         if len(self.answers) == 1 or not any(holder.shares for holder in self._holders.values()):
             return True  # same result on all ranks
@@ -292,7 +292,7 @@ class _Loading:
         return all(self.answers)
 
     def _hold(self, name: str, owner: tuple[int, int] | None = None) -> HeldRows:
-        """Make memory for a dataset's rows and those of its group, or open that of another process."""
+        """Create memory for the rows of a dataset's group, or open the memory of another process."""
         group = self._groups[name]
         self._filling[name] = self._holders[name].memory(group.ranks, shared=group.size > 1, owner=owner)
         return self._filling[name]
@@ -305,7 +305,7 @@ class _Loading:
         """Load this process's part of a dataset, and report progress to the ranks that wait.
 
         Returns:
-            Rows that could not be read, if that is no error.
+            Rows that could not be read, if they are skipped.
         """
         holder, group, ranks = self._holders[name], self._groups[name], self._exchange
         held = self._filling.get(name) or self._hold(name)
@@ -322,11 +322,11 @@ class _Loading:
             shared, own = holder.load_tasks(held)
             tasks = [*my_part(shared, group), *own]
             run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
-        except OSError:  # it may follow from a change of a file, which is the error to raise then
+        except OSError:  # if a file has changed, that is the error to raise
             holder.check_unchanged()
             raise
         holder.use(self._filling.pop(name), has_all=group.is_everyone)
-        # Each rank would lock the pages of all, although batches are copied into page-locked memory anyway.
+        # Each rank would lock the pages of all ranks, although batches are copied into page-locked memory anyway.
         if holder.pins_memory and len(group.ranks) == 1 and torch.cuda.is_available() and (why := held.pin()):
             warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU still work.", stacklevel=2)
         holder.log_loaded(name, time.monotonic() - began)
@@ -334,7 +334,7 @@ class _Loading:
 
 
 def my_part(tasks: Sequence[BulkTask], group: NodeGroup) -> Iterator[BulkTask]:
-    """Yield this process's part of a group's tasks, of about as many bytes as the others'."""
+    """Yield this process's part of a group's tasks; the parts have about the same number of bytes."""
     total, before = sum(task.n_decoded for task in tasks), 0
     for task in tasks:
         if (2 * before + task.n_decoded) * group.size // max(1, 2 * total) == group.place:
@@ -355,8 +355,8 @@ def _check_memory(needed: int, n_processes: int, names: Sequence[str]) -> None:
     raise H5ValueError(
         f"{shards} take {_memory_size(needed)} on {ranks}, and {_memory_size(HEADROOM)} while they are loaded; "
         f"{_memory_size(memory.n_bytes)} are left ({memory.limit}). "
-        f"{_memory_size(max(0, memory.n_bytes - HEADROOM))} would fit: take a smaller dtype (uint8 as stored is a "
-        "quarter of float32, and the GPU can cast it), fewer fields, more machines, share_memory=True if ranks of a "
+        f"{_memory_size(max(0, memory.n_bytes - HEADROOM))} would fit: use a smaller dtype (uint8 as stored is a "
+        "quarter of float32, and the GPU can cast it), fewer fields, more machines, or share_memory=True if ranks of a "
         "machine hold the same rows. Or read on demand, with LazyH5DataModule or H5LazyDataset."
     )
 

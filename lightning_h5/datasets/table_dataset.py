@@ -1,6 +1,6 @@
-"""Datasets over a table of files: which of its samples they have, and how rows become samples of several steps.
+"""Datasets over a table of files: the selection of samples, and the assembly of samples from several rows.
 
-A column has the rows that were read of a field. Windows, segments and patches have several rows in a sample.
+A column has the rows of one field. Windows, segments and patches have several rows in a sample.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .sample_layout import SampleLayout, Transform
 
 __all__ = ["TableDataset", "check_shapes", "checked_step_counts", "places_columns"]
 
-MAX_FIELDS = 12  # named in a summary
-MAX_NAME = 80  # characters of a path
-MAX_SEGMENTS = 64  # whose lengths are compared in setup
+MAX_FIELDS = 12  # maximum number of fields in a summary
+MAX_NAME = 80  # maximum characters of a path
+MAX_SEGMENTS = 64  # number of segments with lengths to compare in setup
 
 
 class TableDataset(RowDataset):
@@ -39,10 +39,10 @@ class TableDataset(RowDataset):
 
     Args:
         table: the files.
-        fields: what is read of each row, and what a sample looks like; in the order of the table's arrays.
+        fields: the fields and the layout of a sample; in the order of the table's arrays.
         batch_transform: runs once on each collated batch.
-        indices: samples of the table that this dataset has, in its order; None for all.
-        options: how the HDF5 library opens files, if it reads.
+        indices: numbers of this dataset's samples in the table, in its order; None for all.
+        options: how the HDF5 library opens files, if it reads them.
     """
 
     _of_process = (*RowDataset._of_process, "_buffers")
@@ -81,15 +81,15 @@ class TableDataset(RowDataset):
         return self.table.n_samples if self.indices is None else len(self.indices)
 
     def located(self, samples: IntArray) -> IntArray:
-        """Return the samples of the table that some samples of this dataset are: rows, over all files, if these are."""
+        """Return the numbers of samples in the table: row numbers over all files, if samples are rows."""
         return samples if self.indices is None else self.indices[samples]
 
     def assembled(self, numbers: IntArray, batch: BatchRows, read: Callable[[], Sequence[Column]]) -> RawBatch:
         """Return samples, assembled from the rows of each field.
 
         Args:
-            numbers: of the samples (see ``RawBatch``).
-            batch: their rows.
+            numbers: numbers of the samples (see ``RawBatch``).
+            batch: rows of the samples.
             read: returns the rows of each field, from files or from memory.
         """
         columns: list[Column] = [
@@ -104,7 +104,7 @@ class TableDataset(RowDataset):
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of a sample's rows of sparse matrices, if these are dense in a batch."""
+        """Bytes of a sample's rows of sparse matrices, if they are dense in a batch."""
         sizes = [
             matrix.n_columns * (dtype.itemsize if (dtype := self.plans[at].dtype) is not None else 0)
             for at, matrix in self.fields.matrices.items()
@@ -113,7 +113,7 @@ class TableDataset(RowDataset):
         return sum(sizes)
 
     def _further_columns(self, batch: BatchRows) -> list[Column]:
-        """Return the requested masks, segments and steps of samples; rows have none of these."""
+        """Return the requested masks, segments and steps of samples; rows have no such columns."""
         if batch.places is None:
             return []
         n_samples = len(batch.places.segments)
@@ -144,13 +144,13 @@ class TableDataset(RowDataset):
         return [(self.table.paths[file], row) for file, row in zip(files.tolist(), rows.tolist(), strict=True)]
 
     def files_and_rows(self, numbers: IntArray, epoch: int | None = None) -> tuple[IntArray, IntArray]:
-        """Return the file of each of some samples, and its row in its array: of a segment the first.
+        """Return the file of each sample, and its row in the array: the first row of a segment.
 
-        A patch has its number instead, and a row of a sparse matrix its own.
+        A patch has its number instead, and a row of a sparse matrix its row number.
 
         Args:
-            numbers: of the samples.
-            epoch: the epoch that asks for them; None without a plan.
+            numbers: numbers of the samples.
+            epoch: the epoch of the request; None without a plan.
         """
         table, samples = self.table, self.located(numbers)
         if table.indexer.is_known_by_row:
@@ -199,15 +199,15 @@ class TableDataset(RowDataset):
 
 
 def check_shapes(dataset: TableDataset, collate: Collate | None, batch_size: int) -> None:
-    """Check that samples of all segments can be in one batch, if nothing else makes their shapes alike.
+    """Check that samples of all segments can be in one batch.
 
     Args:
         dataset: the samples.
-        collate: how tensors of several shapes become a batch.
-        batch_size: samples of a batch.
+        collate: how to batch tensors of several shapes.
+        batch_size: number of samples of a batch.
 
     Raises:
-        H5ValueError: rows of a field have another number of axes in some segments, or another shape, and are stacked.
+        H5ValueError: rows of a field differ in the number of axes, or in shape if they are stacked.
     """
     table, fields = dataset.table, dataset.fields
     if collate == "list" or fields.sample_layout.has_transforms:
@@ -258,22 +258,22 @@ def checked_step_counts(dataset: TableDataset, max_tokens: int) -> IntArray:
     """Return the number of steps of each sample.
 
     Raises:
-        H5ValueError: samples are no whole segments, or one has more steps than a batch may have.
+        H5ValueError: samples are not whole segments, or a sample has more steps than a batch may have.
     """
     counts, noun = dataset.table.indexer.step_counts, dataset.table.indexer.noun
     if counts is None:
         raise H5ValueError(
-            f"segments.max_tokens={max_tokens} was given, and samples are {noun}: {max_tokens} counts the steps of "
-            "whole segments. Pass sample='segment', or remove max_tokens and set batch_size."
+            f"segments.max_tokens={max_tokens} was given, but samples are {noun}: max_tokens counts the steps of whole "
+            "segments. Pass sample='segment', or remove max_tokens and set batch_size."
         )
     counts = counts if dataset.indices is None else counts[dataset.indices]
     if (n_longer := int(np.count_nonzero(counts > max_tokens))) > 0:
         longest = np.array([counts.argmax()])
         name = places_columns(dataset.table, dataset.table.indexer.places(dataset.located(longest)))[0][0]
         raise H5ValueError(
-            f"segments.max_tokens={max_tokens} was given, and {n_longer:,} of {len(counts):,} samples are longer. The "
+            f"segments.max_tokens={max_tokens} was given, but {n_longer:,} of {len(counts):,} samples are longer. The "
             f"longest has {counts.max():,} steps: {name!r}, {dataset.describe(longest)}. Pass segments={{'max_length': "
-            f"{max_tokens}, ...}}, which takes the first steps only, or a larger max_tokens."
+            f"{max_tokens}, ...}}, which crops them, or a larger max_tokens."
         )
     return counts
 
@@ -283,7 +283,7 @@ def _short_path(path: str) -> str:
 
 
 def places_columns(table: RowTable, places: Places) -> tuple[list[str], torch.Tensor]:
-    """Return each sample's segment, by name, and its step, or the start of its patch along each axis that is cut."""
+    """Return the name of each sample's segment, and its step, or the start of its patch along each axis that is cut."""
     segments, steps = table.indexer.segments, places.steps
     if segments.cut is not None:
         steps = steps + segments.cut[places.segments]

@@ -1,4 +1,4 @@
-"""Check whether the shards that ranks keep have different targets, as those of a sorted file do.
+"""Check whether the ranks' shards have different targets, as shards of a sorted file do.
 
 A sample of a few thousand targets, drawn from all shards in memory, is enough.
 """
@@ -24,10 +24,10 @@ __all__ = ["TargetComparison", "are_in_order", "differ_clearly", "sampled_places
 
 TargetValue: TypeAlias = int | float | str
 
-MAX_SAMPLES = 2_048  # of all ranks together: each rank receives all of them
-MIN_SAMPLES = 32  # fewer may be sorted by chance
+MAX_SAMPLES = 2_048  # over all ranks: each rank receives all samples
+MIN_SAMPLES = 32  # fewer samples may be sorted by chance
 MAX_ROW_BYTES = 4_096  # a class or its one-hot code; larger targets are images
-GATHERED_BYTES = 64 << 20  # of samples, inputs among them
+GATHERED_BYTES = 64 << 20  # maximum bytes of samples, including inputs
 ROWS_A_VALUE = 4  # minimum average: less frequent values are numbers or names, not classes
 SURE = 10  # standard deviations by which ranks must differ
 CLEAR = 0.05  # mean square contingency: 1 for two ranks with a class each; 0.05 if 9 % and 0 % of their rows have it
@@ -41,7 +41,7 @@ def sampled_places(n_rows: int, world_size: int) -> IntArray:
 
 
 def sampled_values(targets: Column) -> list[TargetValue] | None:
-    """Return each target as a plain value: a number, text, or a digest of a vector; None if these are no labels."""
+    """Return each target as a plain value: a number, text, or a digest of a vector; None if targets are not labels."""
     if not isinstance(targets, torch.Tensor):
         return [target if isinstance(target, str) else repr(target) for target in targets]
     if not len(targets):
@@ -57,10 +57,10 @@ def sampled_values(targets: Column) -> list[TargetValue] | None:
 
 
 def are_in_order(values: Sequence[TargetValue]) -> bool:
-    """Return whether targets are sorted, or each value comes in one run.
+    """Return whether targets are sorted, or equal values are consecutive.
 
     Args:
-        values: of sampled rows, in the order of the file.
+        values: targets of sampled rows, in the order of the file.
     """
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     if len(values) < MIN_SAMPLES or len(codes) == 1:
@@ -79,7 +79,7 @@ def differ_clearly(samples: Sequence[Sequence[TargetValue]]) -> bool:
     """Return whether shards have clearly different shares of a few values, by a chi-squared test of homogeneity.
 
     Args:
-        samples: values of sampled rows, for each shard.
+        samples: targets of sampled rows, for each shard.
     """
     values = [_comparable(value) for sample in samples for value in sample]
     if len(values) < MIN_SAMPLES or len(set(values)) * ROWS_A_VALUE > len(values):
@@ -139,7 +139,7 @@ class TargetComparison:
         """Warn if targets differ between ranks. Only the first of the ranks that load together warns.
 
         Args:
-            answers: those of all ranks that load together.
+            answers: answers of all ranks that load together.
         """
         shard, ranks = self.shard, dict(answers) if self._keeps_part else {}
         if shard.rank != min(ranks, default=None):

@@ -49,8 +49,8 @@ class AskedFor(NamedTuple):
     """The generators that a transform draws from.
 
     Attributes:
-        names: its parameters that take one: ``rng`` (NumPy), ``generator`` (torch).
-        own: functions that seed the generators inside of it (see ``own_generators``).
+        names: parameters that accept a generator: ``rng`` (NumPy), ``generator`` (torch).
+        own: functions that seed the transform's own generators (see ``own_generators``).
     """
 
     names: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class AskedFor(NamedTuple):
 
 
 def asked_for(transform: Callable[..., Any] | None) -> AskedFor:
-    """Return the generators that a transform requests, by parameters without a value, and those that it owns."""
+    """Return the generators that a transform requests by parameters without a value, and the generators it owns."""
     if transform is None:
         return AskedFor()
     try:

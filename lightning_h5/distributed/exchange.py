@@ -28,9 +28,10 @@ POLL = 0.5  # seconds between checks of a rank that is late
 def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exchange]:
     """Yield an exchange between all ranks: work inside, and end it with ``agree``.
 
-    A rank that has not reached ``agree`` when the patience of the first rank there ends is late: all others raise, and
-    it ends as well, so that no process is left behind. A thread of it watches for that. If it hangs in a call that
-    lets no thread run (a library that waits for storage), the other ranks of its machine end it.
+    The first rank that reaches ``agree`` waits for ``patience`` seconds. A rank that has not arrived by then is late:
+    all other ranks raise, and the late rank ends as well, so that no process is left behind. A thread of each rank
+    watches for this case. If a late rank hangs in a call that lets no thread run (a library that waits for storage),
+    the other ranks of its machine end it.
 
     Args:
         what: the work of the ranks, for messages.
@@ -196,16 +197,16 @@ class Exchange:
         )
         return H5ValueError, (
             f"the ranks do not see the same data:{lines}\nGive all ranks the same files (complete copies, if each "
-            "node has its own) and the same arguments. A seed that differs comes from seed_everything; pass seed= to "
-            "the data module, or the same number there."
+            "node has its own) and the same arguments. If seeds differ, pass the same number to seed_everything on all "
+            "ranks, or pass seed= to the data module."
         )
 
     def _late_text(self, late: Sequence[int]) -> str:
         ranks = ", ".join(f"rank {rank}" for rank in late)
         return (
             f"{self._what} did not finish on {ranks} of {self._world_size} ranks within {self._patience:g} s "
-            "(setup_timeout). Check what hangs there; if it is only slow, pass a larger setup_timeout. All ranks must "
-            "call setup: call it neither in prepare_data nor under `if rank == 0`."
+            "(setup_timeout). Find out where they hang; if they are only slow, pass a larger setup_timeout. All ranks "
+            "must call setup: call it neither in prepare_data nor under `if rank == 0`."
         )
 
     def _ended_text(self) -> str:

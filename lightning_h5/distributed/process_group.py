@@ -24,10 +24,10 @@ _inherited: list[Any] = []
 
 
 def own_store() -> Any:
-    """Return the store of this process's group; None if there is one rank alone.
+    """Return the store of this process's group; None if there is only one rank.
 
-    A child that a rank forked has its parent's group and store. Both would talk through one connection, and each would
-    get the other's answers: such a child is no rank.
+    A child that a rank forked inherits the group and the store of its parent. Both would use one connection, and each
+    would get answers for the other, so a forked child is not a rank and has no store.
     """
     store = _store()
     if store is None or any(store is inherited for inherited in _inherited) or torch.distributed.get_world_size() == 1:

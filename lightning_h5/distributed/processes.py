@@ -70,7 +70,7 @@ NODE_PROGRESS = 1.0  # seconds between reports of progress
 
 
 def first_value(name: str, value: int) -> int:
-    """Return the value of the first rank that calls this; its own if there is one rank.
+    """Return the value of the first rank that calls this; ``value`` if there is only one rank.
 
     Args:
         name: name of the value. The second call with a name is about another value.
@@ -85,10 +85,10 @@ def first_value(name: str, value: int) -> int:
 
 
 class OncePerNode:
-    """A value that one process of each node computes; any process may ask for it, none has to.
+    """A value that one process of each node computes; any process may request it, and no process has to.
 
-    It goes through the key-value store by which ranks found each other. If there is none, or the system does not
-    identify processes, each process computes the value itself.
+    The value passes through the key-value store by which ranks found each other. Without a store, or if the system does
+    not identify processes, each process computes the value itself.
 
     Args:
         name: name of the value. The second object with a name is about another value.

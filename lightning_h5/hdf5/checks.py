@@ -1,7 +1,7 @@
-"""Checks of what a file declares: other files that it names, sizes, filters, overlaps, and how well damage shows.
+"""Checks of a file's declarations: linked files, sizes, filters, overlaps, and integrity levels.
 
-They are called at three points: before a link is followed (``check_link``, ``check_source``), once an array is found
-and described (all others here), and before a chunk is decoded (``readers``: its place in the file and its digest).
+They are called at three points: before following a link (``check_link``, ``check_source``), after describing an array
+(all other checks of this module), and before decoding a chunk (``readers``: its place in the file and its digest).
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ INTEGRITY = (
     "damage to values is noticed; damage to the file's own tables may not be",
     "damage is noticed, except in chunks that were overwritten with zeros",
     "damage is noticed, except if whole chunks were exchanged",
-    "rows are compared with digests that were made of them",
+    "rows are compared with digests of their values",
 )
-"""What each integrity level means; the last one is reached only by digests next to a file."""
+"""The meaning of each integrity level; only digests next to a file reach the last one."""
 
 MAX_VALUE_BYTES = 64 << 20  # a text, a member of a table, or an array inside a value
 MAX_CHUNK_BYTES = 1 << 30
 MAX_BYTES = 4 << 30
 MAX_RATIO = 1000
-"""Compression ratio of zeros. An array that declares more than this times its stored bytes was never written, or is
-made to exhaust memory."""
+"""Compression ratio of zeros. An array that declares more than this times its stored bytes was never written, or was
+crafted to exhaust memory."""
 
 MAX_ROW_CHUNKS = 1 << 16
-"""Chunks of a row that are read however small the file: the library takes about 3 KiB for each, written or not."""
+"""Chunks of a row that are accepted for a file of any size: the library needs about 3 KiB for each, written or not."""
 
 MAX_SIMPLE = 64  # chunks
 
@@ -76,13 +76,13 @@ def check_link(file: Any, key: str, name: str, link: Any, *, allow_external: boo
 
     Args:
         file: the open file.
-        key: the name that was asked for.
+        key: the requested name.
         name: the path of the link itself, the beginning of ``key``.
         link: h5py's link.
         allow_external: accept links into other files.
 
     Raises:
-        H5ValueError: it leads out of the file.
+        H5ValueError: the link leads out of the file.
     """
     if isinstance(link, h5py.ExternalLink) and not allow_external:
         raise H5ValueError(
@@ -103,9 +103,9 @@ def check_source(file: Any, key: str, name: str, source: str, *, is_own: bool, a
         allow_external: accept sources in other files.
 
     Raises:
-        H5ValueError: it may lie in another file.
+        H5ValueError: the source may be in another file.
     """
-    # A "%" is a pattern or an escape: HDF5 opens another name than the one given here.
+    # A "%" is a pattern or an escape: HDF5 opens a name that differs from this one.
     if allow_external or (is_own and "%" not in name + source):
         return
     origin = "a pattern of names," if is_own else f"other files, among them {name!r}:"
@@ -119,10 +119,10 @@ def check_source(file: Any, key: str, name: str, source: str, *, is_own: bool, a
 
 
 def check_in_file(file: Any, array: Any, key: str) -> None:
-    """Check that an array lies in the file that was opened, and keeps its bytes there.
+    """Check that an array and its bytes are in the opened file.
 
     Raises:
-        H5ValueError: it does not.
+        H5ValueError: they are in another file.
     """
     if array.external:
         raise H5ValueError(
@@ -144,12 +144,13 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
     Args:
         file: the open file.
         array: h5py's dataset.
-        key: the name that it was asked for by.
-        files: which sizes are accepted all the same.
-        n_stored: bytes that are stored of a virtual array; None to ask the array itself.
+        key: the requested name.
+        files: options with the accepted sizes.
+        n_stored: stored bytes of a virtual array; None reads them from the array itself.
 
     Raises:
-        H5ValueError: a chunk is too large to decode, a row has too many, or almost nothing of the array is stored.
+        H5ValueError: a chunk is too large to decode, a row has too many chunks, or almost no part of the array is
+            stored.
     """
     itemsize = array.id.get_type().get_size()
     if itemsize > MAX_VALUE_BYTES and not files.trusted:
@@ -216,7 +217,7 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
 
 
 def _check_decoder(filters: Sequence[int], path: str, key: str) -> None:
-    """Check that Blosc2 is decoded in this package, which looks at each chunk first.
+    """Check that this package can decode Blosc2; it validates each chunk first.
 
     Raises:
         H5FileError: the package ``blosc2`` is not installed.
@@ -240,11 +241,11 @@ def check_library(array: Any, path: str, key: str, reason: str) -> None:
     Args:
         array: h5py's dataset.
         path: the file.
-        key: the name that was asked for.
+        key: the requested name.
         reason: why only the library can read it, for the error.
 
     Raises:
-        H5ValueError: they may run such code.
+        H5ValueError: a filter may run code.
     """
     if may_run_code(array.id):
         raise H5ValueError(_refused_key(key, path, reason))
@@ -253,8 +254,8 @@ def check_library(array: Any, path: str, key: str, reason: str) -> None:
 def is_out_of_proportion(filters: Sequence[Filter]) -> bool:
     """Return whether the HDF5 library may decode a chunk to a million times its stored bytes.
 
-    It does if there are two compressors, since it does not compare decoded sizes with the chunk's size, and for
-    bzip2. The size that szip states can be checked, unless another filter was applied after it.
+    This is the case for two compressors, since the library does not compare decoded sizes with the chunk's size, and
+    for bzip2. The size in szip's options can be checked, unless another filter was applied after it.
     """
     ids = [step.id for step in filters]
     is_hidden = SZIP in ids and bool(set(ids[ids.index(SZIP) + 1 :]) - {FLETCHER32})
@@ -265,14 +266,14 @@ def check_decoding_memory(filters: Sequence[Filter], chunk_bytes: int, path: str
     """Check that the HDF5 library decodes the chunks of an array in proportion to their stored bytes.
 
     Args:
-        filters: of an array that only the library can read.
+        filters: filters of an array that only the library can read.
         chunk_bytes: bytes of a chunk.
         path: the file.
-        key: the name that was asked for.
-        files: which sizes are accepted all the same.
+        key: the requested name.
+        files: options with the accepted sizes.
 
     Raises:
-        H5ValueError: it may not.
+        H5ValueError: a chunk may decode to far more than its stored bytes.
         H5CorruptError: a filter's options state more than the bytes of a chunk.
     """
     if files.trusted:
@@ -280,15 +281,15 @@ def check_decoding_memory(filters: Sequence[Filter], chunk_bytes: int, path: str
     if is_out_of_proportion(filters):
         raise H5ValueError(
             f"{key!r} in {path!r} is compressed with {listing(step.label for step in filters)}, and only the HDF5 "
-            "library can read it. A crafted chunk could take a million times its stored bytes of memory there. "
-            "Rewrite the array with one compressor, or pass files=FileOptions(trusted=True) if you trust the file."
+            "library can read it. A crafted chunk could need a million times its stored bytes in memory. Rewrite the "
+            "array with one compressor, or pass files=FileOptions(trusted=True) if you trust the file."
         )
     for step in filters:
         if step.id in (NBIT, SCALE_OFFSET) and len(step.options) > VALUE_BYTES:
             n_bytes = step.options[N_VALUES] * step.options[VALUE_BYTES]
             if n_bytes > chunk_bytes:
                 raise H5CorruptError(
-                    f"the filter {step.label!r} of {key!r} in {path!r} states chunks of {n_bytes:,} bytes, and they "
+                    f"the filter {step.label!r} of {key!r} in {path!r} declares chunks of {n_bytes:,} bytes, but they "
                     f"have {chunk_bytes:,}. The file is damaged; copy it again."
                 )
 
@@ -317,7 +318,7 @@ def check_integrity(layout: ArrayLayout, min_integrity: int) -> None:
     """Check the integrity level of an array.
 
     Raises:
-        H5ValueError: it is below the minimum.
+        H5ValueError: the level is below the minimum.
     """
     if layout.integrity >= min_integrity:
         return
@@ -335,7 +336,7 @@ def check_no_overlap(layouts: Sequence[ArrayLayout]) -> None:
     """Check that arrays of one file, and their chunks, share no bytes; takes about 0.1 microseconds a chunk.
 
     Raises:
-        H5CorruptError: two of them overlap.
+        H5CorruptError: two pieces overlap.
     """
     for layout, _, text in overlaps(layouts):
         raise H5CorruptError(f"{layout.path!r}: {text}")

@@ -1,4 +1,4 @@
-"""List the names in a file, and find the object that a name leads to. Each link is checked before it is followed."""
+"""List the names in a file, and find the object of a name. Each link is checked before it is followed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GroupError(H5ValueError):
     """A group was named as an array.
 
     Attributes:
-        key: the name, or the pattern, as it was asked for.
+        key: the requested name or pattern.
     """
 
     key = ""
@@ -118,23 +118,23 @@ def list_arrays(group: Any) -> list[str]:
 
 
 def has_arrays(group: Any, *names: str) -> bool:
-    """Return whether a group has arrays of these names itself, not by links. Opens nothing.
+    """Return whether a group contains arrays with the given names, not through links. Opens no array.
 
     Raises:
-        H5CorruptError: it has such a name, and the object cannot be read.
+        H5CorruptError: an object with such a name cannot be read.
     """
     infos = [_info(group, encoded(name)) for name in names]
     return all(info is not None and info.type == h5py.h5g.DATASET for info in infos)
 
 
 def list_data(file: Any) -> tuple[list[str], list[str]]:
-    """Return the paths of the arrays that may be fields, and of those that are fields only if a user names them.
+    """Return the paths of the arrays that may be fields, and of arrays that are fields only if the user names them.
 
-    Structures of other software are in neither. The second are coordinates, unless there is nothing else, and the
-    arrays of sparse matrices: their group is the field.
+    Structures of other software are in neither list. The second list has coordinates, unless there are no other arrays,
+    and the arrays of sparse matrices, since their group is the field.
 
     Raises:
-        H5CorruptError: an object cannot be read, so that the lists could lack an array.
+        H5CorruptError: an object cannot be read, so the lists could be incomplete.
     """
     entries = []
     for entry in entries_of(file):
@@ -159,11 +159,11 @@ def old_categories(file: Any, key: str, array: Any, *, allow_external: bool) -> 
 
     Args:
         file: the open file.
-        key: the name that the array was asked for by.
+        key: the requested name of the array.
         array: h5py's dataset.
         allow_external: follow links into other files.
     """
-    # An array of another file has a name there that need not lead to it.
+    # The name of an array in another file may not exist in this file.
     group_name, _, name = (key if is_in_other_file(file, array) else text_of(array.name)).strip("/").rpartition("/")
     group, members = resolve_path(file, group_name, allow_external=allow_external)
     if members or not isinstance(group, h5py.Group):
@@ -179,7 +179,7 @@ class Target(NamedTuple):
 
     Attributes:
         kind: "group", "array", or "type" for a named datatype.
-        identity: equal for all names of one object, also by links, and for no other object (see
+        identity: a key that is equal for all names of one object, including links, and differs for other objects (see
             ``identity_of_object``).
         is_linked: whether a soft or external link leads to it.
     """
@@ -210,12 +210,12 @@ def target_of(file: Any, group: Any, name: str, *, allow_external: bool) -> Targ
     Raises:
         H5CorruptError: the object cannot be read.
         H5KeyError: a link leads to nothing.
-        H5ValueError: it leads out of the file. The other file is not opened.
+        H5ValueError: a link leads out of the file. The other file is not opened.
     """
     parts, target = name.split("/"), None
     external_number = file_number(group.file.filename) if allow_external and is_in_other_file(file, group) else None
     for end in range(1, len(parts) + 1):
-        if target is not None and target.kind != "group":  # has no names below it
+        if target is not None and target.kind != "group":  # only groups have names below
             return None
         path = "/".join(parts[:end])
         if (info := _info(group, encoded(path))) is None:
@@ -244,7 +244,7 @@ def _target_of_link(file: Any, group: Any, path: str, below: str, *, allow_exter
 
 
 def identity_of_object(file: Any, item: Any) -> Any:
-    """Return a key that is equal for all handles and names of one object only: its address, and its file if another.
+    """Return a key that identifies an object: its address, and its file if it is another one.
 
     Args:
         file: the file that was opened.
@@ -260,7 +260,7 @@ def encoded(name: str) -> bytes:
 
 
 def text_of(name: str | bytes) -> str:
-    """Return a name as h5py lists it, or as HDF5 stores it, as text."""
+    """Return a name, as listed by h5py or as stored by HDF5, as text."""
     return name.decode(errors="surrogateescape") if isinstance(name, bytes) else name
 
 
@@ -296,10 +296,10 @@ def _damaged(file: Any, name: str, error: object) -> H5CorruptError:
 
 
 class _Look:
-    """Looks at the objects of a file, one after the other.
+    """Inspects the objects of a file, one after the other.
 
-    An array is not opened if its object header equals the header of an array that was opened before, but for the number
-    of rows and the place of the bytes. Files with thousands of arrays often have few kinds of them.
+    An array is not opened if its object header equals the header of an array that was opened before, except for the
+    number of rows and the place of the bytes. Files with thousands of arrays often have few kinds of arrays.
 
     Args:
         file: an open file, or a group of one.
@@ -390,7 +390,7 @@ def _link(group: Any, name: bytes) -> Any:
 
 
 def _address(item: Any) -> Any:
-    """Return a key that is equal for the same object only; a damaged object equals no other."""
+    """Return a key that identifies an object; the key of a damaged object equals no other key."""
     try:
         return address_of(item)
     except FAULTS:
@@ -425,7 +425,7 @@ def resolve_path(file: Any, key: str, *, allow_external: bool) -> tuple[Any, tup
 
     Raises:
         H5KeyError: the name does not exist, or leads through too many links.
-        H5ValueError: it leads out of the file.
+        H5ValueError: the name leads out of the file.
         H5CorruptError: the object is linked and cannot be opened.
     """
     return _Resolver(file, key, allow_external=allow_external).follow(key)
@@ -436,7 +436,7 @@ class _Resolver:
 
     Args:
         file: an open file.
-        key: the name that was asked for, for messages.
+        key: the requested name, for messages.
         allow_external: follow links into other files.
     """
 
@@ -465,7 +465,7 @@ class _Resolver:
         return item, ()
 
     def _check_external(self, file: Any, link: Any) -> None:
-        """Walk to the target of an external link: HDF5 would wait at a pipe for good."""
+        """Resolve the target of an external link here, since HDF5 would wait forever at a pipe."""
         self._count_link()
         path = _find_external(file, link.filename)
         if path is not None:
@@ -563,5 +563,5 @@ def _missing(file: Any, key: str) -> H5KeyError:
         contents = f"{group!r} has the arrays {listing(siblings)}."
         return H5KeyError(place, contents, near(key, siblings).strip(), remedy, key=key)
     if not names:
-        return H5KeyError(place, "It has no arrays.", "", "Pass a file that has some.", key=key)
+        return H5KeyError(place, "It has no arrays.", "", "Pass a file with arrays.", key=key)
     return H5KeyError(place, f"Its arrays are {listing(names)}.", near(key, names).strip(), remedy, key=key)

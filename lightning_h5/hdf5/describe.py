@@ -48,10 +48,10 @@ __all__ = [
 ]
 
 IMAGE_SIGNATURES = (b"\xff\xd8", b"\x89PNG")
-"""How JPEG and PNG begin."""
+"""The first bytes of JPEG and PNG files."""
 
 MAX_UNWRITTEN = 1 << 16
-"""Chunks that a table is made of however small the file: it takes 1.3 MB."""
+"""Number of chunks that is accepted for a table of a file of any size: 1.3 MB of memory."""
 
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
 """A stored text of variable length: its length, the address of its heap, and its number there."""
@@ -89,8 +89,8 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
         guard: change guard of the file.
 
     Raises:
-        H5KeyError: there is no such attribute.
-        H5ValueError: it has no value, or one that a tensor and text cannot have.
+        H5KeyError: the attribute does not exist.
+        H5ValueError: the attribute has no value, or a value that is neither numbers nor text.
     """
     name = key.rpartition("@")[2]
     with translate_h5py_errors(path, repr(key)):
@@ -100,7 +100,7 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
                 f"is not in {path!r}.",
                 f"{item.name!r} has {contents}.",
                 near(name, item.attrs).strip(),
-                "Name one that it has.",
+                "Name one of its attributes.",
                 key=key,
             )
         value = item.attrs[name]
@@ -117,7 +117,7 @@ def scalar_layout(file: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLa
         guard: change guard of the file.
 
     Raises:
-        H5ValueError: its value is one that a tensor and text cannot have.
+        H5ValueError: its value is neither numbers nor text.
     """
     with translate_h5py_errors(path, repr(key)):
         value = file[key][()]
@@ -171,12 +171,12 @@ def bytes_layout(file: Any, path: str, key: str) -> ArrayLayout | None:
 
 
 def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
-    """Describe values that come from elsewhere as an array of a file, with a row for each.
+    """Describe values from outside of a file, such as a table's column, as an array of the file.
 
     Args:
         values: numbers, or text as objects; shape ``(n_rows, ...)``.
-        path: the file whose rows these are.
-        key: their name.
+        path: the file with the corresponding rows.
+        key: name of the values.
         guard: change guard of the file.
     """
     element = np.zeros(values.shape[1:], values.dtype) if values.dtype.kind != "O" else ""
@@ -224,7 +224,7 @@ def _value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayL
 
 
 def check_described(layout: ArrayLayout, files: FileOptions) -> ArrayLayout:
-    """Check a described array; return it with its digests, if these are required.
+    """Check a described array; return it with its digests, if they are required.
 
     Raises:
         H5Error: see ``describe_array``.
@@ -239,9 +239,9 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     """Describe an open array. Reads metadata only.
 
     Args:
-        handle: the array as ``find_array`` returned it.
+        handle: the result of ``find_array``.
         path: the file.
-        key: the name that was asked for.
+        key: the requested name.
 
     Raises:
         H5FileError: a filter of the array is not installed.
@@ -308,7 +308,7 @@ def _table_or_reason(array: Any, path: str, key: str) -> tuple[ChunkTable | None
     if array.file.swmr_mode:
         return None, "its chunks move under a live writer"  # an index may grow while it is read
     if (n := math.prod(grid_of(array.shape, array.chunks))) > _max_chunks(array):
-        return None, f"it has {n:,} chunks, of which no table is made"
+        return None, f"it has {n:,} chunks, too many for a table"
     if moves_axis(array.id):
         return None, "it grows along an axis other than the first, and HDF5 does not report which chunk is which"
     if (table := table_of(array.id, path, key)) is None:
@@ -317,7 +317,7 @@ def _table_or_reason(array: Any, path: str, key: str) -> tuple[ChunkTable | None
 
 
 def _max_chunks(array: Any) -> int:
-    """Return the number of chunks that a table is made of: if there are more, most were never written."""
+    """Return the maximum number of chunks for a table: with more chunks, most were never written."""
     n_file = h5py.h5i.get_file_id(array.id).get_filesize()
     return min(MAX_CHUNKS, max(MAX_UNWRITTEN, int(n_file)))
 
@@ -367,7 +367,7 @@ def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> Arr
 def _integrity_level(array: Any, filters: Sequence[int]) -> int:
     """Return the integrity level of an open array, 0 to 3 (see ``INTEGRITY``).
 
-    gzip, bzip2 and HDF5's ``fletcher32`` have checksums; other compressors find a part of the damage, or none. The
+    gzip, bzip2 and HDF5's ``fletcher32`` have checksums; other compressors detect a part of the damage, or none. The
     Fletcher checksum of zeros is zero, so a chunk of zeros passes it unless a compressor finds it. The tables of
     chunks have checksums only in the newer file format (``libver="latest"``).
 

@@ -125,7 +125,7 @@ def read_digests(path: str) -> Mapping[str, ArrayDigests]:
         source = " or ".join(repr(f"{name}.digests.json") for name in dict.fromkeys((path, os.path.realpath(path))))
         raise H5FileError(
             f"verify='digest' was requested, but the digests of {path!r} cannot be read from {source}: "
-            f"{error.strerror}. Write them while the file is known to be whole: {WRITE}."
+            f"{error.strerror}. Write digests while the file is known to be intact: {WRITE}."
         ) from error
 
 
@@ -140,8 +140,8 @@ def _parse(path: str, source: str, *_stat: int) -> Mapping[str, ArrayDigests]:
         return {str(name): _parse_array(record) for name, record in content["arrays"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise H5ValueError(
-            f"{source!r} is not what {WRITE} writes ({type(error).__name__}: {shown(str(error))}). Write the digests "
-            f"of {path!r} again, while it is known to be whole."
+            f"{source!r} is not a file of digests ({type(error).__name__}: {shown(str(error))}). Write the digests of "
+            f"{path!r} again while this file is known to be intact: {WRITE}."
         ) from error
 
 

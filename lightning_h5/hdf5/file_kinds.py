@@ -1,4 +1,4 @@
-"""What a file is that is not HDF5, by its first bytes, and what to do with it. Reads no file."""
+"""Recognize files that are not HDF5 by their first bytes, and propose a remedy. Reads no file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HEAD_BYTES = 512
 """Bytes at the beginning of a file that show its kind."""
 
 TAR_MARK = (257, b"ustar")
-"""Place and bytes of the mark of a tar archive."""
+"""Offset and bytes of the mark of a tar archive."""
 
 _DOWNLOAD = "Download the file again, with the credentials that it needs."
 
@@ -28,9 +28,9 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
     (b"matlab 5.0", "It is a MAT file of an older format than 7.3. Write it again with the option '-v7.3' of MATLAB."),
     (b"cdf", "It is netCDF in its classic format. Write it again in format 4: `nccopy -k nc4 in.nc out.nc`."),
     (b"\x0e\x03\x13\x01", "It is HDF4, which is another format. Convert it: `h4toh5convert`."),
-    (b"par1", "It is Parquet. Columns beside HDF5 files are passed as table."),
-    (b"\x89png", "It is an image. Pass an HDF5 file that has some."),
-    (b"\xff\xd8\xff", "It is an image. Pass an HDF5 file that has some."),
+    (b"par1", "It is Parquet. Pass a table with columns for HDF5 files as the argument table."),
+    (b"\x89png", "It is an image. Pass an HDF5 file with images."),
+    (b"\xff\xd8\xff", "It is an image. Pass an HDF5 file with images."),
     (b"\x80\x02", "It is a pickle of Python. Load it, and write its arrays to an HDF5 file."),
     (b"\x80\x04", "It is a pickle of Python. Load it, and write its arrays to an HDF5 file."),
     (b"\x80\x05", "It is a pickle of Python. Load it, and write its arrays to an HDF5 file."),
@@ -39,15 +39,15 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
 
 
 def advice_about(head: bytes) -> str:
-    """Return what a file is that is not HDF5, and what to do.
+    """Return sentences about a file that is not HDF5: its kind, and the remedy.
 
     Args:
-        head: its first bytes, ``HEAD_BYTES`` of them if it has so many.
+        head: the first ``HEAD_BYTES`` bytes of the file, or fewer.
     """
     if not head:
         return "It is empty. Copy or download it again."
     if not any(head):
-        return "Its first bytes are zeros, so a copy or a download did not end. Copy or download it again."
+        return "Its first bytes are zeros, so a copy or a download is incomplete. Copy or download it again."
     start = head.lstrip(b" \t\r\n\xef\xbb\xbf").lower()
     for signature, advice in _KINDS:
         if start.startswith(signature):

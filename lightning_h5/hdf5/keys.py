@@ -1,4 +1,4 @@
-"""Key arguments: the arrays that they name, ``{split}`` in them, and a guess of keys that were not passed."""
+"""Key arguments: the arrays that they name, ``{split}`` in keys, and inferred keys."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GROUP_WORDS = {
 """Words in the name of a column that contains groups of rows."""
 
 INDEX_WORDS = {"id", "idx", "index"}
-"""Words in the name of a column that contains row numbers, which are no target."""
+"""Words in the name of a column of row numbers, which is not a target."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class StackedKeys:
     """Several arrays, or members of one table, that are stacked into one field.
 
     Attributes:
-        names: their names in the file, in the order of the new axis.
-        axis: place of the new axis in a row; None for the last one.
+        names: names in the file, in the order of the new axis.
+        axis: position of the new axis in a row; None for the last one.
     """
 
     names: tuple[str, ...]
@@ -63,9 +63,9 @@ class StackedKeys:
 
     @property
     def group(self) -> str | None:
-        """The group, or the table, that all of them are in.
+        """The common group, or the table, of all names.
 
-        None if they are in several groups, at the top of the file, or patterns. Members of a table are never patterns.
+        None for several groups, for the root of the file, and for patterns. Members of a table are never patterns.
         """
         if any("*" in name.rpartition("/")[2] for name in self.names) and not self.are_columns:
             return None
@@ -76,7 +76,7 @@ class StackedKeys:
 
     @property
     def are_columns(self) -> bool:
-        """Whether all of them are columns of a side table."""
+        """Whether all names are columns of a side table."""
         return all(name.startswith("table/") for name in self.names)
 
     @property
@@ -153,11 +153,11 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
 
 
 def in_other_file(value: Any, argument: str) -> tuple[Any, Any]:
-    """Return the key of an array, and the files that have it; None if these are the data's own.
+    """Return the key of an array, and the other files that hold it; None for the data's own files.
 
     Args:
         value: a key, or ``{"path": ..., "key": ...}``.
-        argument: the argument that has it, for errors.
+        argument: the argument with the value, for errors.
 
     Raises:
         H5ValueError: a path or a key is missing.
@@ -177,10 +177,10 @@ def stacked_keys(value: Any, argument: str) -> StackedKeys | None:
 
     Args:
         value: a key, a list of keys such as ``["signals/C3", "signals/F4"]``, or a mapping with such a list.
-        argument: the argument that has it, for errors.
+        argument: the argument with the value, for errors.
 
     Raises:
-        H5ValueError: a key is no text or comes twice, the list is empty, or the axis is no axis.
+        H5ValueError: a key is not text or is repeated, the list is empty, or the axis is invalid.
     """
     stack, axis = value, None
     if isinstance(value, Mapping) and "stack" in value:
@@ -252,7 +252,7 @@ def keys_in(*keys: Keys | None) -> list[str]:
 
 
 def arrays_in(*keys: Keys | None, of_others: bool = True) -> list[str]:
-    """Return the names of the arrays in several key arguments, each of the stacked ones among them.
+    """Return the names of the arrays in several key arguments, including each stacked array.
 
     Args:
         keys: the arguments.
@@ -276,13 +276,13 @@ def is_attribute_key(key: str) -> bool:
 
 
 def without_slashes(key: str) -> str:
-    """Return a key without slashes at its ends, but for one that distinguishes an array from an attribute."""
+    """Return a key without slashes at its ends, except for a slash that distinguishes an array from an attribute."""
     stripped = key.strip("/")
     return f"{stripped}/" if key.endswith("/") and is_attribute_key(stripped) else stripped
 
 
 def words_in(name: str) -> set[str]:
-    """Return the words of the last component of a name, without a plural's s; of their group, for codes."""
+    """Return the words of the last component of a name, without a plural's s; for codes, of their group's name."""
     group, _, last = name.rpartition("/")
     if last == "codes" and group:
         last = group.rpartition("/")[2]
@@ -291,12 +291,12 @@ def words_in(name: str) -> set[str]:
 
 
 def names_rows(name: str) -> bool:
-    """Return whether an array has, by its name, groups of rows or row numbers: it is neither an input nor a target."""
+    """Return whether an array has group labels or row numbers, by its name: it is neither an input nor a target."""
     return bool(words_in(name) & (GROUP_WORDS | INDEX_WORDS))
 
 
 def guess_keys(path: str, *, swmr: bool = False) -> tuple[str, str | None]:
-    """Return the arrays to train from, if exactly one choice qualifies (see ``guess_keys_in``).
+    """Return the arrays for training, if exactly one choice qualifies (see ``guess_keys_in``).
 
     Args:
         path: the file.
@@ -307,10 +307,10 @@ def guess_keys(path: str, *, swmr: bool = False) -> tuple[str, str | None]:
 
 
 def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
-    """Return the arrays to train from, if exactly one choice qualifies.
+    """Return the arrays for training, if exactly one choice qualifies.
 
-    That is: the only array of numbers (x, without a y), or two with equally many rows, of which one has one value a row
-    (that is y).
+    A choice is the only array of numbers (x, without y), or two arrays with the same number of rows, one of which has
+    one value per row (y).
 
     Args:
         file: the open file.
@@ -362,9 +362,9 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
 
 
 def _are_apart(x: str, y: str) -> bool:
-    """Return whether two arrays seem to be of two samples, not two fields of one.
+    """Return whether two arrays seem to be two samples instead of two fields of one sample.
 
-    They have the same name in two groups, or their groups differ in a number.
+    This is the case if they have the same name in two groups, or if their groups differ in a number.
     """
     (a, _, x_name), (b, _, y_name) = x.rpartition("/"), y.rpartition("/")
     return a != b and (x_name == y_name or re.sub(r"\d+", "0", a) == re.sub(r"\d+", "0", b))

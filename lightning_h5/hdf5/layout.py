@@ -1,6 +1,6 @@
 """The layout of an array on disk, and its views, as plain data: it can be pickled, and needs no open file.
 
-An array may be seen in another way than it is stored: rows along other axes, a part of each row, or cells as rows.
+A view may differ from the stored array: rows along other axes, a part of each row, or cells as rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
 
 MIN_RUN = 16 << 10
-"""Bytes of a row's pieces from which on they are read by position, without the HDF5 library."""
+"""Minimum bytes of a row's pieces to read them by position, without the HDF5 library."""
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external", "attribute"]
 
@@ -53,7 +53,7 @@ _FILTER_NAMES = {
     32015: "zstd",
     32026: "blosc2",
 }
-"""Names of filters that files often lack, by the number registered with the HDF Group."""
+"""Names of filters, which files often lack, by the number registered with the HDF Group."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ArrayLayout:
 
     Attributes:
         path: the file.
-        key: the name that was asked for, including a member of a compound array.
+        key: the requested name, including a member of a compound array.
         name: the array inside the file, without the member.
         members: path of the member inside a row of a compound array, outermost first; empty for a whole row.
         n_rows: length of axis 0.
@@ -99,31 +99,31 @@ class ArrayLayout:
         row_shape: shape of a row as read: ``axes``, and an array-valued element's own axes.
         stored: dtype of an element in the file (the whole compound, in the file's byte order).
         dtype: dtype of an element as read, in native byte order.
-        storage: how the bytes lie in the file.
+        storage: storage layout in the file.
         chunks: shape of a chunk, for chunked storage.
         filters: filter pipeline, in the order of writing.
-        offset: byte position of the first row in the file if all rows lie in one piece, as ``stored`` describes them;
+        offset: byte position of the first row in the file if all rows are in one piece, as ``stored`` describes them;
             otherwise None.
-        n_stored_bytes: bytes the array takes in the file.
+        n_stored_bytes: bytes of the array in the file.
         fill: the stored value of an element that was never written.
-        plain_reason: why only the HDF5 library can find or convert this array's bytes, or None. (Readers look at the
-            filters.)
-        integrity: how well damage shows, 0 to 4 (see ``INTEGRITY``).
-        table: where the chunks lie, for chunked arrays that can be read without the HDF5 library.
-        digests: digests that its chunks or rows are compared with when they are read, or None.
-        references: for text of variable length, the same array as it is stored: references to text elsewhere in the
-            file. None if they cannot be read without the HDF5 library.
+        plain_reason: the reason why only the HDF5 library can locate or convert this array's bytes, or None. (Readers
+            check the filters.)
+        integrity: integrity level, 0 to 4 (see ``INTEGRITY``).
+        table: places of the chunks, for chunked arrays that can be read without the HDF5 library.
+        digests: digests to compare chunks or rows with when they are read, or None.
+        references: for text of variable length, the stored array: references to text elsewhere in the file. None if
+            they cannot be read without the HDF5 library.
         user_block: bytes at the start of the file that are not part of HDF5's address space.
-        packing: how attributes declare that stored integers are decoded, or None.
+        packing: the decoding of stored integers that attributes declare, or None.
         categories: the array of categories, if the values are codes of a categorical column; None otherwise.
-        value: the rows of an attribute, which has one, or of a column of a table; None for an array of the file.
-        view: the rows, if they are not all of the array along axis 0; None if they are. ``n_rows``, ``axes`` and
-            ``row_shape`` are of the rows as seen; ``axes`` without those of an array-valued element.
+        value: the single row of an attribute, or the rows of a table's column; None for an array of the file.
+        view: the view, if rows are not the whole array along axis 0; otherwise None. ``n_rows``, ``axes`` and
+            ``row_shape`` describe the viewed rows; ``axes`` excludes the axes of an array-valued element.
         is_scalar: whether this is a scalar that holds bytes (an opaque value, or a list), which has one row. Opaque
             values are described as ``uint8``.
-        decoding: how rows are decoded; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
+        decoding: how rows are decoded; None if they are not. ``dtype`` and ``row_shape`` describe decoded rows.
         stacked: the arrays that are stacked on a new last axis of a row; empty for a single array. ``axes``, ``chunks``
-            and ``view`` are those of the first array, and the new axis counts as one of an array-valued element.
+            and ``view`` describe the first array, and the new axis counts as an axis of an array-valued element.
         guard: change guard of the file that was described; no other file is read.
     """
 
@@ -161,7 +161,7 @@ class ArrayLayout:
 
     @property
     def first_byte(self) -> int | None:
-        """Where the array's bytes begin in the file, which no other array shares; None if it has none there."""
+        """Address of the array's bytes in the file, which no other array shares; None without bytes in the file."""
         if self.value is not None:
             return None
         if self.stacked:
@@ -194,14 +194,14 @@ class ArrayLayout:
     def moved(
         self, path: str, key: str, n_rows: int, offset: int | None, table: ChunkTable | None, guard: ChangeGuard
     ) -> ArrayLayout:
-        """Return an array that differs from this one in its name, its rows and the place of its bytes alone.
+        """Return an array that differs from this one only in its name, its rows and the place of its bytes.
 
         Args:
-            path: its file.
-            key: its name.
-            n_rows: length of axis 0; of an opaque scalar the number of its bytes.
-            offset: where its bytes begin if they lie in one piece.
-            table: where its chunks lie.
+            path: file of the array.
+            key: name of the array.
+            n_rows: length of axis 0, or number of bytes of an opaque scalar.
+            offset: address of its bytes if they are in one piece.
+            table: places of its chunks.
             guard: change guard of the file.
         """
         as_stored = self if self.references is None else self.references
@@ -226,7 +226,7 @@ class ArrayLayout:
 
     @property
     def varying_length(self) -> int:
-        """The number that ``moved`` takes: the length of axis 0, or the bytes of an opaque scalar."""
+        """The argument ``n_rows`` of ``moved``: the length of axis 0, or the bytes of an opaque scalar."""
         return self.axes[0] if self.is_opaque else self.n_rows
 
     def member(self, name: str) -> ArrayLayout:
@@ -253,12 +253,12 @@ class ArrayLayout:
         *,
         keeps_axes: bool = False,
     ) -> ArrayLayout:
-        """Return the array with its rows counted along other axes, or with a part of it alone.
+        """Return the array with its rows counted along other axes, or restricted to a part.
 
         Args:
             row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
             selection: part of other axes, by axis: an index, a slice or indices; other axes are kept whole.
-            keeps_axes: also if the rows lie one after the other in the file, and the array could do without a view.
+            keeps_axes: create a view even if the rows are contiguous in the file and do not need one.
 
         Raises:
             H5ValueError: an axis has no such index.
@@ -286,7 +286,7 @@ class ArrayLayout:
             "axes": axes,
             "row_shape": (*axes, *self.row_shape[len(self.axes) :]),
         }
-        # Orders of epochs follow from what has a view: most arrays that are one row do.
+        # Orders of epochs depend on which arrays have a view: most arrays that are one row do.
         is_first = row_axes == tuple(range(len(row_axes))) if row_axes else shape[-1] == 1
         is_cut_elsewhere = is_first and is_whole and not keeps_axes
         if is_cut_elsewhere and self.offset is not None and (self.digests is None or self.digests.kind == "chunks"):
@@ -306,7 +306,7 @@ class ArrayLayout:
             return _indices_of(selection, shape[axis])
         except IndexError as error:
             raise H5ValueError(
-                f"select asks for {error} of axis {axis} of {self.key!r} in {self.path!r}, and this axis has the "
+                f"select requests {error} of axis {axis} of {self.key!r} in {self.path!r}, but this axis has the "
                 f"length {shape[axis]} (shape {shape}). Name indices that all files have."
             ) from None
 
@@ -314,7 +314,7 @@ class ArrayLayout:
         """Return the array with its cells as rows: the parts that a grid cuts it into, in order, each as flat values.
 
         Args:
-            cell: shape of a cell; of the array's chunks if it has any. Cells at the edges reach beyond the array.
+            cell: shape of a cell: the chunk shape of chunked arrays. Cells at the edges reach beyond the array.
             n_values: values of a row, at least as many as a cell has: arrays of several files have rows of one size.
         """
         if self.decoding is not None:
@@ -333,26 +333,26 @@ class ArrayLayout:
         """Return the array with decoded rows.
 
         Raises:
-            H5ValueError: the codec does not decode such values.
+            H5ValueError: the codec does not support the array's values.
         """
         dtype, row_shape = codec.decoded(self)
         return self.with_changes(dtype=dtype, row_shape=row_shape, packing=None, decoding=Decoding(self, codec))
 
     @property
     def stored_arrays(self) -> tuple[ArrayLayout, ...]:
-        """The arrays of the file that this one is made of: itself, or those that are stacked."""
+        """The arrays of the file that this one consists of: itself, or the stacked arrays."""
         if self.decoding is not None and self.decoding.array.stacked:
             return self.decoding.array.stacked
         return self.stacked or (self,)
 
     @property
     def is_guarded(self) -> bool:
-        """Whether ``refuse_missing`` has to look at values."""
+        """Whether ``refuse_missing`` has to check values."""
         is_packed = self.packing is not None and self.packing.policy == "guard"
         return is_packed or any(array.is_guarded for array in self.stacked)
 
     def refuse_missing(self, values: npt.NDArray[Any]) -> None:
-        """Raise an ``H5ValueError`` if integers that stay integers have missing values (see ``Packing.policy``)."""
+        """Raise an ``H5ValueError`` if integers that remain integers have missing values (see ``Packing.policy``)."""
         for at, array in enumerate(self.stacked):
             if array.is_guarded:
                 array.refuse_missing(values[..., at].astype(array.dtype))
@@ -370,7 +370,7 @@ class ArrayLayout:
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """Offset and size in the file of an array in one piece, whatever part of it is seen; None for other arrays."""
+        """Offset and size in the file of an array in one piece, including unselected parts; None for other arrays."""
         if self.offset is None or self.table is not None:
             return None
         array = self if self.view is None else self.view.array
@@ -378,7 +378,7 @@ class ArrayLayout:
 
     @property
     def n_values(self) -> int:
-        """Values of all rows."""
+        """Number of values of all rows."""
         return self.n_rows * math.prod(self.row_shape)
 
     @property
@@ -398,7 +398,7 @@ class ArrayLayout:
 
     @property
     def rows_per_chunk(self) -> int:
-        """Rows that share a chunk; 1 without chunks."""
+        """Number of rows that share a chunk; 1 without chunks."""
         if self.stacked:
             return max(array.rows_per_chunk for array in self.stacked)
         if self.view is not None:
@@ -407,7 +407,7 @@ class ArrayLayout:
 
     @property
     def chunks_per_row(self) -> int:
-        """Chunks that contain parts of one row; 1 without chunks."""
+        """Number of chunks that contain parts of one row; 1 without chunks."""
         return math.prod(grid_of(self.axes, self.chunks[1:])) if self.chunks else 1
 
     @property
@@ -430,7 +430,7 @@ class ArrayLayout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether each row lies in one unfiltered piece, or a few, so that random access is as cheap as sequential."""
+        """Whether each row is one unfiltered piece, or a few: random access is then as cheap as sequential access."""
         if (is_contiguous := self._is_contiguous) is None:
             is_contiguous = self._has_rows_in_pieces()
             _assign(self, "_is_contiguous", is_contiguous)
@@ -450,13 +450,13 @@ class ArrayLayout:
 
     @property
     def runs(self) -> Runs | None:
-        """Where the rows of a view lie if each is a few long pieces of an array without chunks; None otherwise."""
+        """Places of the view's rows if each is a few long pieces of an array without chunks; None otherwise."""
         is_plain = not (self.members or self.stacked) and self.decoding is None
         return self.view.runs if is_plain and self.view is not None else None
 
     @property
     def identity_parts(self) -> tuple[str, str]:
-        """The members, and all that follows the number of rows, as text: the same for many arrays."""
+        """The members, and all attributes after the number of rows, as text: equal for many arrays."""
         if (parts := self._identity_parts) is None:
             schema = repr((self.row_shape, self.stored.str, self.dtype.str, self.storage, self.chunks))[1:]
             filters = tuple((step.id, step.options) for step in self.filters)
@@ -472,14 +472,14 @@ _ATTRIBUTES = tuple(each.name for each in fields(ArrayLayout) if each.name not i
 
 @dataclass(frozen=True)
 class ArrayView:
-    """Another way to see an array: its rows counted along other axes than the first, a part of it alone, or its cells.
+    """A view of an array: rows along other axes than the first, a part of the array, or its cells.
 
     Attributes:
         array: the array as it is stored.
         row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
         selections: the selected part of each other axis: an index (a row has no such axis then), a slice, or indices.
-        block: along each of ``row_axes``, the number of indices that are read together.
-        is_in_cells: what is read together is one row of flat values (see ``ArrayLayout.in_cells``).
+        block: number of indices along each of ``row_axes`` that are read together.
+        is_in_cells: whether a block is one row of flat values (see ``ArrayLayout.in_cells``).
     """
 
     array: ArrayLayout
@@ -510,13 +510,13 @@ class ArrayView:
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the rows that are read together are those of chunks."""
+        """Whether the rows of a block are the rows of chunks."""
         chunks = self.array.chunks
         return chunks is not None and self.block == tuple(chunks[axis] for axis in self.row_axes)
 
     @cached_property
     def runs(self) -> Runs | None:
-        """Where rows lie if each is a few long pieces of an array without chunks; None otherwise."""
+        """Places of the rows if each is a few long pieces of an array without chunks; None otherwise."""
         if self.row_axes != (0,) or self.is_in_cells:
             return None
         array, sizes = self.array, self.shape[1:]
@@ -526,7 +526,7 @@ class ArrayView:
         if not all(isinstance(part, slice) and part.step == 1 for part in parts):
             return None
         ranges = [range(size)[part] for part, size in zip(parts, sizes, strict=True) if isinstance(part, slice)]
-        # The last axis that is not selected whole, and all axes after it, lie in one piece.
+        # The last axis that is not selected as a whole, and all axes after it, are in one piece.
         axis = max(
             (at for at, (part, size) in enumerate(zip(ranges, sizes, strict=True)) if len(part) < size), default=0
         )
@@ -542,13 +542,13 @@ class ArrayView:
 
 
 class Runs(NamedTuple):
-    """Where the rows of a view lie in an array without chunks: a few pieces of each row of the array.
+    """Places of a view's rows in an array without chunks: a few pieces of each row of the array.
 
     Attributes:
-        offset: where the array begins in its file.
+        offset: address of the array in its file.
         stride: bytes from a row of the array to the next.
-        begins: where each piece of a row begins in it, shape ``(n_pieces,)``.
-        n_bytes: of a piece.
+        begins: offset of each piece in a row, shape ``(n_pieces,)``.
+        n_bytes: bytes of a piece.
     """
 
     offset: int
@@ -568,15 +568,15 @@ class Codec(ABC):
         """Return dtype and shape of a decoded row.
 
         Args:
-            array: the array, as it is seen before it is decoded.
+            array: the array before decoding.
 
         Raises:
-            H5ValueError: the array has values that this does not decode.
+            H5ValueError: the codec does not support the array's values.
         """
 
     @abstractmethod
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Decode rows into ``out``, which has as many."""
+        """Decode rows into ``out``, which has the same number of rows."""
 
     @property
     def identity(self) -> str:
@@ -589,8 +589,8 @@ class Decoding:
     """How rows are decoded.
 
     Attributes:
-        array: the array with rows as they are stored.
-        codec: decodes them.
+        array: the array with stored rows.
+        codec: decodes the rows.
     """
 
     array: ArrayLayout
@@ -605,7 +605,7 @@ def _indices_of(selection: int | slice | Sequence[int], n: int) -> int | slice |
         n: length of the axis.
 
     Raises:
-        IndexError: the axis has no such index, or the slice is empty; the text names it.
+        IndexError: an index is out of range, or the slice is empty; the text names it.
     """
     if isinstance(selection, slice):
         numbers = range(n)[selection]
@@ -624,27 +624,27 @@ def _indices_of(selection: int | slice | Sequence[int], n: int) -> int | slice |
 def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
     """Return arrays of one file, of one shape, as one array with a new last axis.
 
-    Numbers of several dtypes become those of the dtype that NumPy promotes them to, if it holds all of them.
+    Numbers of several dtypes are converted to NumPy's promoted dtype, if it represents all of them.
 
     Args:
-        arrays: in the order of the axis.
+        arrays: the arrays, in the order of the axis.
         key: name of the stacked array.
 
     Raises:
-        H5ValueError: arrays differ in their shape, hold no numbers, or have dtypes that no dtype holds.
+        H5ValueError: arrays differ in shape, hold no numbers, or have dtypes without a common dtype.
     """
     first = arrays[0]
     for array in arrays:
         if kind_of(array.dtype) != "number" or array.categories is not None:
             problem = "is categorical" if array.categories is not None else f"has the dtype {dtype_text(array.dtype)}"
             raise H5ValueError(
-                f"{array.key!r} in {array.path!r} {problem}, and arrays of numbers are stacked. Give it a field of its "
-                "own."
+                f"{array.key!r} in {array.path!r} {problem}, but only arrays of numbers are stacked. Give it a field "
+                "of its own."
             )
         if (array.n_rows, array.row_shape) != (first.n_rows, first.row_shape):
             raise H5ValueError(
                 f"{first.key!r} has the shape {(first.n_rows, *first.row_shape)} and {array.key!r} has "
-                f"{(array.n_rows, *array.row_shape)} in {array.path!r}, and arrays of one shape are stacked. Stack "
+                f"{(array.n_rows, *array.row_shape)} in {array.path!r}, but stacked arrays must have one shape. Stack "
                 "arrays of one shape, or give each a field of its own."
             )
     dtypes = list(dict.fromkeys(array.dtype for array in arrays))
@@ -652,7 +652,7 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
     if not all(_holds_all_numbers(dtype, part) for part in dtypes):
         raise H5ValueError(
             f"{listing(array.key for array in arrays)} in {first.path!r} have the dtypes {listing(map(str, dtypes))}, "
-            "and no dtype holds the numbers of all. Give each a field of its own."
+            "but no dtype represents the numbers of all. Give each a field of its own."
         )
     views = [array.view for array in arrays if array.view is not None]
     is_viewed = len(views) == len(arrays)  # arrays in one piece may have rows along two axes without a view
@@ -684,7 +684,7 @@ def stack_arrays(arrays: Sequence[ArrayLayout], key: str) -> ArrayLayout:
 
 
 def _holds_all_numbers(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Return whether a dtype has all numbers of another one. NumPy takes float64 for whole numbers of 64 bits."""
+    """Return whether a dtype represents all numbers of another one. NumPy promotes 64-bit integers to float64."""
     if other.kind in "iu" and dtype.kind in "fc":
         part = dtype.type(0).real.dtype
         return other.itemsize * 8 <= np.finfo(part).nmant + 1

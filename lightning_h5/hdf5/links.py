@@ -29,14 +29,14 @@ _DEFAULTS = FileOptions()
 
 
 class ScalarError(H5ValueError):
-    """An array has one value, and no rows."""
+    """An array is a scalar, without rows."""
 
 
 MAX_LEVELS = 16
-"""Levels of virtual arrays that are made of virtual arrays."""
+"""Maximum levels of nested virtual arrays."""
 
 MAX_RUNS = 1 << 24
-"""Runs of rows that are counted: each takes some 50 bytes of memory, and a few bytes of a file can declare billions."""
+"""Maximum runs of rows to count: each needs some 50 bytes of memory, and a few bytes of a file can declare billions."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class ArrayHandle:
 
     Attributes:
         array: h5py's dataset.
-        members: the member of its rows that the key ends in, outermost first.
-        is_external: whether it lies in another file than the one that was opened.
-        file: the file that it was found from; None for its own.
-        other_files: paths of other files that it has rows in, if these are allowed.
-        categories: the array of categories, if a categorical column was named; None otherwise.
+        members: path of the member in a row that the key ends in, outermost first.
+        is_external: whether the array is in a file other than the opened one.
+        file: the opened file; None for the array's own.
+        other_files: paths of other files with rows of the array, if they are allowed.
+        categories: the array of categories for a categorical column; None otherwise.
     """
 
     array: Any
@@ -68,7 +68,7 @@ class _Sources:
         files: whether other files are accepted, and which sizes.
 
     Attributes:
-        paths: other files that the array has rows in.
+        paths: other files with rows of the array.
         n_bytes: bytes that its sources store, each counted once.
     """
 
@@ -83,11 +83,11 @@ class _Sources:
         """Add an array and all its sources.
 
         Args:
-            file: the open file that it was found from.
+            file: the open file.
             array: h5py's dataset.
 
         Raises:
-            H5Error: a source is missing, refused, or the array itself.
+            H5Error: a source is missing or not allowed, or is the array itself.
         """
         home = array.file
         if is_in_other_file(file, array):
@@ -139,7 +139,7 @@ class _Sources:
                 self._add_arrays(file, source_file, _numbered_name(source, number) if "%b" in name else source)
 
     def _add_arrays(self, file: Any, source_file: Any, source: str) -> None:
-        """Add the arrays of a file that a name, or a pattern of names, stands for."""
+        """Add the arrays of a file that match a name or a pattern of names."""
         for name in _names_of_pattern(source):
             if "%" in source and name not in source_file:  # the end of a pattern
                 return
@@ -211,8 +211,8 @@ def _check_is_array(file: Any, array: Any, key: str) -> None:
     path = file.filename
     if isinstance(array, h5py.Group) and any(has_arrays(array, *parts) for parts in SPARSE_PARTS):
         raise H5ValueError(
-            f"{key!r} in {path!r} is a sparse matrix, whose rows are samples of an input or a target as they are: not "
-            "windows or segments of them, and no column. Leave those arguments out, or name another array."
+            f"{key!r} in {path!r} is a sparse matrix. Its rows can be inputs or targets, but not windows, segments or "
+            "columns. Remove the arguments for these, or name another array."
         )
     if isinstance(array, h5py.Group):
         names = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
@@ -257,7 +257,7 @@ def external_guards(
     Args:
         file: the open file.
         keys: its arrays.
-        files: whether other files are accepted; if not, there are none.
+        files: whether other files are accepted; if not, the result is empty.
         grows: see ``ChangeGuard.of``.
         strict: see ``ChangeGuard.of``.
 
@@ -278,7 +278,7 @@ def external_guards(
 
 
 def _names_of_pattern(pattern: str) -> Iterator[str]:
-    """Yield the names that a pattern stands for: without end if it contains a number."""
+    """Yield the names that match a pattern: without end if it contains a number."""
     return (_numbered_name(pattern, number) for number in (count() if "%b" in pattern else (0,)))
 
 
@@ -287,14 +287,14 @@ def _numbered_name(pattern: str, number: int) -> str:
 
 
 def _find_file(file: Any, name: str) -> str | None:
-    """Return the path of a file that another one names, as HDF5 searches for it; None if it does not exist."""
+    """Return the path of a linked file, as HDF5 searches for it; None if it does not exist."""
     folder = os.path.dirname(os.path.abspath(file.filename))
     paths = (os.path.join(at, name) for at in (folder, os.getcwd()))
     return next((path for path in paths if os.path.exists(path)), None)
 
 
 def _storage_of(array: Any) -> list[str]:
-    """Return the paths of the files that an array keeps its bytes in, if these are others."""
+    """Return the paths of other files with the bytes of an array."""
     if array.is_virtual or not array.external:
         return []
     folder = os.path.dirname(os.path.abspath(array.file.filename))
@@ -354,6 +354,6 @@ def _axis_blocks(start: int, stride: int, count: int, block: int, size: int) -> 
 
 
 def _n_selected(blocks: tuple[range, int], size: int) -> int:
-    """Return the number of elements of such blocks that lie on the axis."""
+    """Return the number of elements of the blocks that are inside the axis."""
     firsts, block = blocks
     return len(firsts) * block - max(0, firsts[-1] + block - size) if firsts else 0

@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 FAULTS = (KeyError, OSError, RuntimeError, TypeError, ValueError)
-"""What h5py raises if a file is damaged, or contains something that h5py does not support."""
+"""Exceptions of h5py for files that are damaged, or have contents that h5py does not support."""
 
 PAGE_BYTES = 1 << 20
-"""Of a file for an object store; its own tables share pages, and larger chunks have pages of their own."""
+"""Page size of a file for an object store; metadata shares pages, and larger chunks have their own pages."""
 
 before_opening: list[Callable[[str], None]] = []
 """Called with the path of each file before it is opened."""
@@ -48,14 +48,14 @@ before_opening: list[Callable[[str], None]] = []
 
 @contextmanager
 def translate_h5py_errors(path: str, what: str) -> Iterator[None]:
-    """Raise whatever h5py raises inside the block as an ``H5CorruptError`` that names the file.
+    """Convert exceptions of h5py inside the block to an ``H5CorruptError`` that names the file.
 
     Args:
         path: the file.
         what: the subject of the message, such as a quoted key.
 
     Raises:
-        H5CorruptError: anything was raised but an error of this package or a lack of memory.
+        H5CorruptError: an exception was raised, except for errors of this package and a lack of memory.
     """
     try:
         yield
@@ -86,8 +86,8 @@ def open_h5(
         rdcc_nslots: number of slots of that cache.
         rdcc_w0: preference for evicting chunks that were read completely, 0 to 1.
         swmr: open a file that is being written in single-writer/multiple-reader mode.
-        status: the state of an object that is wanted; None asks the store for the present one.
-        takes_index: look for an index that is stored next to an object, and use it.
+        status: the expected state of an object; None requests the present state from the store.
+        takes_index: use an index that is stored next to an object, if any.
 
     Raises:
         H5FileError: the file is missing, not HDF5, truncated, locked or unreadable.
@@ -115,7 +115,9 @@ def open_h5(
 
 def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_index: bool, **cache: Any) -> Any:
     if swmr:
-        raise H5ValueError(f"files.swmr was given for {shown_url(url)!r}, and objects of a store have no live writer.")
+        raise H5ValueError(
+            f"files.swmr was given for {shown_url(url)!r}, but objects of a store have no live writer. Remove swmr."
+        )
     remote = RemoteFile(url, status)
     if takes_index:
         remote.index = _index_of(url, remote.status.st_size)
@@ -127,7 +129,7 @@ def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_ind
         head, n_bytes = remote.pread(8, 0), remote.status.st_size
         raise H5FileError(
             f"{shown_url(url)!r} cannot be opened as an HDF5 file: it has {n_bytes:,} bytes and begins with {head!r} "
-            f"({type(error).__name__}: {error}). Check that it is one, and that its upload was complete."
+            f"({type(error).__name__}: {error}). Check that it is an HDF5 file, uploaded completely."
         ) from error
     strategy = file.id.get_create_plist().get_file_space_strategy()[0]
     remote.is_paged = strategy == h5py.h5f.FSPACE_STRATEGY_PAGE
@@ -136,15 +138,15 @@ def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_ind
 
 
 def open_recorded(n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> Any:
-    """Open a file or an object so that place and size of each read are noted.
+    """Open a file or an object, and record the place and size of each read.
 
     Args:
-        n_bytes: its size.
-        pread: reads it.
-        read: the list that place and size of each read are appended to.
+        n_bytes: size of the file.
+        pread: reads from the file.
+        read: list to append the place and size of each read to.
 
     Raises:
-        H5FileError: it is not HDF5.
+        H5FileError: the file is not HDF5.
     """
     try:
         file = _File(RecordedFile(n_bytes, pread, read), "r")
@@ -152,7 +154,7 @@ def open_recorded(n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> Any
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise H5FileError(
-            f"a file of {n_bytes:,} bytes cannot be opened as HDF5: {error}. Check that it is one."
+            f"a file of {n_bytes:,} bytes cannot be opened as HDF5: {error}. Check that it is an HDF5 file."
         ) from error
     close_at_exit(file)
     return file
@@ -170,9 +172,7 @@ def _index_of(url: str, n_bytes: int) -> MetadataIndex | None:
         return None
     if index.n_bytes == n_bytes and index.identity == sampled_identity(url):
         return index
-    _log.warning(
-        "%r belongs to another state of the file, and is not used. Write it again: `lightning-h5 index`.", name
-    )
+    _log.warning("%r belongs to another state of the file and is not used. Write it again: `lightning-h5 index`.", name)
     return None
 
 
@@ -189,7 +189,7 @@ def check_regular(path: str) -> None:
     """Check that a file exists and is a regular file: opening a pipe would wait for a writer.
 
     Raises:
-        H5FileError: it is something else, or does not exist.
+        H5FileError: the path is not a regular file, or does not exist.
     """
     try:
         mode = os.stat(path).st_mode
@@ -209,7 +209,7 @@ def _refuse_archive(path: str, file: Any) -> None:
     if is_archive:
         file.close()
         raise H5FileError(
-            f"{path!r} is a tar archive, of which the HDF5 library reads the first file alone. Unpack it: `tar xf`."
+            f"{path!r} is a tar archive, of which the HDF5 library reads only the first file. Unpack it: `tar xf`."
         )
 
 
@@ -258,11 +258,11 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False, paged: bool
 
     Args:
         path: the file.
-        like: an open file, of which the new file takes the format version, user block size, file space strategy and
-            creation order of the root group.
-        checked: write the file's own tables with checksums, in the format of HDF5 1.10 (see ``INTEGRITY``).
-        paged: have these tables lie together, in pages of 1 MiB, which also takes the format of HDF5 1.10. A user block
-            then takes a page, too.
+        like: an open file; the new file has the same format version, user block size, file space strategy and creation
+            order of the root group.
+        checked: write metadata with checksums, in the format of HDF5 1.10 (see ``INTEGRITY``).
+        paged: store metadata together, in pages of 1 MiB, which also needs the format of HDF5 1.10. A user block then
+            has a page of its own.
 
     Raises:
         H5FileError: the file exists, or its folder is missing, full or not writable.
@@ -296,7 +296,7 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False, paged: bool
 
 
 def _lowest_version(like: Any) -> int:
-    """Return the lowest format version for a copy of a file: that of its superblock, but at least HDF5 1.8.
+    """Return the lowest format version for a copy of a file: its superblock's version, but at least HDF5 1.8.
 
     Files of older formats can contain newer objects, such as attributes above 64 KiB.
     """
@@ -318,9 +318,9 @@ def h5_in_memory(**options: Any) -> Any:
 
 
 def object_address(item: Any) -> tuple[Any, Any]:
-    """Return the number of an object's file, and its address there: equal for two handles of one object only.
+    """Return the number of an object's file, and its address in the file, which identify the object.
 
-    ``H5Oget_info`` would return it too, but also reads the chunk index: a damaged one ends the process.
+    ``H5Oget_info`` returns the same, but also reads the chunk index, which ends the process if it is damaged.
 
     Args:
         item: h5py's file, group, array or named datatype.
@@ -338,5 +338,5 @@ def address_of(item_id: Any) -> tuple[Any, Any]:
 
 
 def is_in_other_file(file: Any, item: Any) -> bool:
-    """Return whether an object lies in another file than the one that was opened."""
+    """Return whether an object is in a file other than the opened one."""
     return bool(object_address(item)[0] != object_address(file)[0])

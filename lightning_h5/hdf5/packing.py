@@ -1,4 +1,4 @@
-"""Packed numbers: which attributes declare how stored numbers are decoded, by the conventions of several formats."""
+"""Packed numbers: the attributes that declare how to decode them, by the conventions of several formats."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Names(NamedTuple):
     """Names of attributes that declare a scale outside of the netCDF conventions.
 
     Attributes:
-        scale: the factor. Without it the others declare nothing.
+        scale: the factor. Without it, the other attributes have no effect.
         offset: the number to add.
-        missing: a stored value that means missing.
+        missing: a stored value that stands for a missing value.
         is_sure: whether all software of this format computes ``x * scale + offset``.
     """
 
@@ -59,10 +59,10 @@ OTHER_NAMES = (
 )
 
 ODIM = ("gain", "offset", "nodata", "undetect")
-"""Attributes of a ``what`` group of ODIM_H5, beside an array or above it."""
+"""Attributes of a group ``what`` of ODIM_H5, beside an array or above it."""
 
 MINC = ("image-min", "image-max")
-"""Arrays beside the ``image`` of MINC2: the values that the ends of ``valid_range`` stand for."""
+"""Arrays beside the ``image`` of MINC2: the decoded values at the ends of ``valid_range``."""
 
 ATTRIBUTES = {
     name.encode()
@@ -75,40 +75,40 @@ ATTRIBUTES = {
         *(n for names in OTHER_NAMES for n in names[:3] if n),
     )
 }
-"""The attributes of an array that declare how its numbers are decoded."""
+"""The attributes of an array that declare the decoding of its numbers."""
 
 MARKERS = {b"_Netcdf4Dimid", b"_Netcdf4Coordinates", b"DIMENSION_LIST"}
 """The attributes that the netCDF library writes to arrays."""
 
 Policy = Literal["decode", "refuse", "keep", "guard"]
-"""How packed numbers are loaded if the user names neither a decoder nor the stored dtype."""
+"""How packed numbers are loaded without a decoder or the stored dtype in the arguments."""
 
 MAX_VALUES = 64
-"""Values of an attribute that are read; there is one, or a few that stand for missing values."""
+"""Maximum number of values of an attribute to read; a few may stand for missing values."""
 
 MAX_SLICES = 1 << 20
-"""Limits of an image of MINC2 that are read, one of each slice."""
+"""Maximum number of limits of a MINC2 image to read; there is one per slice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How the attributes of an array declare that its values are decoded.
+    """The decoding of an array's values, as declared by its attributes.
 
     Attributes:
-        attributes: their names and values, as text.
-        scale: each stored value is multiplied by this.
-        offset: this is added to the product.
+        attributes: names and values of the attributes, as text.
+        scale: factor of stored values.
+        offset: number that is added to the product.
         missing: stored values that stand for missing values.
-        dtype: of decoded values.
-        stored: dtype that stored values are viewed as, if it is another (``_Unsigned``).
+        dtype: dtype of decoded values.
+        stored: dtype that stored values are viewed as, if it differs from the array's (``_Unsigned``).
         unclear: name of an attribute that cannot be interpreted, such as text; or None.
-        policy: how stored values are loaded by default. netCDF files are "decoded", and integers of other files
-            "refused"; floats there, and numbers of NWB files, are "kept". Integers of netCDF files without a scale or
-            a declared missing value are "guarded": they stay integers, and a missing value is an error.
-        fill: netCDF's default fill value, which stands for a missing value too; None if there is none.
+        policy: how stored values are loaded by default: "decoded" in netCDF files, "refused" for integers of other
+            files, "kept" for floats of other files and numbers of NWB files, and "guarded" for integers of netCDF files
+            without a scale or a declared missing value: they remain integers, and a missing value raises an error.
+        fill: netCDF's default fill value, which also stands for a missing value; None if there is none.
         least: smallest valid value, in the dtype that values are viewed as; None without a limit.
-        most: largest valid value, in the same way.
-        cure: how to decode values if an attribute is unclear; None for the general advice.
+        most: largest valid value, in the same dtype; None without a limit.
+        cure: advice on decoding if an attribute is unclear; None for the general advice.
     """
 
     attributes: tuple[tuple[str, str], ...]
@@ -131,7 +131,7 @@ class Packing:
 
     @property
     def marks(self) -> tuple[float, ...]:
-        """Stored values that stand for missing values, netCDF's default among them."""
+        """Stored values that stand for missing values, including netCDF's default."""
         return self.missing if self.fill is None or self.fill in self.missing else (*self.missing, self.fill)
 
     @property
@@ -141,12 +141,12 @@ class Packing:
 
     @property
     def only_misses(self) -> bool:
-        """Whether values are plain integers, apart from those that stand for missing values."""
+        """Whether values are plain integers, apart from missing values."""
         return self.scale == 1 and self.offset == 0 and self.stored is None and self.unclear is None
 
     @property
     def is_implied(self) -> bool:
-        """Whether values are numbers as they are stored, apart from missing ones that no attribute names."""
+        """Whether stored values are used unchanged, apart from missing values without an attribute."""
         return self.only_misses and not self.missing
 
     @property
@@ -158,7 +158,7 @@ class Packing:
     def formula(self) -> str:
         """How a value ``x`` is decoded, as text."""
         if self.unclear is not None:
-            return f"as {self.unclear} says"
+            return f"as declared by {self.unclear}"
         parts = [] if self.stored is None else [f"x seen as {self.stored}"]
         values = dict(self.attributes)
         terms = "x"
@@ -183,23 +183,23 @@ class Packing:
             key: the array.
         """
         if self.unclear is not None:
-            raise H5ValueError(f"{self} cannot be decoded: what {self.unclear} means is not known. {self.how(key)}.")
+            raise H5ValueError(f"{self} cannot be decoded: the meaning of {self.unclear} is unknown. {self.how(key)}.")
 
     def how(self, key: str) -> str:
         """Return how to decode values with attributes that cannot be interpreted, without a full stop."""
         name = key if key == "..." else repr(key)
-        cure = self.cure or "Pass decode={{name}: function}, which gets a stored row and returns its values"
+        cure = self.cure or "Pass decode={{name}: function}, with a function from a stored row to its values"
         return cure.replace("{name}", name)
 
     def guard(self, values: npt.NDArray[Any], key: str) -> None:
-        """Check that none of some integers, which have no NaN, stands for a missing value.
+        """Check that no integer stands for a missing value, since integers have no NaN.
 
         Args:
-            values: as stored.
+            values: stored values.
             key: the array.
 
         Raises:
-            H5ValueError: one does.
+            H5ValueError: a value stands for a missing value.
         """
         if (missing := self.is_missing(values)).any():
             value, kind = values[missing][0], f"its {values.dtype} numbers"
@@ -218,7 +218,7 @@ class Packing:
         return least, most
 
     def is_missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which stored values stand for missing ones."""
+        """Return a mask of the stored values that stand for missing values."""
         missing: npt.NDArray[np.bool_] = np.isin(values, np.array(self.marks, values.dtype))
         if self.has_limits:
             numbers = values if self.stored is None else values.view(self.stored)
@@ -241,14 +241,14 @@ class _Text(str):
 
 
 def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
-    """Return how the attributes of an array declare that its numbers are decoded.
+    """Return the packing that the attributes of an array declare.
 
     Args:
         array: an h5py dataset.
         element: dtype of its elements, in native byte order.
 
     Returns:
-        None if the array has other values than numbers, or the attributes change nothing.
+        The packing; None if the array has no numbers, or the attributes have no effect.
     """
     if element.kind not in "iuf":
         return None
@@ -344,12 +344,12 @@ def has_packing_outside(group: Any, name: bytes) -> bool:
 
 
 def _is_variable(array: Any) -> bool:
-    """Return whether an array is a variable of a netCDF file, by the attributes that the library writes to it."""
+    """Return whether an array is a variable of a netCDF file, by the attributes that the library writes."""
     return any(h5py.h5a.exists(array.id, name) for name in MARKERS)
 
 
 def _declared_attributes(item: Any, names: tuple[str, ...]) -> dict[str, Value]:
-    """Return the values of those attributes that an object has."""
+    """Return the values of the named attributes that an object has."""
     values = {name: _numbers_of_attribute(item, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -368,7 +368,7 @@ def _packing_note(text: str) -> None:
 
 
 def _by_other_names(array: Any) -> tuple[tuple[str, str], str | None, dict[str, Value]] | None:
-    """Return a scale outside of netCDF's conventions: its names, the cure if it is unclear, and all attributes."""
+    """Return a scale outside of netCDF's conventions: its names, advice if it is unclear, and all attributes."""
     for names in OTHER_NAMES:
         values = _declared_attributes(array, (names.scale, names.offset, *((names.missing,) if names.missing else ())))
         scale, offset = (
@@ -379,16 +379,15 @@ def _by_other_names(array: Any) -> tuple[tuple[str, str], str | None, dict[str, 
         cure = None
         if not names.is_sure and scale is not None and offset:
             cure = (
-                f"Files with these attributes mean x * {scale:g} + {offset:g} or (x - {offset:g}) * {scale:g}, as the "
-                f"documentation of the product says. Pass decode={{{{name}}: lambda x: x * {scale:g} + {offset:g}}}, "
-                "or the other formula"
+                f"Such files mean x * {scale:g} + {offset:g} or (x - {offset:g}) * {scale:g}; see the documentation of "
+                f"the product. Pass decode={{{{name}}: lambda x: x * {scale:g} + {offset:g}}}, or the other formula"
             )
         return (names.scale, names.offset), cure, values
     return None
 
 
 def _default_fill(array: Any, element: np.dtype[Any]) -> float | None:
-    """Return netCDF's fill value of elements that were never written; None if the array was made without it."""
+    """Return netCDF's fill value of elements that were never written; None if the array has none."""
     fill = DEFAULT_FILLS.get(f"{element.kind}{element.itemsize}")
     if fill is None or h5py.check_enum_dtype(array.dtype) is not None:
         return None
@@ -418,7 +417,7 @@ def _exact(value: Any, element: np.dtype[Any], stored: str | None) -> Any:
 
 
 def _packing_of_odim(array: Any, element: np.dtype[Any]) -> Packing | None:
-    """Return how ODIM_H5 packs an array: by the ``what`` group beside it, or of a level above."""
+    """Return the packing of an array in ODIM_H5, from the group ``what`` beside it or on a level above."""
     values: dict[str, Value] = {}
     group_name = str(array.name).rpartition("/")[0]
     while True:
@@ -448,7 +447,7 @@ def _packing_of_odim(array: Any, element: np.dtype[Any]) -> Packing | None:
 
 
 def _packing_of_minc(array: Any, element: np.dtype[Any]) -> Packing | None:
-    """Return how MINC2 packs the array ``image``: the ends of its valid range stand for two values, or two a slice."""
+    """Return the packing of the array ``image`` in MINC2: the ends of its valid range map to two values per slice."""
     group_name, _, name = str(array.name).rpartition("/")
     parent = _child(array, group_name or "/")
     if element.kind == "f" or parent is None or not has_packing_outside(parent.id, name.encode(errors="replace")):
@@ -475,7 +474,7 @@ def _packing_of_minc(array: Any, element: np.dtype[Any]) -> Packing | None:
     ]
     cure = (
         f"Each slice has a scale of its own: (x - {least:g}) / {most - least:g} * (image-max - image-min) + image-min. "
-        "Load image-min and image-max beside it, and compute that in a transform"
+        "Load image-min and image-max as well, and compute the values in a transform"
     )
     return Packing(attributes=tuple(attributes), unclear=MINC[0], cure=cure)
 
@@ -533,7 +532,7 @@ def _as_values(value: Value | None) -> list[Any]:
 
 
 def _mark(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> float | None:
-    """Return a missing value as it is stored; None if no element can have it, or it is NaN, which needs no decoding."""
+    """Return a missing value as stored; None if no element can have this value, or for NaN, which needs no decoding."""
     if element.kind != "f":
         return _stored_integer(value, element, is_reseen=is_reseen)
     return None if math.isnan(value) else float(element.type(value))
@@ -544,7 +543,7 @@ def _stored_integer(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> i
     if not math.isfinite(value) or value != int(value):
         return None
     limits, integer = np.iinfo(element), int(value)
-    if is_reseen and not limits.min <= integer <= limits.max:  # given in the viewed dtype, not in the stored one
+    if is_reseen and not limits.min <= integer <= limits.max:  # declared in the viewed dtype, not in the stored one
         span = 1 << limits.bits
         integer += span if integer < 0 else -span
     return integer if limits.min <= integer <= limits.max else None

@@ -1,4 +1,4 @@
-"""Expand the paths that a user passes to a list of files."""
+"""Expand path arguments to a list of files."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | Non
     """Return the files that a path argument names.
 
     Args:
-        paths: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these; paths or URLs. Files
-            of a glob and of a directory are sorted, by the numbers in their names (``m_2.h5`` before ``m_10.h5``);
-            those of a list keep their order.
+        paths: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of files, globs and directories;
+            paths or URLs. Files of a glob or a directory are sorted by the numbers in their names (``m_2.h5`` before
+            ``m_10.h5``); a list keeps its order.
         name: the argument's name, for errors.
         staging: how objects of stores are read.
 
     Returns:
-        One or more absolute paths, each of another file.
+        One or more absolute paths, without duplicates.
 
     Raises:
         H5FileError: a file does not exist, or is not a regular file.
@@ -60,14 +60,14 @@ def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | Non
             f"{name}={short_repr(paths)} is neither a path nor a list of paths. {_instead_of_paths(paths)}"
         )
     if not items:
-        raise H5ValueError(f"{name}=[] names no file. Pass a file, a glob, a directory or a list of these.")
+        raise H5ValueError(f"{name}=[] names no file. Pass a file, a glob, a directory or a list of paths.")
     files = [file for path in items for file in _expand_one(path, name, staging)]
     times = Counter(numbers := [file_number(file) for file in files])
     if len(times) < len(files):
         duplicates = sorted({file for file, number in zip(files, numbers, strict=True) if times[number] > 1})
         raise H5ValueError(
-            f"{name} names {listing(duplicates)} more than once (links count as their target), and its rows would be "
-            "trained on twice per epoch. Name each file once."
+            f"{name} names {listing(duplicates)} more than once (links count as their target), so an epoch would have "
+            "its rows twice. Name each file once."
         )
     look_ahead([file for file in files if is_url(file)])
     # Absolute, so that changing the working directory later has no effect.
@@ -75,7 +75,7 @@ def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | Non
 
 
 def _instead_of_paths(value: Any) -> str:
-    """Return a sentence on what to pass instead of a value that is no path."""
+    """Return a sentence with the remedy for a value that is not a path."""
     if (file := getattr(getattr(value, "file", value), "filename", None)) is not None:  # of h5py
         return f"Pass the path, {file!r}, not an open file."
     if isinstance(value, bytes):
@@ -94,7 +94,7 @@ def _instead_of_paths(value: Any) -> str:
 
 
 def name_objects(*paths: Any) -> bool:
-    """Return whether any of some path arguments names objects of a store."""
+    """Return whether any path argument names objects of a store."""
     return any(is_url(path) or (isinstance(path, list | tuple) and name_objects(*path)) for path in paths)
 
 
@@ -142,7 +142,7 @@ def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Se
 
 
 def _names_in(folder: str, path: str, name: str) -> list[str]:
-    """Return the entries of a directory that a path leads to or through, sorted as numbers if they have some."""
+    """Return the entries of a directory on a path, in natural order."""
     try:
         return sorted(os.listdir(folder), key=natural_order)
     except OSError as error:
@@ -180,7 +180,7 @@ def _folders(folder: str, names: Sequence[str]) -> list[str]:
 
 
 def _other_ways(folder: str, names: Sequence[str]) -> str:
-    """Return the end of a sentence that proposes what to pass instead of a directory without HDF5 suffixes."""
+    """Return the end of a sentence with the remedy for a directory without HDF5 suffixes."""
     if files := _h5_files(folder, names):
         suffix = os.path.splitext(files[0])[1]
         pattern = os.path.join(folder, "*" + suffix)
@@ -192,14 +192,14 @@ def _other_ways(folder: str, names: Sequence[str]) -> str:
         return (
             ". It is a Zarr store, which is another format. Write its arrays to an HDF5 file (h5py: file['x'] = array)."
         )
-    return ". Pass an HDF5 file, or a directory that has some."
+    return ". Pass an HDF5 file, or a directory with HDF5 files."
 
 
 def _cure(error: OSError | ValueError) -> str:
-    """Return what to do if the system denied access to a path."""
+    """Return the remedy if the system denied access to a path."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
-        return "Raise `ulimit -n`, or close what this process has open."
+        return "Raise `ulimit -n`, or close other files of this process."
     if number == errno.ENFILE:
         return "Close programs on this machine, or have its limit raised (`sysctl fs.file-max`)."
     if number in (errno.ENOMEM, errno.ENOBUFS):
@@ -207,12 +207,12 @@ def _cure(error: OSError | ValueError) -> str:
     if number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN):
         return "Check the disk or the network file system, then start again."
     if number in (errno.EACCES, errno.EPERM):
-        return "Check its permissions, and those of the folders above."
+        return "Check the permissions of the path and of all folders above it."
     return "Check the path and its permissions."
 
 
 def _array_in_path(path: str) -> str:
-    """Return a sentence about a path that goes on inside of a file, such as "a.h5/images", with a leading blank."""
+    """Return a sentence about a path that continues inside of a file, such as "a.h5/images", with a leading space."""
     for match in re.finditer("[:/]+", path):
         if os.path.isfile(path[: match.start()]) and (key := path[match.end() :]):
             return (
@@ -223,16 +223,16 @@ def _array_in_path(path: str) -> str:
 
 
 def _unexpanded(path: str) -> str:
-    """Return a sentence about a variable in a path that does not exist, with a leading blank, or nothing."""
+    """Return a sentence about a variable in a path that does not exist, with a leading space; empty without one."""
     if os.path.expandvars(path) != path:
-        return " Variables are not expanded: pass os.path.expandvars(...) of it."
+        return " Variables are not expanded: pass os.path.expandvars(path)."
     if re.search(r"\$\w|\$\{|%\w+%", path):
         return " Variables are not expanded, and this one is not set. Write the path out."
     return ""
 
 
 def _other_spelling(path: str) -> str:
-    """Return a sentence about a path that exists in another spelling, with a leading blank, or nothing."""
+    """Return a sentence about a path that exists in another spelling, with a leading space; empty if there is none."""
     if "\\" in path:
         unix = re.sub(r"^[A-Za-z]:", "", path).replace("\\", "/")
         return f" Did you mean {unix!r}?" if os.path.exists(unix) else " Folders are separated by '/' here."

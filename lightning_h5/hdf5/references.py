@@ -53,8 +53,8 @@ def referenced_arrays(file: Any, path: str, key: str, files: FileOptions, *, tak
     array, n_file = handle.array, int(h5py.h5i.get_file_id(file.id).get_filesize())
     if handle.is_external or array.is_virtual:
         raise H5ValueError(
-            f"{key!r} in {path!r} holds references that are stored elsewhere, in a virtual array or another file; they "
-            "are of the file that they were written to. Pass that file itself, and name the array there."
+            f"{key!r} in {path!r} holds references that are stored elsewhere, by a virtual array or in another file; "
+            "they refer to objects of the file that stores them. Pass this file, and name its array of references."
         )
     if max(array.shape) < array.size or not array.size:
         raise H5ValueError(

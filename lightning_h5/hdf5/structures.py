@@ -1,4 +1,4 @@
-"""Structures that other software keeps in a file beside its data: their descriptions, and how to recognize them."""
+"""Structures that other software stores in a file beside its data: descriptions, and rules to recognize them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 SPARSE_PARTS = (("data", "indices", "indptr"), ("data", "ir", "jc"))
-"""Arrays of a group that is a sparse matrix: as AnnData, 10x Genomics and SciPy name them, and as MATLAB does."""
+"""Arrays of a group that is a sparse matrix, as named by AnnData, 10x Genomics and SciPy, and by MATLAB."""
 
 FIELD_GROUPS: dict[tuple[str, ...], str] = {
     **dict.fromkeys(SPARSE_PARTS, "a sparse matrix"),
     ("codes", "categories"): "a column of categories",
 }
-"""Groups that are one field, named by the group's own path, by the arrays that they have."""
+"""Groups that are one field, by the names of their arrays."""
 
 BIOM_MATRICES = ("observation/matrix", "sample/matrix")
 """The two matrices of a BIOM table, the second one transposed."""
@@ -56,12 +56,12 @@ COMPLEX_MEMBERS = (("real", "imag"), ("r", "i"))
 MATLAB_EMPTY = b"MATLAB_empty"
 """The attribute of MATLAB's ``[]``."""
 
-MAX_ROOT_NAMES = 8  # that are asked for a mark of MATLAB
+MAX_ROOT_NAMES = 8  # maximum number of names to check for a mark of MATLAB
 
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 INDEX_PREFIX = "_i_"
-"""How PyTables names the group with the index of a table."""
+"""PyTables' name for the group with the index of a table."""
 
 DIMENSION_SCALE = "a dimension scale"
 WEIGHTS = "weights of a Keras model"
@@ -82,21 +82,21 @@ class _Attributes:
         self._values: dict[bytes, Any] = {}
 
     def has(self, *names: bytes) -> bool:
-        """Return whether the object has all of these attributes."""
+        """Return whether the object has all of the named attributes."""
         try:
             return all(h5py.h5a.exists(self._item, name) for name in names)
         except FAULTS:
             return False
 
     def value(self, name: bytes, default: Any) -> Any:
-        """Return an attribute, which is read once; a default without it, or if it cannot be read."""
+        """Return an attribute, which is read once; the default if it is missing or cannot be read."""
         if name not in self._values:
             self._values[name] = self._read(name)
         value = self._values[name]
         return default if value is None else value
 
     def text(self, name: bytes) -> bytes:
-        """Return an attribute that is text; an empty one for others."""
+        """Return the text of an attribute; empty if it is not text."""
         value = self.value(name, b"")
         if isinstance(value, str):
             return value.encode(errors="replace")
@@ -118,9 +118,9 @@ class Structure(NamedTuple):
     Attributes:
         what: a description in words.
         is_group: whether a group is marked, and everything in it belongs to the structure.
-        marks: returns whether an object is one, from its attributes and its name in its group.
-        reading: how its values are used, or why it has none to train from.
-        is_coordinate: whether it has values that a user may name, although they are neither input nor target.
+        marks: returns whether an object has this structure, from its attributes and its name in its group.
+        reading: how its values are used, or the reason why they are not used for training.
+        is_coordinate: whether users may name its values, although they are neither input nor target.
     """
 
     what: str
@@ -131,7 +131,7 @@ class Structure(NamedTuple):
 
 
 def structure_of(item: Any, name: str) -> str | None:
-    """Return the structure that an open group or array is, in words; None if it is data.
+    """Return the structure of an open group or array, in words; None for data.
 
     Args:
         item: h5py's low-level group or array.

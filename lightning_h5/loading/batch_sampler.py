@@ -1,4 +1,4 @@
-"""The batch sampler of a loader, for libraries that look for one."""
+"""The batch sampler of a loader, for libraries that expect one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["RowsOfBatches", "TokenBatchSampler"]
 
 
 class TokenBatchSampler:
-    """Yields the tokens of a loader's sampler, one for each batch; the loader's dataset takes them as indices.
+    """Yields the tokens of a loader's sampler, one for each batch; the loader's dataset accepts them as indices.
 
-    ``accelerate.skip_first_batches`` makes a plain ``DataLoader`` of a loader's dataset and its batch sampler, less the
-    first batches. Lightning makes a loader again with another batch sampler of the same type.
+    ``accelerate.skip_first_batches`` creates a plain ``DataLoader`` from a loader's dataset and its batch sampler,
+    without the first batches. Lightning recreates a loader with another batch sampler of the same type.
 
     Args:
-        sampler: the loader's.
-        batch_size: ignored, as is ``drop_last``: Lightning passes values that it read from the attributes.
+        sampler: the loader's sampler.
+        batch_size: ignored, as is ``drop_last``: Lightning passes the values of the attributes.
         drop_last: see ``batch_size``.
     """
 
@@ -33,7 +33,7 @@ class TokenBatchSampler:
 
     @property
     def drop_last(self) -> bool:
-        """Whether the ragged end of an epoch is dropped."""
+        """Whether the last rows of an epoch are dropped if they do not fill a batch."""
         return self.sampler.drop_last
 
     def set_epoch(self, epoch: int) -> None:
@@ -46,15 +46,15 @@ class TokenBatchSampler:
         self.sampler.complete(epoch)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank."""
+        """Number of batches of a whole epoch on this rank."""
         return len(self.sampler)
 
 
 class RowsOfBatches(Sequence[list[int]]):
-    """The rows of each batch of an iteration, by numbers as ``with_index`` gives them; they are found on demand.
+    """The rows of each batch of an iteration, as numbered by ``with_index``; computed on demand.
 
     Args:
-        dataset: the loader's.
+        dataset: the loader's dataset.
         plan: the plan of the iteration.
     """
 

@@ -27,32 +27,32 @@ __all__ = [
 ]
 
 FEW_BLOCKS = 32
-"""Below so many blocks mixed at a time a batch of a sorted file is visibly less mixed (see the table in the docs)."""
+"""Number of blocks below which batches of a sorted file are visibly less mixed (see the table in the docs)."""
 
 
 LARGE_ROW = 512 << 10
-"""Bytes of a row from which on it is read as fast as a run of rows."""
+"""Bytes of a row from which single rows are read as fast as runs of rows."""
 
 ROOM_AHEAD = 4
-"""One in so many of the blocks that fit ``shuffle.buffer``, and at least one, is not mixed but decoded ahead."""
+"""One in this number of the blocks that fit ``shuffle.buffer``, and at least one, is reserved for decoding ahead."""
 
 
 class Order(NamedTuple):
     """An order, its reason and its needs.
 
     Attributes:
-        mode: of the plan.
-        streams: independent streams of blocks.
-        window: blocks of a stream that are mixed at a time; 0 outside of ``chunks``.
+        mode: mode of the order.
+        streams: number of independent streams of blocks.
+        window: number of blocks of a stream that are mixed at a time; 0 outside of ``chunks``.
         why: the reason, for the user.
-        cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
+        cache_bytes: memory for decoded rows on a rank that is enough to decode each chunk once per epoch.
         enough: ``shuffle.buffer`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
             ``chunks``.
-        recipe: how epochs visit rows, if that is not each row once.
+        recipe: recipe of epochs; None for each row once.
         sources: the orders of a mixture's sources.
-        nodes: nodes that blocks are dealt to; 0 deals none.
-        node_bytes: memory in which a rank holds all decoded rows of its node; 0 if ``nodes`` is.
-        exceeds_memory: the rows are more than the page cache can keep until the next epoch.
+        nodes: number of nodes that blocks are assigned to; 0 without ``scope="node"``.
+        node_bytes: memory for all decoded rows of a node on a rank; 0 if ``nodes`` is 0.
+        exceeds_memory: whether the rows exceed the page cache, which then cannot keep them until the next epoch.
     """
 
     mode: Mode
@@ -68,10 +68,10 @@ class Order(NamedTuple):
     exceeds_memory: bool = False
 
     def retain(self, cache_bytes: int) -> bool | None:
-        """Return whether decoded rows stay for the next epoch: all of a node, if it reads no others; None if all do.
+        """Return whether decoded rows are kept for the next epoch: with all rows of a node; None if all rows fit.
 
         Args:
-            cache_bytes: memory for them on a rank.
+            cache_bytes: memory for decoded rows on a rank.
         """
         return True if self.nodes > 1 and cache_bytes >= self.node_bytes else None
 
@@ -90,13 +90,13 @@ def choose_order(
 
     Args:
         dataset: the dataset to train on.
-        shuffle: the user's options. All streams share ``buffer`` if their number is given, so that the order is
-            the same for any number of ranks and workers.
+        shuffle: the user's options. With ``streams``, all streams share ``buffer``, so that the order is the same for
+            any number of ranks and workers.
         world_size: number of ranks.
-        num_workers: worker processes of a rank, each with a cache of its own.
-        nodes: nodes that blocks are dealt to; 0 deals none.
-        memory: bytes of memory for pages of files on each node, the least of all nodes; None if that is unknown.
-        saved_mode: the mode of the interrupted run, which is kept whatever memory there is now; None without one.
+        num_workers: number of worker processes of a rank, each with its own cache.
+        nodes: number of nodes that blocks are assigned to; 0 without ``scope="node"``.
+        memory: bytes of memory for pages of files on each node, the minimum over all nodes; None if it is unknown.
+        saved_mode: the mode of the interrupted run, which is kept independent of the free memory; None for a new run.
     """
     cost = dataset.cost
     block, total = cost.block_bytes, cost.decoded_bytes
@@ -104,16 +104,16 @@ def choose_order(
         total = min(total, -(-total // nodes) + 2 * block)
     consumers = max(1, num_workers)
     mode, buffer_bytes = shuffle.mode, shuffle.buffer_bytes
-    request = f"as shuffle={mode!r} asks"
+    request = f"as requested by shuffle={mode!r}"
     if mode == "auto" and saved_mode in ("global", "chunks"):
-        mode, request = saved_mode, "as the run that is resumed had it"
+        mode, request = saved_mode, "as in the resumed run"
     fits = total * consumers <= buffer_bytes
     node_stored_bytes = cost.stored_bytes // max(1, nodes)
     exceeds_memory = memory is not None and node_stored_bytes > memory * FREE_SHARE
     is_cheap = cost.has_cheap_random_access and not (exceeds_memory and cost.row_bytes < LARGE_ROW)
     read_ahead_bytes = 4 * block * consumers + (64 << 20)  # for rows read ahead
     if mode == "none":
-        return Order("none", 1, 0, "as shuffle=False asks", read_ahead_bytes, exceeds_memory=exceeds_memory)
+        return Order("none", 1, 0, "as requested by shuffle=False", read_ahead_bytes, exceeds_memory=exceeds_memory)
     node_bytes = total * consumers if nodes else 0
     if mode == "global" or (mode == "auto" and (fits or is_cheap)):
         if mode == "global":
@@ -138,8 +138,8 @@ def choose_order(
     elif cost.has_cheap_random_access and memory is not None:
         why = (
             f"the rows{' of a node' if nodes > 1 else ''} ({_buffer_size(node_stored_bytes)}) exceed {FREE_SHARE:.0%} "
-            f"of the {_buffer_size(memory)} that are free to keep them: runs of rows are read from the disk, not "
-            "single ones"
+            f"of the {_buffer_size(memory)} that are free to keep them: runs of rows are read from the disk instead of "
+            "single rows"
         )
     else:
         why = f"a single row costs a block of {_buffer_size(block)}"
@@ -170,8 +170,8 @@ def choose_mixed_order(
     """Return the order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
 
     Args:
-        recipe: how epochs visit the sources.
-        datasets: the sources; all of them as one for ``concat``.
+        recipe: recipe of epochs over the sources.
+        datasets: the sources; for ``concat``, one dataset of all sources.
         shuffle: see ``choose_order``; ``buffer`` is for all sources together.
         world_size: number of ranks.
         num_workers: worker processes of a rank.
@@ -213,19 +213,19 @@ def choose_mixed_order(
 
 
 def blocks_mixed(buffer_bytes: int, block_bytes: int, streams: int) -> int:
-    """Blocks of a stream that are mixed at a time.
+    """Return the number of blocks of a stream that are mixed at a time.
 
     Args:
         buffer_bytes: decoded bytes of all streams that are mixed or being loaded.
-        block_bytes: of a block.
-        streams: streams that share them.
+        block_bytes: bytes of a block.
+        streams: number of streams that share the buffer.
     """
     room = buffer_bytes // (block_bytes * streams)
     return max(1, room - max(1, room // ROOM_AHEAD))
 
 
 def bytes_to_mix(n_blocks: int, block_bytes: int, streams: int) -> int:
-    """The least ``shuffle.buffer`` with which so many blocks of a stream are mixed at a time (see ``blocks_mixed``)."""
+    """Return the smallest ``shuffle.buffer`` that mixes a number of blocks of a stream (see ``blocks_mixed``)."""
     room = n_blocks + max(1, n_blocks // (ROOM_AHEAD - 1))
     while room > 1 and (room - 1) - max(1, (room - 1) // ROOM_AHEAD) >= n_blocks:
         room -= 1

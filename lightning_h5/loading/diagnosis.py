@@ -1,4 +1,4 @@
-"""Find the bottleneck of a loader from its counters, and say what to change."""
+"""Find the bottleneck of a loader from its counters, and recommend a change."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from .loader import H5DataLoader
 __all__ = ["Limit", "LoaderReport", "diagnose_dataloader_speed", "what_limits"]
 
 MIN_WAITING = 0.1
-"""Waiting below this share of the time is not worth a change: no loader would gain more than that."""
+"""Waiting below this share of the time is not worth a change: a faster loader could gain no more than this share."""
 
 MIN_START = 0.6
 """From this share of the waiting on, the first batches of epochs are the bottleneck."""
 
 MIN_BATCHES = 10
-"""Fewer are measured all the same, and the sentence has their number."""
+"""With fewer batches, the sentence includes their number."""
 
 IN_MEMORY = 1 << 30
-"""Bytes per second that a thread gets from a file only if the system has them in memory already."""
+"""Bytes per second and thread above which the system must have the file in memory."""
 
 MIN_EXPLAINED = 0.2
 """Work that takes less than this share of the waiting does not explain it."""
 
 ENOUGH_ROOM = 0.9
-"""From this share of the bytes needed on, a mirror has room for what training reads."""
+"""Hit rate from which the mirror has enough room for the training data."""
 
 SMALL_REQUEST = 64 << 10
-"""Bytes below which the time of a request is mostly the latency of the storage."""
+"""Bytes of a request below which the latency of the storage dominates."""
 
 Kind = Literal["model", "transfer", "start", "transforms", "decode", "library", "origin", "disk", "copies"]
 
 
 class Limit(NamedTuple):
-    """The bottleneck, and a sentence with what to change."""
+    """The bottleneck, and a sentence with the remedy."""
 
     kind: Kind
     text: str
@@ -51,17 +51,17 @@ class Limit(NamedTuple):
 def what_limits(
     amounts: Mapping[str, float], *, n_workers: int, n_cores: int, to_keep: str | None = "shuffle.buffer that holds all"
 ) -> Limit | None:
-    """Return what limits a stage; None if no batch was measured.
+    """Return the bottleneck of a stage; None if no batch was measured.
 
-    Work that several threads or processes share is divided by their number, since waiting is not. The work that then
-    takes longest is the bottleneck.
+    Work that several threads or processes share is divided by their number. The kind of work with the longest time is
+    the bottleneck.
 
     Args:
         amounts: counts of the stage, over all ranks (``COUNTED``, ``seconds``, ``transfer_seconds``).
         n_workers: worker processes of a rank.
         n_cores: cores of a rank, used if it has no workers.
-        to_keep: the argument with which all decoded rows stay in memory; empty if they do, None if that would not help,
-            since the stage reads each row once.
+        to_keep: the argument that keeps all decoded rows in memory; empty if they are in memory already, None if the
+            stage reads each row once.
     """
     n_batches = amounts["batches"]
     if not n_batches or amounts["seconds"] <= 0:
@@ -112,8 +112,8 @@ def _start_advice(amounts: Mapping[str, float], n_workers: int) -> str:
     if amounts["decode_seconds"] + amounts["library_seconds"] > amounts["start_seconds"] / 2:
         return ", whose rows had to be decoded. Look at a later epoch before you change anything."
     if n_workers:
-        return ". A longer run spends a smaller share on them if workers persist, and num_workers=0 starts none."
-    return ". A longer run spends a smaller share on them."
+        return ". This share shrinks in a longer run if workers persist; num_workers=0 starts no workers."
+    return ". This share shrinks in a longer run."
 
 
 def _advice_on_workers(
@@ -151,7 +151,7 @@ def _origin_advice(amounts: Mapping[str, float], to_keep: str | None) -> str:
     """Return advice for waiting on the origin of files that are staged."""
     held_share = amounts["mirror_bytes"] / max(1.0, amounts["mirror_bytes"] + amounts["missed_bytes"])
     request = amounts["origin_bytes"] / max(1.0, amounts["origin_requests"])
-    text, hint = "Filling the mirror is the bottleneck: what is read again comes from the local disk.", ""
+    text, hint = "Filling the mirror is the bottleneck: later reads of the same rows use the local disk.", ""
     if to_keep is not None and held_share < ENOUGH_ROOM:
         text = (
             f"Reading past the mirror is the bottleneck: it had room for {held_share:.0%} of the bytes needed. Raise "
@@ -167,13 +167,13 @@ def _origin_advice(amounts: Mapping[str, float], to_keep: str | None) -> str:
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """How fast batches come if nothing else is done.
+    """The speed of a loader without a model.
 
     Attributes:
-        n_batches: batches that were timed.
-        n_rows: rows of these, as far as they can be counted.
-        seconds: that they took.
-        advice: what limits the loader, and what to try.
+        n_batches: number of timed batches.
+        n_rows: rows of these batches, as far as they can be counted.
+        seconds: time for all batches.
+        advice: the bottleneck, and a remedy.
     """
 
     n_batches: int
@@ -187,15 +187,15 @@ class LoaderReport:
 
 
 def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, n_warm: int = 3) -> LoaderReport:
-    """Time a loader after its workers have started, without a model, and return what limits it.
+    """Time a loader without a model, after its workers have started, and return its bottleneck.
 
     Args:
         dataloader: any loader.
-        n_batches: batches to time, at most.
-        n_warm: batches before these.
+        n_batches: maximum number of batches to time.
+        n_warm: number of batches to skip before timing.
 
     Returns:
-        Figures and advice; ``print`` it.
+        Figures and advice; print the report to see them.
 
     Raises:
         H5ValueError: the loader has too few batches.

@@ -88,50 +88,51 @@ def create_optimized_dataloader(
 
     Args:
         dataset: a map-style dataset; a list of samples (dicts, tuples, lists or tensors); or files (a path, a glob, a
-            directory, or a list of these), which are read as a ``CombinedHDF5Dataset``. Pass a dataset for options of
-            it that are not listed here.
+            directory, or a list of paths, globs and directories), which are read as a ``CombinedHDF5Dataset``. Create
+            the dataset yourself for options that are not listed here.
         batch_size: rows of a batch on one rank.
         is_training: shuffle, with the same number of steps on all ranks. If False, contiguous shards, each row once.
-        num_workers: worker processes. "auto" is none for the datasets of this package, which read in threads; for
-            others as many as ``get_optimal_num_workers`` returns.
-        world_size: number of ranks. If None, that of ``torch.distributed`` if it is initialized, else that of the
-            environment (``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them), else 1.
-        rank: this rank, from the same source. Pass both or neither; a ``world_size`` of 1, or 0 (no GPU), needs none.
-        seed: of the order.
-        hdf5_files: the files by name instead of as ``dataset``.
+        num_workers: number of worker processes. "auto" is 0 for the datasets of this package, which read in threads,
+            and the result of ``get_optimal_num_workers`` for others.
+        world_size: number of ranks. None uses ``torch.distributed`` if it is initialized, else the environment
+            (``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them), else 1.
+        rank: this rank, from the same source. Pass both or neither; not needed for a ``world_size`` of 1 or 0 (no GPU).
+        seed: seed of the order.
+        hdf5_files: the files; replaces ``dataset``.
         load_fields: see ``CombinedHDF5Dataset``, like the arguments up to ``on_bad_row``.
         allowed_guids: keep rows with one of these values of ``guid``.
         cs_label: keep rows with the flag ``cs_label`` set (True), or not set (False).
         bg_label: keep rows with the flag ``bg_label`` set (True), or not set (False).
         epoch_min: smallest value of ``epoch`` to keep.
         epoch_max: largest value of ``epoch`` to keep.
-        label: keep rows that have this class at any step of ``target``.
-        cache_size: most recently used rows that each process keeps; 0 keeps none. ``RowCacheOptions`` limits their
-            bytes.
-        pin_memory: copy batches into page-locked memory if CUDA is available, and the dataset's own ``pin_memory``, if
-            it has one, is not False.
-        dtype: of floating fields with more than one axis, except for the target. None leaves all as stored.
+        label: keep rows with this class at any step of ``target``.
+        cache_size: number of recently used rows that each process caches; 0 turns the cache off. ``RowCacheOptions``
+            limits the bytes as well.
+        pin_memory: copy batches into page-locked memory if CUDA is available, unless the dataset has an attribute
+            ``pin_memory`` that is False.
+        dtype: dtype of floating fields with more than one axis, except for the target. None keeps all stored dtypes.
         where: conditions on one-dimensional arrays, by name.
-        field_map: names for arrays that are called otherwise: ``{"guid": "meta/patient"}``.
+        field_map: mapping from field names to arrays with another name: ``{"guid": "meta/patient"}``.
         on_bad_file: "raise", or "skip" to leave out files that are missing or broken; each is logged.
         on_bad_row: "raise", or "skip" to leave out samples that cannot be decoded or transformed.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields. A
-            ``cache_bytes`` of "auto" is what decoding each chunk once an epoch needs.
-        drop_last: drop the ragged end of a training epoch. All ranks take the same number of steps either way.
+            ``cache_bytes`` of "auto" is enough to decode each chunk once per epoch.
+        drop_last: drop the last rows of a training epoch if they do not fill a batch on every rank. All ranks run the
+            same number of steps either way.
         shuffle: how training rows are shuffled: ``ShuffleOptions``, or a shorthand (see ``LazyH5DataModule``).
-        collate_fn: makes a batch of a list of samples. None stacks.
-        prefetch_factor: batches that each worker reads ahead, or this process without workers (see
+        collate_fn: a function from a list of samples to a batch. None stacks.
+        prefetch_factor: number of batches that each worker, or this process without workers, reads ahead (see
             ``LazyH5DataModule``).
-        workers: how worker processes are run: ``WorkerOptions``, or a mapping of its fields.
+        workers: how worker processes run: ``WorkerOptions``, or a mapping of its fields.
 
     Raises:
-        H5ValueError: ``batch_size`` is less than 1; both ``dataset`` and ``hdf5_files`` were given, or neither, or
-            something that is neither a dataset nor paths; arguments for files were given with a dataset; or the rank
-            is not the one of the dataset's shard.
-        H5Error: the files are not as they should be.
+        H5ValueError: ``batch_size`` is less than 1; ``dataset`` and ``hdf5_files`` are both set or both missing;
+            ``dataset`` is neither a dataset nor paths; arguments for files are combined with a dataset; or the rank
+            differs from the rank of the dataset's shard.
+        H5Error: a file is missing or invalid.
     """
     if (dataset is None) == (hdf5_files is None):
-        raise H5ValueError("create_optimized_dataloader takes a dataset or hdf5_files. Pass one of the two.")
+        raise H5ValueError("create_optimized_dataloader needs a dataset or hdf5_files. Pass one of them.")
     batch_size = whole(batch_size, "batch_size", least=1)
     check_whole(prefetch_factor, "prefetch_factor", 1)
     file_arguments = {
@@ -239,7 +240,7 @@ def create_optimized_dataloader(
 
 
 class _WholeEpochLoader(DataLoader[Any]):
-    """A loader of torch's that raises RuntimeError if its dataset raises StopIteration, which would end the epoch."""
+    """A torch loader that raises RuntimeError if its dataset raises StopIteration, which would end the epoch."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own private class here
         return _all_batches(super().__iter__(), len(self))
@@ -269,19 +270,20 @@ def create_multi_dataloaders(
     """Return loaders for several datasets, which share one budget of worker processes.
 
     Args:
-        datasets_dict: datasets, or files, by name; or pairs of one of these and its batch size.
-        batch_sizes: batch size of each, by name or in order, or one for all. Not needed if ``datasets_dict`` has them.
-        num_workers: worker processes of all loaders together; loaders that get none read in this process. "auto"
-            shares out what ``create_optimized_dataloader`` would use for one: none for the datasets of this package.
+        datasets_dict: datasets, or files, by name; or pairs of a dataset and its batch size.
+        batch_sizes: batch sizes by name or in order, or one for all loaders. Not needed if ``datasets_dict`` has them.
+        num_workers: number of worker processes of all loaders together; loaders without workers read in this process.
+            "auto" divides the number that ``create_optimized_dataloader`` would use for one loader: 0 for the datasets
+            of this package.
         is_training: see ``create_optimized_dataloader``.
-        seed: of the orders; each dataset has its own order.
+        seed: seed of the orders; each dataset has its own order.
 
     Returns:
-        The loaders in the order given, and a configuration with their names, which gives each the same weight. Both go
-        to ``MultiDataLoader``; pass another configuration to mix otherwise.
+        The loaders in the order of ``datasets_dict``, and a configuration with their names and equal weights. Pass both
+        to ``MultiDataLoader``, or replace the configuration to mix the loaders in another way.
 
     Raises:
-        H5ValueError: there is not one batch size for each, or there are two that differ.
+        H5ValueError: a loader has no batch size, or two different ones.
     """
     names = list(datasets_dict)
     pairs = [_with_batch_size(entry) for entry in datasets_dict.values()]
@@ -313,7 +315,7 @@ def create_multi_dataloaders(
 
 
 def _with_batch_size(entry: Any) -> tuple[Any, int | None]:
-    """Return a dataset or files, and the batch size that came with them, if any: a tuple of paths comes with none."""
+    """Split an entry into a dataset or files, and its batch size if any. A tuple of paths has no batch size."""
     is_pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], int | None)
     return entry if is_pair else (entry, None)
 
@@ -340,7 +342,7 @@ def _checked_dataset(value: Any) -> Dataset[Any]:
     if not is_dataset:
         raise H5ValueError(
             f"dataset has the type {type(value).__name__!r}{contents}. Pass a path, a glob, a directory or a list of "
-            "these; a map-style dataset: H5LazyDataset, CombinedHDF5Dataset, RankMemCachedH5Dataset or a torch Dataset "
+            "paths; a map-style dataset: H5LazyDataset, CombinedHDF5Dataset, RankMemCachedH5Dataset or a torch Dataset "
             "with __getitem__ and __len__ (TensorDataset for tensors); or a list of samples (dicts, tuples, lists or "
             "tensors)."
         )
@@ -348,7 +350,7 @@ def _checked_dataset(value: Any) -> Dataset[Any]:
 
 
 def _replica(rank: int | None, world_size: int | None) -> Replica | None:
-    """Return the given replica, or the one of the environment; None leaves it to ``torch.distributed`` later."""
+    """Return the replica from the arguments or from the environment; None leaves it to ``torch.distributed`` later."""
     if rank is not None or world_size is not None:
         return resolve_replica(rank, world_size)
     return launched_replica()
@@ -364,17 +366,17 @@ def _check_shard(dataset: RankMemCachedH5Dataset, replica: Replica, *, is_given:
 
 
 def get_optimal_num_workers(device_type: str | torch.device = "cuda") -> int:
-    """Return the number of worker processes to use on this machine for a dataset that needs any.
+    """Return the number of worker processes for a dataset that needs workers, on this machine.
 
-    The loaders of this package decode in threads, and are fastest with none, unless a transform is slow.
+    The loaders of this package decode in threads, and are fastest without workers, unless a transform is slow.
 
     Args:
-        device_type: where the model trains: "cpu", "cuda", another type of device, or a device. On "cpu" the answer
-            is 0, since the model takes all cores.
+        device_type: device of the training: "cpu", "cuda", another type of device, or a device. For "cpu" the result
+            is 0, since the model uses all cores.
 
     Returns:
-        The cores that this process may run on (affinity, and the control group's quota), shared with the other ranks of
-        the machine, less one for the training loop; 0 to 16.
+        The number of cores that this process may use (affinity, and the control group's quota), divided among the
+        ranks of the machine, less one for the training loop; 0 to 16.
 
     Raises:
         H5ValueError: torch has no such type of device.
@@ -390,7 +392,7 @@ def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], object], 
     """Seed Python, NumPy and torch on all devices, and make cuDNN choose the same algorithms in every run.
 
     Args:
-        seed: of all of them.
+        seed: seed of all generators.
 
     Returns:
         A ``worker_init_fn`` and a ``generator``, for a plain ``DataLoader``.

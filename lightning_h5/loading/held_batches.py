@@ -1,4 +1,4 @@
-"""Batches that are read before they are handed out, so that a loop takes some steps with no loader beside it."""
+"""Batches that are read before they are yielded, so that a loop runs some steps without loading."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["HeldBatches", "HoldLimits"]
 
 
 class HoldLimits(NamedTuple):
-    """How much is held at most; of batches on a device, whose memory may have no room, a single one.
+    """The limits of held batches. On a device, only one batch is held, since its memory may be full.
 
     Attributes:
-        n_batches: batches.
-        n_bytes: their bytes.
-        seconds: of reading them.
+        n_batches: maximum number of batches.
+        n_bytes: maximum bytes of all batches.
+        seconds: maximum time to read the batches.
     """
 
     n_batches: int = 20
@@ -32,14 +32,14 @@ class HeldBatches:
 
     def __init__(self) -> None:
         self._batches: deque[Any] = deque()
-        self._error: Exception | None = None  # of the batch after these
+        self._error: Exception | None = None  # error of the batch after the held ones
 
     def read(self, next_batch: Callable[[], Any], limits: HoldLimits) -> None:
         """Read batches.
 
         Args:
-            next_batch: reads the next one. An error is raised when its batch is taken.
-            limits: how many are read. At least one is.
+            next_batch: reads the next batch. Its error is raised when the batch is taken.
+            limits: limits of reading; at least one batch is read.
         """
         n_bytes, began = 0, perf_counter()
         while len(self._batches) < limits.n_batches and n_bytes < limits.n_bytes:
@@ -61,7 +61,7 @@ class HeldBatches:
         return bool(self._batches) or self._error is not None
 
     def take(self) -> Any:
-        """Return the next of them; raise the error of one that could not be read."""
+        """Return the next batch; raise the error of a batch that could not be read."""
         if self._error is None or self._batches:
             return self._batches.popleft()
         error, self._error = self._error, None

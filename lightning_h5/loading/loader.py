@@ -65,7 +65,7 @@ class SampleCollate:
         self._collate_fn, self._batch_transform = collate_fn, batch_transform
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch of these samples."""
+        """Return the batch of a list of samples."""
         describe = samples.describe if isinstance(samples, Samples) else lambda: f"{len(samples)} samples"
         function, argument = self._collate_fn, "collate_fn"
         try:
@@ -106,7 +106,7 @@ class Iteration:
         self._batches: Batches | None = None
         self._tokens: PassTokens
         self._plan: EpochPlan
-        self._n_taken: int  # steps of the plan that a trainer takes
+        self._n_taken: int  # number of steps of the plan that a trainer runs
         self.progress: Progress
         self._failed: str | None = None
         self._is_over = False
@@ -115,15 +115,16 @@ class Iteration:
         self._held = HeldBatches()
 
     def hold(self, limits: HoldLimits) -> None:
-        """Read the next batches together when the next one is asked for, and hand them out one by one after that.
+        """Read the next batches together when the next one is requested, then yield them one by one from memory.
 
-        Meanwhile nothing is read, once what was begun ahead is done: that shows how long a loop takes without a loader.
+        In the meantime the loader reads nothing, apart from reads that have already started. The steps then show the
+        time of a loop without loading.
         """
         self._to_hold = limits
 
     @property
     def n_held(self) -> int:
-        """Batches that were read together and not handed out yet."""
+        """Number of batches that were read together and not yielded yet."""
         return len(self._held)
 
     @property
@@ -192,7 +193,7 @@ class Iteration:
         return batches
 
     def _leave_batches(self) -> None:
-        """Leave what reads ahead to the pass that is sure to follow."""
+        """Pass reading ahead on to the next pass, if another one is certain."""
         if self._batches is not None and self._tokens.expects_more:
             self._loader.keep_for_next(self._batches, self._tokens)
             self._batches = None
@@ -203,7 +204,7 @@ class Iteration:
             self._record.end()
 
     def _next_of(self, batches: Batches | None) -> Any:
-        """Return the next batch, of those that are held if there are any; raise StopIteration after the last one."""
+        """Return the next batch, from the held ones if any; raise StopIteration after the last one."""
         if not self._held:
             if self._to_hold is None:
                 return self._read_next(batches)
@@ -245,46 +246,46 @@ class Iteration:
 class H5DataLoader(DataLoader[Any]):
     """Batches of a row dataset in the order of a plan.
 
-    ``iter(loader)`` starts nothing; the first ``next()`` starts workers and asks for the epoch. That is after
-    everything that Lightning restores or sets between the two. ``len(loader)`` is the length of a whole epoch,
-    also if an iteration continues in the middle of one. Batches come collated; shuffling is the sampler's.
+    ``iter(loader)`` starts nothing. The first ``next()`` starts the workers and determines the epoch, after everything
+    that Lightning restores or sets in between. ``len(loader)`` is the length of a whole epoch, also if an iteration
+    continues in the middle of an epoch. Batches are collated; the sampler shuffles.
 
-    Iterations are independent, as torch's are without ``persistent_workers``: ``zip(loader, loader)`` yields the whole
-    epoch twice, and a callback may look at ``next(iter(loader))`` during training. Persistent workers serve one
-    iteration at a time: if it is not finished when another one begins, it keeps them to its end, and new workers are
-    started for the other one and persist in their place.
+    Iterations are independent, as in torch without ``persistent_workers``: ``zip(loader, loader)`` yields the whole
+    epoch twice, and a callback may call ``next(iter(loader))`` during training. Persistent workers serve one iteration
+    at a time. If an iteration is unfinished when another one starts, it keeps its workers to its end; the other
+    iteration starts new workers, which then persist.
 
-    Under a Trainer the saved position is the Trainer's. Otherwise it is that of the iteration which yielded the last
-    batch, and ``state_dict`` raises if it cannot know that this one trains: another unfinished iterator of the same
-    epoch exists at a different batch, or the last batch was yielded by an iterator that was deleted, and another
-    unfinished one had come further. So save the position before you look at ``next(iter(loader))``, or after the loop
-    took its next batch.
+    Under a Trainer, the saved position is the Trainer's. Otherwise it is the position of the iteration that yielded the
+    last batch. ``state_dict`` raises an error if several iterations may be the training loop: if another unfinished
+    iterator of the same epoch is at a different batch, or if the iterator of the last batch was deleted and another
+    unfinished one is further. So save the position before you call ``next(iter(loader))``, or after the loop has
+    received its next batch.
 
-    Under a Trainer that is sure to train another epoch, its first batches are read while the last ones of the present
-    epoch train. They are dropped if the order has changed by then, or the fit ends earlier. Without a Trainer, reading
-    begins with the pass: it is not known whether another one follows.
+    If a Trainer is certain to train another epoch, the loader reads the first batches of this epoch during the last
+    steps of the present one. It drops them if the order changes or the fit ends before. Without a Trainer, reading
+    starts with each pass.
 
-    A pass that yielded its last batch advances the epoch of a training loader, so that the next pass has another order
-    and other draws. After ``loader.set_epoch(epoch)`` the caller alone sets it, which also keeps passes apart, and a
-    Trainer always does. Ranks have to make the same passes, or to set the epoch.
+    A complete pass advances the epoch of a training loader, so that the next pass has a new order and new random draws.
+    After ``loader.set_epoch(epoch)``, only the caller sets the epoch; a Trainer always does so. All ranks have to make
+    the same passes, or set the epoch.
 
     Args:
         dataset: the dataset to read.
-        sampler: which rows, in which order, on which rank; that of ``batch_sampler`` if it is None.
-        batch_size: ignored, as are ``shuffle`` and ``drop_last``: the sampler decides. They exist since Lightning makes
-            loaders again with the arguments of torch's.
+        sampler: selects the rows of this rank, and their order; None uses the sampler of ``batch_sampler``.
+        batch_size: ignored, as are ``shuffle`` and ``drop_last``, since the sampler has these settings. They exist
+            because Lightning recreates loaders with torch's arguments.
         shuffle: see ``batch_size``.
-        batch_sampler: of a loader that Lightning makes again.
+        batch_sampler: the batch sampler of a loader that Lightning recreates.
         drop_last: see ``batch_size``.
-        num_workers: worker processes. With 0 a thread of this process reads ahead, without a copy; rows in memory are
-            read ahead once the consumer is away longer than copying them takes.
-        collate_fn: runs on the batch that the dataset returns for a token; None leaves it as it is.
+        num_workers: number of worker processes. With 0, a thread of this process reads ahead, without a copy; rows in
+            memory are read ahead if the consumer's steps are longer than copying them.
+        collate_fn: runs on the dataset's batch for a token; None leaves the batch unchanged.
         pin_memory: put batches into page-locked memory.
-        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 per worker. In this
-            process it means 4, or twice as many as are read together: up to 16 batches of 3 MiB in all, of 8 MiB
-            for rows in memory and with ``shuffle="chunks"``, or of 16 MiB if chunks are decoded.
+        prefetch_factor: number of batches to read ahead, per worker or in this process. None is 2 per worker. In this
+            process it is 4, or twice the number of batches that are read together: up to 16 batches of 3 MiB in all, of
+            8 MiB for rows in memory and with ``shuffle="chunks"``, or of 16 MiB if chunks are decoded.
         persistent_workers: keep workers between epochs.
-        multiprocessing_context: how workers start.
+        multiprocessing_context: start method of workers, or a context.
         timeout: seconds to wait for a worker; 0 waits forever.
         worker_init_fn: runs in each worker, after its handles and seeds are set.
         generator: source of the workers' base seed.
@@ -293,8 +294,8 @@ class H5DataLoader(DataLoader[Any]):
     dataset: RowDataset
     sampler: PlanSampler
 
-    # Hugging Face Accelerate takes a loader with this attribute as it is. Otherwise it makes another one of the
-    # dataset, with a sampler of its own: single rows in the order of storage.
+    # Hugging Face Accelerate uses a loader with this attribute unchanged. Otherwise it recreates the loader with a
+    # sampler of its own, which reads single rows in storage order.
     _is_accelerate_prepared = True
 
     def __init__(
@@ -341,7 +342,7 @@ class H5DataLoader(DataLoader[Any]):
         self.passes = Passes(self.sampler)
         self.waits = WaitTimes()
         self._reading: weakref.WeakSet[ReadAhead | InMemoryIterator] = weakref.WeakSet()
-        self._next_pass: tuple[Batches, PassTokens] | None = None  # what already reads for it
+        self._next_pass: tuple[Batches, PassTokens] | None = None  # reads that have started for the next pass
         self.running: weakref.WeakSet[Iteration] = weakref.WeakSet()  # started, and neither ended nor failed
 
     @property
@@ -354,7 +355,7 @@ class H5DataLoader(DataLoader[Any]):
         """Bytes of rows that this process and its workers keep in memory, at last count."""
         return self.dataset.kept_bytes + int(self.counters.total()["kept_bytes"])
 
-    # What torch's constructor sets is ignored: its loader takes each token for a sample.
+    # Values that torch's constructor sets are ignored: it treats each token as a sample.
 
     @property
     def batch_size(self) -> int:
@@ -366,7 +367,7 @@ class H5DataLoader(DataLoader[Any]):
 
     @property
     def drop_last(self) -> bool:
-        """Whether the ragged end of an epoch is dropped."""
+        """Whether the last rows of an epoch are dropped if they do not fill a batch."""
         return self.sampler.drop_last
 
     @drop_last.setter
@@ -374,9 +375,9 @@ class H5DataLoader(DataLoader[Any]):
 
     @property
     def batch_sampler(self) -> Any:
-        """Yields a token for each batch, for other libraries: Accelerate iterates over it, Lightning makes it again.
+        """Yields a token for each batch, for other libraries: Accelerate iterates over it, Lightning recreates it.
 
-        In prediction it is Lightning's wrapper of one, from which a ``BasePredictionWriter`` gets ``batch_indices``.
+        In prediction it is Lightning's wrapper, which provides ``batch_indices`` to a ``BasePredictionWriter``.
         """
         return self._batch_sampler
 
@@ -384,7 +385,7 @@ class H5DataLoader(DataLoader[Any]):
     def batch_sampler(self, value: object) -> None: ...
 
     def show_rows_of(self, plan: EpochPlan) -> None:
-        """Let Lightning know which rows the batches of a prediction hold."""
+        """Pass the row numbers of prediction batches to Lightning."""
         if not isinstance(self._batch_sampler, TokenBatchSampler):
             self._batch_sampler.seen_batch_indices = RowsOfBatches(self.dataset, plan)
 
@@ -402,17 +403,17 @@ class H5DataLoader(DataLoader[Any]):
         )
 
     def start(self, iteration: Iteration) -> tuple[Batches, PassTokens, EpochPlan, Progress]:
-        """Start to read an epoch, or go on reading it; called by the first ``next()``.
+        """Start to read an epoch, or continue it; called by the first ``next()``.
 
         Args:
-            iteration: over the epoch.
+            iteration: the iteration over the epoch.
 
         Returns:
-            The batches, their tokens, the plan they follow, and the count of those that were yielded.
+            The batches, their tokens, the plan, and the number of batches that were yielded before.
 
         Raises:
             H5Error: the system refuses to start workers.
-            H5ValueError: a function of the user's cannot be pickled for workers.
+            H5ValueError: a user function cannot be pickled for workers.
             H5ResumeError: a position was loaded and not applied.
         """
         if self._n_assigned != self.dataset.n_assigned:
@@ -422,9 +423,9 @@ class H5DataLoader(DataLoader[Any]):
         progress = self.passes.begin(epoch)
         progress.plan = weakref.ref(plan)  # which may have a number for each row
         n_taken = self.sampler.n_taken(epoch, iteration)
-        kept = self._kept_for(epoch, n_taken)
-        batches, tokens = kept or self._begin_to_read(PassTokens(self.sampler, epoch, n_taken))
-        # Rows that are in memory by now need no reading ahead in the next pass.
+        read_ahead = self._kept_for(epoch, n_taken)
+        batches, tokens = read_ahead or self._begin_to_read(PassTokens(self.sampler, epoch, n_taken))
+        # Rows in memory need no reading ahead in the next pass.
         goes_on = batches.can_go_on and (self.num_workers > 0 or not self.dataset.cost.is_in_memory)
         following = self.sampler.next_epoch(epoch) if goes_on else None
         n_following = None if following is None else self.sampler.n_taken(following, iteration)
@@ -432,13 +433,13 @@ class H5DataLoader(DataLoader[Any]):
         return batches, tokens, plan, progress
 
     def keep_for_next(self, batches: Batches, tokens: PassTokens) -> None:
-        """Keep what reads ahead for the next pass."""
+        """Keep reading ahead for the next pass."""
         self._drop_next_pass()
         batches.end_pass()
         self._next_pass = batches, tokens
 
     def _kept_for(self, epoch: int, n_taken: int | None) -> tuple[Batches, PassTokens] | None:
-        """Return what reads ahead for a pass that starts now; end it if that is another pass than was expected."""
+        """Return the batches that were read ahead for a new pass; drop them if this is not the expected pass."""
         if self._next_pass is not None:
             batches, tokens = self._next_pass
             if batches.can_go_on and tokens.goes_on_with(epoch, n_taken):
@@ -460,7 +461,7 @@ class H5DataLoader(DataLoader[Any]):
         self._n_assigned = self.dataset.n_assigned
         if isinstance(self.collate_fn, SampleCollate):
             self.collate_fn = self.collate_fn.followed_by(self.dataset.batch_transform)
-        if self.num_workers:  # they have the transforms that they were started with
+        if self.num_workers:  # workers keep the transforms from their start
             self._drop_next_pass()
         pool: WorkerPool | None = self._iterator
         if pool is not None and pool.can_begin():
@@ -496,7 +497,7 @@ class H5DataLoader(DataLoader[Any]):
 
     @property
     def _n_far(self) -> int:
-        """Batches that are decoded ahead where that takes long: while reads wait, and at an epoch's start."""
+        """Number of batches to decode ahead while reads wait for storage, and at an epoch's start."""
         n_rows = FAR_BYTES // max(PAGE_BYTES, self.dataset.cost.row_bytes)
         return min(MAX_LOOKAHEAD, -(-n_rows // self.sampler.mean_rows))
 
@@ -549,7 +550,7 @@ class H5DataLoader(DataLoader[Any]):
         self.__dict__.update(state | {"_reading": weakref.WeakSet(), "running": weakref.WeakSet()})
 
     def close(self) -> None:
-        """End reading ahead, which would open the files again, and persistent workers."""
+        """Stop reading ahead, which would open the files again, and end persistent workers."""
         self._drop_next_pass()
         for reading in list(self._reading):
             reading.close()
@@ -558,7 +559,7 @@ class H5DataLoader(DataLoader[Any]):
             self._iterator = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, as loops other than Lightning's ask a loader to."""
+        """Set the epoch of the next iteration; training loops other than Lightning's call this."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -567,8 +568,8 @@ class H5DataLoader(DataLoader[Any]):
         Without a Trainer it counts the batches that were yielded. Under a Trainer it is the data module's state.
 
         Raises:
-            H5ResumeError: several iterations of the epoch came to different batches, and which of them trains is not
-                known (see the class).
+            H5ResumeError: several iterations of the epoch are at different batches, so the position of the training
+                loop is unknown (see the class).
         """
         if (source := self.sampler.epoch_source) is not None:
             return source.state_dict()
@@ -576,10 +577,10 @@ class H5DataLoader(DataLoader[Any]):
         return position.state(self.sampler, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken; sets the sampler's epoch. Has no effect under a Trainer.
+        """Continue at the position of ``state_dict``, and set the sampler's epoch. Has no effect under a Trainer.
 
         Raises:
-            H5ResumeError: it is not such a state, or does not fit the present data or settings.
+            H5ResumeError: the state is invalid, or does not fit the present data or settings.
         """
         if self.sampler.epoch_source is None and state:
             position = Position.from_state(state, self.sampler, self._identity)
@@ -590,7 +591,7 @@ class H5DataLoader(DataLoader[Any]):
             self.passes.load(position)
 
     def _keep_order(self, saved: OrderParameters) -> None:
-        """Continue in the mode of the saved run; this run may have chosen another, as free memory may have changed."""
+        """Continue in the mode of the saved run; with other free memory, this run may have chosen another mode."""
         sampler, dataset = self.sampler, self.dataset
         parameters = sampler.parameters
         sampler.parameters = replace(parameters, mode=saved.mode, streams=saved.streams, window=saved.window)
@@ -607,7 +608,7 @@ class H5DataLoader(DataLoader[Any]):
 
 
 def _weakly(finish_all: weakref.WeakMethod[FinishAll]) -> FinishAll:
-    """Return a function that calls a method of a loader, and does not keep the loader alive: it may keep this one."""
+    """Return a function that calls a method of a loader without keeping the loader alive, to avoid a cycle."""
 
     def call(raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
         method = finish_all()
@@ -618,9 +619,9 @@ def _weakly(finish_all: weakref.WeakMethod[FinishAll]) -> FinishAll:
 
 
 def _as_it_is(data: Any) -> Any:
-    """Stand in for a user's ``collate_fn``: torch sets its own, which converts arrays, if there is none."""
+    """Placeholder for a missing ``collate_fn``: torch would set its own, which converts arrays."""
     return data
 
 
 def _do_nothing(worker: int) -> None:
-    """Stand in for a user's ``worker_init_fn``: Lightning sets its own if there is none, and ours seed by rank."""
+    """Placeholder for a missing ``worker_init_fn``: Lightning would set its own, but workers already seed by rank."""

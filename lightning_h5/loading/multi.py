@@ -20,13 +20,13 @@ AHEAD = 256  # units of a schedule that are computed together
 
 
 class SamplingStrategy(StrEnum):
-    """Which loader gives the next batch.
+    """How ``MultiDataLoader`` selects the loader of the next batch.
 
     Attributes:
-        ROUND_ROBIN: one after the other, again and again.
+        ROUND_ROBIN: cycle through the loaders.
         WEIGHTED: shares by weights, spread evenly: no loader is ever a whole batch ahead of its share or behind it.
-        SEQUENTIAL: all batches of one loader, then all of the next.
-        ALTERNATING: a pattern, again and again.
+        SEQUENTIAL: all batches of one loader, then all batches of the next one.
+        ALTERNATING: repeat a pattern.
     """
 
     ROUND_ROBIN = "round_robin"
@@ -41,13 +41,14 @@ class MultiDataLoaderConfig:
 
     Args:
         sampling_strategy: a ``SamplingStrategy``, or its name, such as "weighted".
-        dataloader_weights: of the loaders, 0 or more, for "weighted". None takes their numbers of batches.
+        dataloader_weights: weights of the loaders, 0 or more, for "weighted". None uses their numbers of batches.
         dataloader_names: names of the loaders. None numbers them.
-        cycle_short_loaders: start a loader that is used up again, in a new order; the next epoch goes on where this one
-            stopped. False leaves it out for the rest of the epoch, in which each batch comes once.
-        alternating_pattern: names or numbers of loaders in their turn, for "alternating".
-        epoch_length: "sum" (as many batches as all loaders have), "max" (until each was used up once), "min" (until the
-            first is used up) or a number of batches. Not with ``cycle_short_loaders=False``, but for a number.
+        cycle_short_loaders: restart an exhausted loader in a new order; the next epoch continues at its position. False
+            leaves it out for the rest of the epoch, so that each batch is used once.
+        alternating_pattern: names or numbers of loaders in the order of their turns, for "alternating".
+        epoch_length: "sum" (the number of batches of all loaders), "max" (until every loader was exhausted once), "min"
+            (until the first loader is exhausted) or a number of batches. With ``cycle_short_loaders=False``, only a
+            number is allowed.
 
     Raises:
         H5ValueError: an argument is invalid, or belongs to another strategy.
@@ -77,12 +78,12 @@ class MultiDataLoaderConfig:
             whole(cast("int", self.epoch_length), "epoch_length", least=1)
         elif not self.cycle_short_loaders and self.epoch_length != "sum":
             raise H5ValueError(
-                f"epoch_length={self.epoch_length!r} and cycle_short_loaders=False were given; without cycles an epoch "
-                "has each batch once. Leave one of them out."
+                f"epoch_length={self.epoch_length!r} cannot be combined with cycle_short_loaders=False: without cycles "
+                "an epoch has each batch once. Remove one of them."
             )
 
     def mixture(self, n_batches: Sequence[int]) -> Mixture:
-        """Return how loaders with these numbers of batches are mixed."""
+        """Return the mixture of loaders with the given numbers of batches."""
         n = len(n_batches)
         names = tuple(map(str, range(n))) if self.dataloader_names is None else tuple(self.dataloader_names)
         if len(names) != n or len(set(names)) != n:
@@ -109,7 +110,7 @@ class MultiDataLoaderConfig:
 
 
 class LoaderBatch(NamedTuple):
-    """A batch, and where it is from; in the order of Lightning's ``CombinedLoader``.
+    """A batch and its loader; in the order of Lightning's ``CombinedLoader``.
 
     Attributes:
         batch: the batch.
@@ -125,7 +126,7 @@ class LoaderBatch(NamedTuple):
 
 
 class _LoaderReading(NamedTuple):
-    """An iteration of a loader: the next batch that it gives."""
+    """An unfinished iteration of a loader."""
 
     cycle: int
     step: int
@@ -141,14 +142,14 @@ class MultiDataLoader:
     Args:
         loaders: loaders of ``create_multi_dataloaders`` or ``create_optimized_dataloader``, or other loaders with a
             length. For an exact resume the sampler of a shuffled loader needs ``set_epoch``.
-        config: how they are mixed.
+        config: how the loaders are mixed.
 
     Attributes:
-        names: of the loaders.
-        epoch: of the next iteration.
+        names: names of the loaders.
+        epoch: epoch of the next iteration.
 
     Raises:
-        H5ValueError: the configuration does not fit the loaders, or one of them has no batch.
+        H5ValueError: the configuration does not fit the loaders, or a loader has no batch.
 
     Example:
         >>> loaders, config = create_multi_dataloaders({"a": (a, 32), "b": (b, 16)})
@@ -163,8 +164,8 @@ class MultiDataLoader:
         self.names = self._mixture.names
         if not self.loaders or 0 in self._lengths:
             raise H5ValueError(
-                f"loaders with {self._lengths} batches were given. Pass at least one, each with a batch or more: a "
-                "smaller batch_size, or drop_last=False."
+                f"loaders with {self._lengths} batches were given. Pass at least one loader, and only loaders with a "
+                "batch or more: reduce batch_size, or pass drop_last=False."
             )
         self._n_units = self._mixture.n_units(self._lengths, 1)
         self.epoch = self._n_given = 0
@@ -179,7 +180,7 @@ class MultiDataLoader:
         return min(sum(lengths), limit) if isinstance(limit, int) else sum(lengths)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration; if it is the one of a loaded position, that one goes on."""
+        """Set the epoch of the next iteration; the epoch of a loaded position continues at this position."""
         if epoch != self.epoch:
             self.epoch, self._n_given = epoch, 0
 
@@ -198,7 +199,7 @@ class MultiDataLoader:
             self.epoch, self._n_given = epoch + 1, 0
 
     def _schedule(self, epoch: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the loader of each batch of an epoch, how often the loader was used up before, and the batch in it."""
+        """Yield the loader of each batch of an epoch, the loader's cycle, and the number of the batch in the cycle."""
         cycles = self.config.cycle_short_loaders
         schedule = self._mixture.schedule(self._lengths, self._n_units, epoch if cycles else 0)
         counts = schedule.counts(0).tolist()
@@ -212,7 +213,7 @@ class MultiDataLoader:
                     yield source, epoch, step
 
     def _batch(self, source: int, cycle: int, step: int) -> Any:
-        """Return a batch of a loader, from its unfinished iteration if that comes to it next."""
+        """Return a batch of a loader, from its unfinished iteration if this is the next batch."""
         reading = self._readings.pop(source, None)
         if reading is None or reading[:2] != (cycle, step):
             reading = _LoaderReading(cycle, step, self._read_from(source, cycle, step))
@@ -230,9 +231,9 @@ class MultiDataLoader:
             sampler.set_epoch(cycle)
         elif step and not isinstance(sampler, SequentialSampler):
             raise H5ResumeError(
-                f"the loader {self.names[source]!r} was to go on at its batch {step}, but its {type(sampler).__name__} "
-                "shuffles in another order each time. Make the loader with create_optimized_dataloader, or with a "
-                "sampler that has set_epoch."
+                f"the loader {self.names[source]!r} has to continue at its batch {step}, but its "
+                f"{type(sampler).__name__} shuffles in a new order each time. Create the loader with "
+                "create_optimized_dataloader, or with a sampler that has set_epoch."
             )
         if isinstance(sampler, PlanSampler) and not sampler.evaluation:  # reads nothing to get there
             sampler.restore(Position(cycle, (), sampler.present_order()).after(sampler, step))
@@ -245,14 +246,14 @@ class MultiDataLoader:
     # Position ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, of the batches that were yielded, as plain values."""
+        """Return the position after the last yielded batch, as plain values."""
         return {"epoch": self.epoch, "n_batches": self._n_given, "mixture": self._text}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken.
+        """Continue at the position of ``state_dict``.
 
         Raises:
-            H5ResumeError: the loaders or the configuration were others.
+            H5ResumeError: the loaders or the configuration have changed.
         """
         if state.get("mixture") != self._text:
             raise H5ResumeError(
@@ -264,5 +265,5 @@ class MultiDataLoader:
 
     @property
     def _text(self) -> str:
-        """The mixture in words, which a position depends on."""
+        """The settings that a position depends on, as text."""
         return f"{self._mixture.text}, {self._n_units} batches, cycles: {self.config.cycle_short_loaders}"

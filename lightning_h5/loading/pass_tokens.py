@@ -1,4 +1,4 @@
-"""What comes next: the tokens of one pass after the other, for threads and workers that read ahead of use."""
+"""The tokens of consecutive passes, for threads and workers that read ahead of use."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["PassTokens"]
 
 
 class PassTokens(Iterator[BatchToken]):
-    """The tokens of a pass, and then those of the next one, if it is sure to come.
+    """The tokens of a pass, and of the next pass if it is certain.
 
-    Iterating ends with the pass. Once ``begin_next`` returned True, it goes on with the tokens of the next one. One
-    thread at a time may do either; the consumer of the batches may call the other methods meanwhile.
+    Iterating ends with the pass. After ``begin_next`` has returned True, it continues with the tokens of the next pass.
+    Only one thread at a time may do either; the consumer of the batches may call the other methods at the same time.
 
     Args:
-        sampler: the loader's.
-        epoch: of the first pass.
-        n_taken: batches of it that are taken; None for all.
+        sampler: the loader's sampler.
+        epoch: epoch of the first pass.
+        n_taken: number of its batches that the consumer takes; None for all.
 
     Attributes:
         when_planned: called, in another thread, when the next pass can begin.
@@ -41,30 +41,30 @@ class PassTokens(Iterator[BatchToken]):
         """Note that the batches of a pass are consumed from now on.
 
         Args:
-            epoch: of the pass.
-            following: the epoch of the pass that is sure to follow; None if none is.
-            n_taken: batches of the pass that are taken; None for all.
-            n_following: the same of the pass that follows.
+            epoch: epoch of the pass.
+            following: epoch of the next pass; None if it is not certain.
+            n_taken: number of batches that the consumer takes of this pass; None for all.
+            n_following: number of batches that the consumer takes of the next pass; None for all.
         """
         self._consumed = _Consumed(epoch, n_taken, following, n_following)
 
     @property
     def n_taken(self) -> int | None:
-        """Batches that are taken of the pass that is consumed now; None for all."""
+        """Number of batches that the consumer takes of the present pass; None for all."""
         return self._consumed.n_taken
 
     @property
     def expects_more(self) -> bool:
-        """Whether another pass is sure to follow the one that is consumed now."""
+        """Whether another pass is certain to follow the present one."""
         return self._consumed.following is not None
 
     @property
     def are_ahead(self) -> bool:
-        """Whether tokens are taken of a pass that the consumer of the batches has not come to."""
+        """Whether tokens are read of a pass that the consumer of the batches has not reached."""
         return self._pass.epoch == self._consumed.following
 
     def begin_next(self, *, waits: bool = False) -> bool:
-        """Begin the next pass, once all tokens of the present one were taken.
+        """Begin the next pass, after all tokens of the present one were read.
 
         A thread plans it, which takes seconds for 10^7 rows.
 
@@ -72,7 +72,7 @@ class PassTokens(Iterator[BatchToken]):
             waits: wait for the plan.
 
         Returns:
-            False if no pass is sure to follow, or the next one is not planned yet.
+            False if the next pass is not certain, or not planned yet.
         """
         if self._next is None:
             consumed, last = self._consumed, self._pass.epoch
@@ -90,11 +90,11 @@ class PassTokens(Iterator[BatchToken]):
         return True
 
     def goes_on_with(self, epoch: int, n_taken: int | None = None) -> bool:
-        """Return whether a pass over an epoch that starts now is the expected one, and has the tokens that follow.
+        """Return whether a pass that starts now is the expected one, with the same tokens.
 
         Args:
-            epoch: of the pass.
-            n_taken: batches of it that are taken; None for all.
+            epoch: epoch of the pass.
+            n_taken: number of batches that the consumer takes; None for all.
         """
         last = self._next or self._pass
         is_expected = (epoch, n_taken) == (self._consumed.following, self._consumed.n_following)
@@ -110,7 +110,7 @@ class PassTokens(Iterator[BatchToken]):
 
 
 class _Consumed(NamedTuple):
-    """The pass that is consumed, and the one that is sure to follow."""
+    """The present pass, and the next one if it is certain."""
 
     epoch: int
     n_taken: int | None
@@ -122,15 +122,15 @@ class _Pass:
     """A pass over a loader.
 
     Args:
-        sampler: the loader's.
-        epoch: of the pass.
-        n_taken: batches of it that are taken; None for all.
+        sampler: the loader's sampler.
+        epoch: epoch of the pass.
+        n_taken: number of batches that the consumer takes; None for all.
 
     Attributes:
-        epoch: of the pass.
-        settings: what its tokens depend on.
-        tokens: of its batches that were not taken.
-        is_planned: whether the first token can be taken at once, or an error will be raised.
+        epoch: epoch of the pass.
+        settings: the settings that its tokens depend on.
+        tokens: tokens of its remaining batches.
+        is_planned: whether the first token can be read at once, or an error will be raised.
     """
 
     def __init__(self, sampler: PlanSampler, epoch: int, n_taken: int | None) -> None:
@@ -140,10 +140,10 @@ class _Pass:
         self._threads: list[EndingThread] = []
 
     def plan(self, when_planned: Callable[[], object]) -> None:
-        """Have a thread draw the first token, for which the order of the epoch is made."""
+        """Draw the first token in a thread, which creates the order of the epoch."""
         thread = EndingThread(self._draw, (when_planned,), name="lightning_h5-plan", end=_do_nothing)
         self._threads = start_helpers([thread])
-        self.is_planned |= not self._threads  # it is planned when its first token is taken
+        self.is_planned |= not self._threads  # without threads, reading the first token plans the pass
 
     def _draw(self, when_planned: Callable[[], object]) -> None:
         try:
@@ -160,7 +160,7 @@ class _Pass:
 
 
 def _settings_of(sampler: PlanSampler, epoch: int) -> tuple[Any, ...]:
-    """Return what the tokens of an epoch depend on, as values that can be compared."""
+    """Return the settings that the tokens of an epoch depend on, as comparable values."""
     plain = (sampler.replica, sampler.batch_size, sampler.drop_last, sampler.samples, sampler.seed)
     objects = (id(sampler.blocks), id(sampler.recipe))  # they live as long as the tokens
     return (sampler.position(epoch), *plain, *objects)

@@ -49,7 +49,7 @@ _numbers = count()  # of the memories of this process
 class WorkerMemory:
     """A block of memory for each worker, allocated by the process that starts them.
 
-    It is not bounded by the size of ``/dev/shm``, and takes what was ever in use at a time, not its size.
+    The size of ``/dev/shm`` does not limit the blocks. A block occupies only the memory that was ever used in it.
 
     Args:
         n_workers: number of workers.
@@ -129,7 +129,7 @@ class _Sent(NamedTuple):
 
 
 _InUse: TypeAlias = dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8], _Sent]]
-"""By the identity of the reference to a lease; the lease; its block; what was sent."""
+"""The lease, its block and the sent tensor, by the identity of the reference to the lease."""
 
 
 def _finalizer(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:

@@ -1,4 +1,4 @@
-"""Why worker processes did not start, ended or were killed, for error messages."""
+"""Error messages about worker processes that did not start, ended or were killed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def why_it_ended(worker: str, code: int | None, loading: str, *, has_begun: bool
     """Return the message about a worker that has ended.
 
     Args:
-        worker: its name.
-        code: its exit code.
-        loading: what it was loading.
+        worker: name of the worker.
+        code: exit code.
+        loading: sentence about the batch that it was loading.
         has_begun: whether it had begun a batch.
-        method: how workers start.
+        method: start method of workers.
     """
     if code is None:
         how = "broke its connection;"
@@ -73,9 +73,9 @@ def why_it_was_killed(worker: str, seconds: float, loading: str, *, has_begun: b
     """Return the message about a worker that took too long.
 
     Args:
-        worker: its name.
-        seconds: how long it was waited for.
-        loading: what it was loading.
+        worker: name of the worker.
+        seconds: time limit.
+        loading: sentence about the batch that it was loading.
         has_begun: whether it had begun a batch.
     """
     if has_begun:
@@ -90,12 +90,12 @@ def why_it_was_killed(worker: str, seconds: float, loading: str, *, has_begun: b
 
 
 def what_it_was_loading(tokens: Sequence[BatchToken], dataset: RowDataset, begun: tuple[int, int] | None) -> str:
-    """Return which batch a worker was loading: the one that it began last, or what it would have begun next.
+    """Return a sentence about the batch that a worker was loading: the last one it began, or the next one.
 
     Args:
-        tokens: what it was asked for and has not returned, in order.
-        dataset: what it reads.
-        begun: epoch and step of the batch that it began last.
+        tokens: tokens of the requested batches that it has not returned, in order.
+        dataset: the dataset.
+        begun: epoch and step of the last batch that it began.
     """
     if not tokens:
         return "it had nothing to load."
@@ -111,12 +111,12 @@ def what_it_was_loading(tokens: Sequence[BatchToken], dataset: RowDataset, begun
 
 
 def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str | None:
-    """Return the message about the user's functions that cannot be pickled; None if it was another error.
+    """Return the message about user functions that cannot be pickled; None for another error.
 
     Args:
         loader: the loader of the workers.
-        method: how they start.
-        error: of starting them.
+        method: start method of workers.
+        error: error of starting workers.
     """
     if method == "fork" or not isinstance(error, AttributeError | TypeError | PicklingError):
         return None
@@ -156,11 +156,11 @@ _RAN_OUT = {
 
 
 def resource_that_ran_out(error: BaseException, n_workers: int) -> str | None:
-    """Return the message about what the system had no more of when workers were started; None if it was another error.
+    """Return the message about a system limit that was reached when starting workers; None for another error.
 
     Args:
-        error: of starting them.
-        n_workers: how many.
+        error: error of starting workers.
+        n_workers: number of workers.
     """
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
@@ -169,14 +169,14 @@ def resource_that_ran_out(error: BaseException, n_workers: int) -> str | None:
         number = errno.ENOMEM
     if number not in _RAN_OUT:
         return None
-    return f"{n_workers} workers were to be started, and {_RAN_OUT[number].format(error, limits=task_limits())}"
+    return f"{n_workers} workers could not be started: {_RAN_OUT[number].format(error, limits=task_limits())}"
 
 
 def close_pipes_of_fork(error: BaseException) -> None:
     """Close the pipes that ``multiprocessing`` opens and forgets if the system refuses to fork.
 
     Args:
-        error: of starting a process.
+        error: error of starting a process.
     """
     at = error.__traceback__
     while at is not None:

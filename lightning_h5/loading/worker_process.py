@@ -1,9 +1,9 @@
-"""What a worker process does, and the messages between it and the main process.
+"""The code of a worker process, and the messages between it and the main process.
 
-Each worker has a socket of its own. torch has one pipe for all workers, and a lock for writing to it: a worker that is
-killed while it writes leaves the lock taken and half of a message behind, and the main process would wait for the other
-half forever. Here the main process sends and takes messages a piece at a time, and the end of a worker is the end of
-its socket, which is seen at once. The end of the main process closes the sockets, too: workers never outlive it.
+Each worker has its own socket. torch has one pipe for all workers, and a lock for writing to it: a worker that is
+killed during a write leaves a locked lock and half of a message, and the main process waits for the other half forever.
+Here, the main process sends and receives messages in pieces. A worker that ends closes its socket, which the main
+process sees at once. The end of the main process also closes the sockets, so workers never outlive it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WorkerQueue:
         connection: the socket.
 
     Attributes:
-        has_answered: whether a message has come.
+        has_answered: whether a message has arrived.
         is_closed: whether the worker has ended.
     """
 
@@ -71,12 +71,12 @@ class WorkerQueue:
         self._left = memoryview(self._buffer)
 
     def send(self, number: int, message: bytes) -> None:
-        """Send a message, as much of it as the socket takes now."""
+        """Send a message, as far as the socket accepts it now."""
         self._out += HEADER.pack(len(message), number) + message
         self.flush()
 
     def flush(self) -> bool:
-        """Send what was left; return whether something still is."""
+        """Send the rest of earlier messages; return whether bytes are left."""
         try:
             while self._out:
                 del self._out[: self.connection.send(self._out)]
@@ -87,7 +87,7 @@ class WorkerQueue:
         return False
 
     def read(self) -> tuple[int, bytearray] | None:
-        """Return the next message and its number if all of it has come; set ``is_closed`` at the worker's end."""
+        """Return the next complete message and its number, if any; set ``is_closed`` if the worker has ended."""
         while True:
             try:
                 n_bytes = self.connection.recv_into(self._left)
@@ -122,10 +122,10 @@ FAULTS = {
 
 
 def signals_for_trainer() -> list[int]:
-    """Return the signals that workers ignore: launchers send them to all processes, for the trainer.
+    """Return the signals that workers ignore: launchers send them to all processes, but for the trainer.
 
-    SIGTERM, SIGUSR1 and SIGUSR2, by which clusters announce the end of a job, and all others that this process handles
-    by a function of Python's.
+    These are SIGTERM, SIGUSR1 and SIGUSR2, with which clusters announce the end of a job, and all other signals with a
+    Python handler in this process.
     """
     others = signal.valid_signals() - {signal.SIGINT, signal.SIGCHLD} - FAULTS
     handled = [number for number in others if callable(signal.getsignal(number))]
@@ -134,14 +134,14 @@ def signals_for_trainer() -> list[int]:
 
 @contextmanager
 def holding(signals: Sequence[int], method: str) -> Iterator[None]:
-    """Hold signals back in this thread; processes that it starts begin so, until they can ignore them.
+    """Block signals in this thread; new processes inherit the mask until they ignore the signals.
 
-    The server of ``forkserver`` keeps what is held back when it is started, and so do all processes that it starts,
-    the user's own among them: SIGTERM has to end these.
+    The server of ``forkserver`` keeps the mask from its start, and so do all processes that it starts, including the
+    user's own. SIGTERM must end these, so it is not blocked for the server.
 
     Args:
-        signals: which ones.
-        method: how processes start.
+        signals: the signals to block.
+        method: start method of processes.
     """
     signals = [number for number in signals if method != "forkserver" or number != signal.SIGTERM]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -155,7 +155,7 @@ def holding(signals: Sequence[int], method: str) -> Iterator[None]:
 
 
 def _ignore(signals: Sequence[int]) -> None:
-    """Ignore signals from now on, and those that were held back; programs that this process starts do not."""
+    """Ignore signals from now on, including blocked ones; programs that this process starts do not ignore them."""
     for number in signals:
         signal.signal(number, _ignore_signal)  # SIG_IGN would be inherited by programs
         signal.siginterrupt(number, False)
@@ -168,7 +168,7 @@ def _ignore_signal(number: int, frame: FrameType | None) -> None:
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What all workers of a loader are given when they start."""
+    """The start arguments of all workers of a loader."""
 
     dataset: RowDataset
     collate: Callable[[Any], Any]
@@ -182,11 +182,11 @@ class WorkerJob:
 
 
 class LessBatch(NamedTuple):
-    """A batch that some samples were left out of.
+    """A batch with some samples left out.
 
     Attributes:
         batch: the batch.
-        bad: the samples.
+        bad: the samples that were left out.
     """
 
     batch: Any
@@ -219,13 +219,13 @@ def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
 
 
 class ComingBatches:
-    """The batches that this worker will be asked for, in their order: it decodes for them while it would wait.
+    """The announced batches of this worker, in order: it decodes for them while it is idle.
 
-    Blocks are loaded a task at a time, so that a request waits for no more than one, and are left in the cache. Batches
-    are not made before they are asked for.
+    Blocks are loaded into the cache one task at a time, so that a request waits for one task at most. Batches are not
+    made before they are requested.
 
     Args:
-        dataset: the worker's.
+        dataset: the worker's dataset.
     """
 
     def __init__(self, dataset: RowDataset) -> None:
@@ -234,16 +234,16 @@ class ComingBatches:
         self._has_begun = False
 
     def add(self, tokens: Sequence[BatchToken]) -> None:
-        """Add batches after those that are known."""
+        """Append announced batches."""
         self._tokens.extend(tokens)
 
     def drop_until(self, token: BatchToken | None) -> None:
-        """Drop batches up to one that is requested; all of them at the start of another pass."""
+        """Drop batches up to a requested one, or all batches at the start of another pass."""
         while self._tokens and (token is None or self._tokens[0][:2] <= token[:2]):
             self._tokens.popleft()
 
     def decode(self) -> bool:
-        """Load a block, or find out which ones a batch needs; return False if there is nothing to do, or no room."""
+        """Load a block, or list the blocks of a batch; return False if there is nothing to do, or no memory."""
         if self._has_begun and self._dataset.work.help():
             return True
         if not self._tokens:
@@ -279,7 +279,7 @@ def _refuse(connection: socket.socket, answer: bytes) -> None:
 
 
 def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes]:
-    """Prepare this process; return what makes the answer to a token."""
+    """Prepare this process; return the function that answers a token."""
     torch.set_num_threads(1)
     torch_worker._worker_info = torch_worker.WorkerInfo(  # what `get_worker_info` returns
         id=worker, num_workers=job.n_workers, seed=job.seed + worker, dataset=job.dataset

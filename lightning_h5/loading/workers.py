@@ -1,6 +1,6 @@
-"""The worker processes of a loader: started once, asked for batches in turn, ended with everything they hold.
+"""The worker processes of a loader: start them, request batches from them in turn, and end them.
 
-A thread may take their batches ahead of use, and copy them to page-locked memory.
+A thread may receive their batches ahead of use, and copy them to page-locked memory.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from .worker_process import LessBatch, WorkerJob, WorkerQueue, holding, serve, s
 __all__ = ["PinnedBatches", "WorkerBatches", "WorkerPool", "pin"]
 
 POLL_SECONDS = 0.2
-"""How often a wait for a batch checks whether time is over or the loader was closed."""
+"""Seconds between checks for a timeout or a closed loader while waiting for a batch."""
 
 GRACE_SECONDS = 1.0
-"""A socket may close before the system reports how the process at its other end ended."""
+"""Seconds to wait for an exit code: a socket may close before the system reports the end of its process."""
 
 START_SECONDS = 300.0
-"""How long a worker may take to start, at least: on a busy machine that does not depend on how long it reads."""
+"""Minimum seconds that a worker may take to start; on a busy machine, starting may take longer than reading."""
 
 END_SECONDS = 5.0
-"""How long workers may take to finish their batch when they are to end; then they are killed."""
+"""Seconds that workers may take to finish their batch at shutdown; then they are killed."""
 
 MIN_SHARED = 16 << 20  # minimum bytes of shared memory per worker; the system allocates pages on first use
 N_SHARED = 8  # times the batches read ahead: the consumer holds some, and transforms may enlarge them
@@ -83,13 +83,13 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 @dataclass(eq=False)
 class _Task:
-    """A batch that a worker is to make.
+    """A request for a batch to a worker.
 
     Attributes:
-        worker: its number.
-        token: which batch; None asks the worker for a sign of life.
-        answer: what came.
-        is_done: whether it came.
+        worker: number of the worker.
+        token: token of the batch; None only checks that the worker responds.
+        answer: the worker's answer.
+        is_done: whether the answer has arrived.
     """
 
     worker: int
@@ -102,18 +102,18 @@ class WorkerPool:
     """Worker processes of a loader, for one pass at a time.
 
     Args:
-        loader: how workers are started, and the user's functions that they run.
+        loader: the loader, with the settings of workers and the user's functions.
         dataset: the loader's dataset.
         sampler: the loader's sampler.
 
     Attributes:
-        persists: whether they wait for another pass when one has ended.
-        n_passes: passes that began with them.
-        processes: of the workers.
+        persists: whether the workers wait for another pass at the end of a pass.
+        n_passes: number of passes of these workers.
+        processes: the processes of the workers.
 
     Raises:
         H5Error: the system refuses to start workers.
-        H5ValueError: a function of the user's cannot be pickled for workers.
+        H5ValueError: a user function cannot be pickled for workers.
     """
 
     def __init__(self, loader: DataLoader[Any], dataset: RowDataset, sampler: PlanSampler) -> None:
@@ -180,7 +180,7 @@ class WorkerPool:
     # Passes --------------------------------------------------------------------------------------------------
 
     def can_begin(self) -> bool:
-        """Return whether these workers are ready for another pass; end those that are not."""
+        """Return whether the workers are ready for another pass; end them if not."""
         current = None if self._pass is None else self._pass()
         if self.is_ended:
             return False
@@ -202,9 +202,9 @@ class WorkerPool:
         """Begin a pass.
 
         Args:
-            tokens: which batches.
-            depth: batches that each worker makes ahead.
-            n_announced: batches after these that workers decode ahead at the start of the next pass.
+            tokens: tokens of the batches.
+            depth: number of batches that each worker makes ahead.
+            n_announced: number of further batches that workers decode ahead at the start of the next pass.
         """
         self.n_passes += 1
         batches = WorkerBatches(self, tokens, depth * len(self.processes), n_announced)
@@ -214,7 +214,7 @@ class WorkerPool:
     # Tasks ---------------------------------------------------------------------------------------------------
 
     def ask(self, worker: int, token: BatchToken | None) -> _Task:
-        """Ask a worker for a batch."""
+        """Request a batch from a worker."""
         with self._lock:
             task = self._tasks[self._n_sent] = _Task(worker, token)
             if not self.is_ended:
@@ -223,21 +223,21 @@ class WorkerPool:
         return task
 
     def announce(self, worker: int, tokens: Sequence[BatchToken]) -> None:
-        """Announce batches that a worker will be asked for, so that it can decode ahead for them."""
+        """Announce future batches to a worker, so that it can decode ahead for them."""
         with self._lock:
             if not self.is_ended:
                 self._queues[worker].send(NO_TASK, pickle.dumps(tokens, pickle.HIGHEST_PROTOCOL))
 
     def wait_for(self, task: _Task, is_closed: Callable[[], bool] = lambda: False) -> None:
-        """Wait until a task is done, and take what else comes meanwhile.
+        """Wait until a task is done, and receive other answers in the meantime.
 
         Args:
-            task: which one.
-            is_closed: whether to stop waiting.
+            task: the task.
+            is_closed: returns whether to stop waiting.
 
         Raises:
-            H5WorkerError: its worker has ended, or takes longer than allowed.
-            H5Error: the workers were ended meanwhile.
+            H5WorkerError: the worker has ended, or exceeds the timeout.
+            H5Error: the workers were shut down in the meantime.
         """
         with self._lock:
             since, has_begun, worker = monotonic(), False, task.worker
@@ -256,7 +256,7 @@ class WorkerPool:
                     raise H5WorkerError(why_it_was_killed(name, seconds, loading, has_begun=has_begun))
 
     def _take_answers(self) -> bool:
-        """Wait a moment for answers; return whether any came."""
+        """Wait a moment for answers; return whether any arrived."""
         has_answers = False
         for queue in self._queues:
             if not queue.is_closed:
@@ -351,17 +351,16 @@ def _end_workers() -> None:
 
 
 class WorkerBatches:
-    """The batches of some tokens, in their order, made by workers in turn: of one pass, or of several without a break.
+    """The batches of tokens, in order, made by workers in turn: for one pass, or for several without a break.
 
-    Tokens are taken before their batches are asked for. Once tokens of the next pass are among them, they are announced
-    to the workers, which decode ahead when they have nothing else to do: a pass needs many new blocks at its start, and
-    the one before it few at its end.
+    Tokens are read before their batches are requested. Tokens of the next pass are announced to the workers, which
+    decode ahead when they are idle: the start of a pass needs many new blocks, and the end of the previous one few.
 
     Args:
         pool: the workers.
-        tokens: which batches.
-        n_ahead: batches requested before the first one is consumed.
-        n_announced: batches after these that are announced.
+        tokens: tokens of the batches.
+        n_ahead: number of batches to request before the first one is consumed.
+        n_announced: number of further batches to announce.
     """
 
     def __init__(self, pool: WorkerPool, tokens: PassTokens, n_ahead: int, n_announced: int) -> None:
@@ -369,14 +368,14 @@ class WorkerBatches:
         self._number, self._n_announced = pool.n_passes, n_announced
         self._n_ahead = n_ahead
         self._tasks: deque[_Task] = deque()
-        self._coming: deque[tuple[int, BatchToken]] = deque()  # tokens that were taken, and the workers to be asked
-        self._n_known = 0  # of these, from the first on, that were announced
+        self._coming: deque[tuple[int, BatchToken]] = deque()  # tokens to request, and their workers
+        self._n_known = 0  # number of these tokens, from the first on, that were announced
         self._n_taken = 0  # in the pass
         self._is_closed = False
         self._ask()
 
     def _ask(self, *, waits: bool = False) -> None:
-        """Ask for batches, as far as they may be made ahead; wait for the plan of the next pass if asked to."""
+        """Request batches, as far as they may be made ahead; optionally wait for the plan of the next pass."""
         while len(self._tasks) < self._n_ahead and (self._coming or self._take(1, waits=waits)):
             self._tasks.append(self._pool.ask(*self._coming.popleft()))
             self._n_known = max(0, self._n_known - 1)
@@ -385,7 +384,7 @@ class WorkerBatches:
             self._announce()
 
     def _take(self, n: int, *, waits: bool = False) -> bool:
-        """Take up to so many tokens; return False if there are no more, or none are planned yet."""
+        """Read up to ``n`` tokens; return False if there are no more, or none are planned yet."""
         tokens = [*islice(self._tokens, n)]
         if not tokens and n and self._tokens.begin_next(waits=waits):
             self._n_taken, tokens = 0, [*islice(self._tokens, n)]
@@ -395,7 +394,7 @@ class WorkerBatches:
         return bool(tokens)
 
     def _announce(self) -> None:
-        """Announce tokens that were taken to the workers that will be asked for the batches."""
+        """Announce tokens to the workers that will make their batches."""
         unknown = [*islice(self._coming, self._n_known, None)]
         for worker in {worker for worker, _ in unknown}:
             self._pool.announce(worker, [token for owner, token in unknown if owner == worker])
@@ -403,7 +402,7 @@ class WorkerBatches:
 
     @property
     def is_running(self) -> bool:
-        """Whether batches are to come."""
+        """Whether further batches exist."""
         return bool(self._tasks) and not self._is_closed
 
     def __iter__(self) -> WorkerBatches:
@@ -459,7 +458,7 @@ class WorkerBatches:
 
 
 class PinnedBatches:
-    """Batches of workers in page-locked memory: a thread takes them ahead of use, and copies them there.
+    """Batches of workers in page-locked memory: a thread receives them ahead of use, and copies them.
 
     Args:
         batches: the workers' batches.
@@ -470,7 +469,7 @@ class PinnedBatches:
         self._is_over, self._at_end = threading.Event(), threading.Event()
         self._batches = batches
         device = torch.accelerator.current_device_index()
-        # Neither the thread nor its end holds `self`, or it would never be collected.
+        # Neither the thread nor its finalizer references `self`, or it would never be collected.
         self._end = partial(_end_pinning, batches, self._pinned, self._is_over)
         arguments = (batches, self._pinned, self._is_over, self._at_end, device)
         self._thread = EndingThread(_pin_all, arguments, name="lightning_h5-pin", end=self._end)

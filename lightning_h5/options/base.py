@@ -1,4 +1,4 @@
-"""The base of option classes, which makes one from an argument, and checks of their fields."""
+"""The base of option classes, which parses an argument, and checks of their fields."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of the option classes: makes one from the value of an argument."""
+    """Base of the option classes: parses the value of an argument."""
 
     shorthand: ClassVar[str] = ""
-    """Values of the argument that stand for an object, as text for messages."""
+    """Short values that the argument accepts, as text for messages."""
 
     @classmethod
     def parse(cls, value: Any, argument: str) -> Self:
@@ -40,7 +40,7 @@ class Options:
             argument: name of the argument, for errors.
 
         Raises:
-            H5ValueError: a field is unknown, or the value is none of these.
+            H5ValueError: a field is unknown, or the value has none of these types.
         """
         if isinstance(value, cls):
             return value
@@ -66,12 +66,12 @@ class Options:
 
     @classmethod
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        """The fields that a shorthand stands for; None if it is none."""
+        """The fields that a shorthand stands for; None if the value is not a shorthand."""
         return None
 
 
 def check_choice(value: object, name: str, allowed: Sequence[object]) -> None:
-    """Raise an ``H5ValueError`` if a value is not one of those allowed."""
+    """Raise an ``H5ValueError`` if a value is not allowed."""
     if isinstance(value, bool) or value not in allowed:
         hint = near(value, [choice for choice in allowed if isinstance(choice, str)]) if isinstance(value, str) else ""
         raise H5ValueError(f"{name}={short_repr(value)} was given.{hint} Pass {listing(allowed)}.")
@@ -84,29 +84,27 @@ def check_flag(value: object, name: str) -> None:
 
 
 def check_callable(value: object, name: str) -> None:
-    """Raise an ``H5ValueError`` if a value is neither None nor callable, or a class whose objects are."""
+    """Raise an ``H5ValueError`` unless a value is None or callable; also for a class whose objects are callable."""
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
         raise H5ValueError(
-            f"{name}={value.__qualname__} was given, a class. Pass an object of it: {name}={value.__qualname__}(...)."
+            f"{name}={value.__qualname__} is a class. Pass an object of it: {name}={value.__qualname__}(...)."
         )
     if value is not None and not callable(value):
         several = (
-            " Several functions become one by torchvision.transforms.Compose."
+            " torchvision.transforms.Compose combines several functions into one."
             if isinstance(value, list | tuple)
             else ""
         )
-        raise H5ValueError(
-            f"{name}={short_repr(value)} was given, which cannot be called. Pass a function, or None.{several}"
-        )
+        raise H5ValueError(f"{name}={short_repr(value)} is not callable. Pass a function, or None.{several}")
 
 
 def check_transform(value: Any, name: str, argument: str) -> None:
-    """Raise an ``H5ValueError`` if a value is no function of one argument, and of generators that it asks for.
+    """Raise an ``H5ValueError`` unless a value is a function of one argument, besides ``rng`` and ``generator``.
 
     Args:
-        value: the function; None for none.
-        name: the argument that it was passed as.
-        argument: what it is called with, for messages.
+        value: the function, or None.
+        name: the argument that holds the function.
+        argument: the value that the function is called with, for messages.
     """
     check_callable(value, name)
     try:
@@ -122,8 +120,9 @@ def check_transform(value: Any, name: str, argument: str) -> None:
     ]
     if len(required) > 1:
         raise H5ValueError(
-            f"{name} requires the arguments {listing(required)}, and is called with one, {argument}. transform gets an "
-            "input, target_transform a target, and batch_transform a batch. Pass a function of one argument."
+            f"{name} requires the arguments {listing(required)}, but is called with one, {argument}. transform is "
+            "called with an input, target_transform with a target, and batch_transform with a batch. Pass a function "
+            "of one argument."
         )
 
 

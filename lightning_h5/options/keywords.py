@@ -24,7 +24,7 @@ _CHECKED: dict[str, type] = {}
 def checks_keywords(kind: _Class) -> _Class:
     """Decorate a class so that a constructor call with an unknown keyword names the nearest argument.
 
-    The signature stays that of the constructor. Subclasses that pass ``**kwargs`` on are checked too.
+    The constructor keeps its signature. Subclasses that pass ``**kwargs`` on are checked too.
     """
     init: Any = kind.__init__  # type: ignore[misc]  # of this class
     parameters = dict(list(inspect.signature(init).parameters.items())[1:])
@@ -40,8 +40,8 @@ def checks_keywords(kind: _Class) -> _Class:
         if len(args) > n_positional:
             names, others = [*parameters][:n_positional], [*parameters][n_positional:]
             raise TypeError(
-                f"{kind.__name__} was called with {len(args)} values without a name, and takes "
-                f"{f'{n_positional} of them: {listing(names)}' if names else 'none'}. Pass the others by name"
+                f"{kind.__name__} was called with {len(args)} positional arguments, but accepts "
+                f"{f'{n_positional}: {listing(names)}' if names else 'none'}. Pass the others by name"
                 f"{f', such as {others[0]}=...' if others else ''}."
             )
         init(self, *args, **kwargs)
@@ -52,7 +52,7 @@ def checks_keywords(kind: _Class) -> _Class:
 
 
 def _check_type(kind: type, name: str, value: object, annotation: Any) -> None:
-    """Raise an ``H5ValueError`` for a value of an option's flag or name that is none: any text counts as true."""
+    """Raise an ``H5ValueError`` for a wrong type of a flag or a name: any text would count as true."""
     if annotation == "bool" and not isinstance(value, bool | np.bool_):
         raise H5ValueError(f"{kind.__name__} was given {name}={short_repr(value)}. Pass True or False.")
     if annotation == "str | None" and not isinstance(value, str | None):
@@ -60,7 +60,7 @@ def _check_type(kind: type, name: str, value: object, annotation: Any) -> None:
 
 
 def unknown_keyword(kind: type, name: str, value: object, argument: str | None = None) -> str:
-    """Return the message about an argument that a class does not have, or a field that an option does not have.
+    """Return the message about an unknown argument of a class, or an unknown field of an option.
 
     Args:
         kind: the class.
@@ -94,7 +94,7 @@ def unknown_keyword(kind: type, name: str, value: object, argument: str | None =
         return f"{request}.{hint}"
     for option, names in options.items():
         if hint := near(name, names, cutoffs=(CERTAIN,)):
-            return f"{request}, nor has its option {option} such a field.{hint} {option} takes it in a mapping."
+            return f"{request}, nor does its option {option}.{hint} Pass it in the mapping {option}."
     names_of = "arguments" if argument is None else "fields"
     return f"{request}. Its {names_of} are {listing(parameters, most=len(parameters))}."
 

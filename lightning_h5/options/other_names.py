@@ -1,4 +1,4 @@
-"""What people call arguments that have another name here."""
+"""Names of arguments in other libraries, and their names here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "share_memory": ("memory={'share': True}", "share_memory"),
     "size": ("shape", "length"),
 }
-"""Names that other libraries, and earlier versions, have for arguments; the first argument that exists is proposed."""
+"""Arguments for names from other libraries or earlier versions; the first argument that the class has is proposed."""
 
 
 _IN_MEMORY = "RankCachedH5DataModule and RankMemCachedH5Dataset keep rows in memory."
@@ -69,11 +69,11 @@ ADVICE: dict[str, str] = {
     "device": "The Trainer moves batches to its device.",
     "chunks": "Chunks are as stored; `lightning-h5 repack` writes others.",
 }
-"""Sentences about names of other libraries that stand for no argument."""
+"""Advice on names of other libraries without an argument here."""
 
 
 def other_name(name: str, names: Iterable[str]) -> str:
-    """Return a sentence about a name that is common elsewhere, or was ours, with a leading blank, or nothing.
+    """Return a hint for a name from another library or an earlier version, with a leading space; empty if unknown.
 
     Args:
         name: the name.

@@ -1,4 +1,4 @@
-"""Options on how rows are read and brought: order, workers, files, ranks, memory."""
+"""Options on how rows are read: order, workers, files, ranks, memory."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ class ShuffleOptions(Options):
 
     Args:
         mode: "global" permutes all rows. "chunks" permutes blocks (rows that share a chunk) and mixes the rows of as
-            many blocks at a time as fit ``buffer``, so that each chunk is decoded once an epoch; of arrays without
-            chunks, blocks are runs of a megabyte. "auto" takes "global" if random access is as cheap as sequential
-            access (arrays without chunks whose rows fit in the memory that is free for pages of files), or all
-            decoded rows fit ``buffer``, and "chunks" otherwise. "none" keeps the storage order.
+            many blocks as fit ``buffer``, so that each chunk is decoded once per epoch; arrays without chunks are
+            divided into blocks of a megabyte. "auto" chooses "global" if random access is as cheap as sequential access
+            (arrays without chunks that fit in the page cache), or if all decoded rows fit ``buffer``, and "chunks"
+            otherwise. "none" keeps the storage order.
         buffer: decoded bytes that "chunks" mixes at a time on a rank, over all its workers, such as "512 MiB". It
-            decides the order: the more blocks it holds, the better batches are mixed.
-        streams: independent streams of blocks that "chunks" deals to ranks and workers. None makes one for each, so
-            that no two of them decode the same chunk. A number gives the same order for any number of ranks and
-            workers; ``buffer`` is then shared by all streams. With ``scope="node"`` each node has its part of them.
-        scope: "global" mixes the rows of all ranks. "node" deals blocks to nodes once per run, and shuffles within each
-            node, so that a node reads the same rows in every epoch: from its page cache or local cache, if they fit.
-            Rows of two nodes never share a batch. The number of nodes is that of the Trainer, or of the launcher's
-            variables (such as ``LOCAL_WORLD_SIZE``), otherwise 1. Not for mixtures, weights, ``segments.bucket`` and
-            rows in memory.
+            affects the order: the more blocks it holds, the better batches are mixed.
+        streams: number of independent streams of blocks that "chunks" divides among ranks and workers. None creates
+            one per rank and worker, so that no two of them decode the same chunk. A number keeps the order the same for
+            any number of ranks and workers; all streams then share ``buffer``. With ``scope="node"``, the streams are
+            divided among the nodes.
+        scope: "global" mixes the rows of all ranks. "node" assigns blocks to nodes once per run, and shuffles within
+            each node, so that a node reads the same rows in every epoch: from its page cache or local cache, if they
+            fit. Rows of two nodes never share a batch. The Trainer sets the number of nodes, or else the launcher's
+            variables (such as ``LOCAL_WORLD_SIZE``); the default is 1. Not for mixtures, weights, ``segments.bucket``
+            and rows in memory.
     """
 
     shorthand = "True, False, 'global', 'chunks'"
@@ -78,16 +79,16 @@ class ShuffleOptions(Options):
         parse_bytes(self.buffer, "shuffle.buffer")
         check_whole(self.streams, "shuffle.streams", 1)
 
-    def check_scope(self, what: str, why: str) -> None:
-        """Raise an ``H5ValueError`` if blocks are to be dealt to nodes.
+    def check_scope(self, owner: str, reason: str) -> None:
+        """Raise an ``H5ValueError`` for ``scope="node"``.
 
         Args:
-            what: the object or option that does not support it.
-            why: how that shuffles instead.
+            owner: the object or option that does not support it.
+            reason: how the owner shuffles instead.
         """
         if self.scope == "node":
             raise H5ValueError(
-                f"shuffle.scope='node' was given with {what}, {why}. Leave one of them out; scope='node' is for "
+                f"shuffle.scope='node' was given with {owner}, {reason}. Leave one of them out; scope='node' is for "
                 "LazyH5DataModule, CombinedHDF5DataModule and loaders of their datasets, with each row once per epoch."
             )
 
@@ -106,13 +107,13 @@ class ShuffleOptions(Options):
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(Options):
-    """How worker processes are run (with ``num_workers`` above 0).
+    """How worker processes run (with ``num_workers`` above 0).
 
     Args:
         persistent: keep workers between epochs.
-        start_method: "fork", "forkserver" or "spawn". None takes Python's default.
-        timeout: seconds without a batch after which a worker counts as hanging and is killed. The default is more than
-            any working worker takes; 0 waits forever.
+        start_method: "fork", "forkserver" or "spawn". None uses Python's default.
+        timeout: seconds without a batch after which a worker counts as hanging and is killed. The default is longer
+            than a working worker needs; 0 waits forever.
         init_fn: function that runs in each worker, after its random generators are seeded.
     """
 
@@ -131,8 +132,8 @@ class WorkerOptions(Options):
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
         if isinstance(value, int):
             raise H5ValueError(
-                f"workers={value!r} was given, which is how worker processes are run. Their number is num_workers: "
-                f"pass num_workers={int(value)}."
+                f"workers={value!r} was given, but workers sets how worker processes run, not their number. Pass "
+                f"num_workers={int(value)}."
             )
         return None
 
@@ -143,14 +144,15 @@ STAGES = ("train", "val", "test", "predict")
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class BadRowOptions(Options):
-    """What happens to samples with rows that cannot be decoded, or whose transform raises: they are left out.
+    """Skip samples with rows that cannot be decoded, and samples for which a transform raises.
 
-    Shorthand: ``"skip"`` (the defaults). The argument ``on_bad_row`` also takes ``"raise"``, which leaves none out.
+    Shorthand: ``"skip"`` (the defaults). The argument ``on_bad_row`` also accepts ``"raise"``, which skips none.
 
     Args:
-        limit: different samples that may be left out, over all ranks and since the run began. One more stops the run.
-        stages: the stages in which samples are left out: "train", "val", "test", "predict", one or several. The default
-            is training alone: a metric over fewer samples than the data has is no longer comparable.
+        limit: number of distinct samples to skip, over all ranks and since the start of the run. One more stops the
+            run.
+        stages: the stages that skip samples: "train", "val", "test", "predict", one or several. The default is
+            training alone: a metric over a part of the samples is not comparable.
     """
 
     shorthand = "'raise', 'skip'"
@@ -172,7 +174,7 @@ class BadRowOptions(Options):
 
     @classmethod
     def of(cls, value: Any, argument: str = "on_bad_row") -> BadRowOptions | None:
-        """Return the options that ``on_bad_row`` stands for; None if errors of rows are raised.
+        """Return the options of ``on_bad_row``; None for "raise".
 
         Raises:
             H5ValueError: see ``parse``.
@@ -183,22 +185,21 @@ class BadRowOptions(Options):
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class StagingOptions(Options):
-    """Where bytes of files on slow storage, or of objects of a store, are kept on a local disk after the first reading.
+    """A local disk that caches bytes of files on slow storage, or of objects in a store, after the first read.
 
     Shorthand: the folder.
 
     Args:
         dir: a folder on the local disk, such as "$TMPDIR". It is created if it is missing. "~" and environment
             variables are expanded on each machine. All ranks and workers, and later jobs of the same user, share it.
-        max_bytes: disk space that all of them may take there together, such as "200 GB". None takes nine tenths of what
-            is free.
-        decoded: also keep decoded chunks there, of files on this disk, too: what the first epoch decodes, later epochs,
-            workers, ranks and jobs read at the speed of the disk or of the page cache. They take up to the decoded
-            size of the arrays; if only a part fits, that part is not decoded again. Chunks are compared with their
-            checksums, and decoded again if they are damaged. "auto" keeps those of arrays that the disk, or the page
-            cache if they fit, gives at least 1.5 times as fast as they are decoded, and logs both.
-        storage_options: credentials and settings of an object store, as obstore or fsspec take them. They are recorded
-            nowhere: neither in checkpoints nor in logs.
+        max_bytes: maximum disk space for the whole folder, such as "200 GB". None uses nine tenths of the free space.
+        decoded: also cache decoded chunks, including those of files on the same disk: later epochs, workers, ranks and
+            jobs read them at the speed of the disk or of the page cache. The cache needs up to the decoded size of the
+            arrays; if only a part fits, the rest is decoded again in each epoch. Chunks are compared with their
+            checksums, and decoded again if they are damaged. "auto" caches the arrays that the disk (or the page
+            cache, if they fit) reads at least 1.5 times as fast as they are decoded, and logs both rates.
+        storage_options: credentials and settings of an object store, as obstore or fsspec accept them. They are never
+            recorded, neither in checkpoints nor in logs.
     """
 
     shorthand = "the path of a folder"
@@ -242,7 +243,7 @@ class StagingOptions(Options):
 
     @property
     def limit(self) -> int | None:
-        """``max_bytes`` as a number of bytes; None for what is free."""
+        """``max_bytes`` as a number of bytes; None for a share of the free space."""
         return None if self.max_bytes is None else parse_bytes(self.max_bytes, "staging.max_bytes")
 
 
@@ -253,24 +254,24 @@ class FileOptions(Options):
 
     Args:
         mmap: map contiguous arrays into memory: two to three times the rows per second. Only for files that no program
-            truncates while they are read, since that kills the process (SIGBUS).
-        cache_bytes: memory for decoded rows on a rank, shared by its workers. It decides speed alone. "auto" is what
-            decoding each chunk once an epoch needs in a data module, and 64 MiB in a dataset of its own.
-        swmr: the files have a live writer in single-writer/multiple-reader mode. Rows that exist in ``setup`` are read.
+            truncates while they are read: a truncated mapping kills the process (SIGBUS).
+        cache_bytes: memory for decoded rows on a rank, shared by its workers. It affects only the speed. "auto" is
+            enough to decode each chunk once per epoch in a data module, and 64 MiB in a dataset without one.
+        swmr: open files of a live writer in single-writer/multiple-reader mode. The dataset has the rows that exist in
+            ``setup``.
         allow_external: follow links, external storage and virtual arrays into other files. Off by default: a file can
             name any other file you can read.
         trusted: accept chunks over 1 GiB, rows of over 65,536 chunks and more than the file has bytes, arrays that
             declare over 4 GiB and over 1,000 times their stored size, and arrays with several compressors that only
-            the HDF5 library can read. Off by default: a tiny file can
-            declare petabytes.
-        min_integrity: lowest integrity level to accept, 0 to 4: how surely damage to an array is noticed.
+            the HDF5 library can read. Off by default: a tiny file can declare petabytes.
+        min_integrity: lowest integrity level to accept, from 0 (damage goes unnoticed) to 4 (all damage is detected).
         verify: "digest" compares rows with the digests next to the files, which ``lightning-h5 check --write-digests``
             writes. None relies on the files' own checksums.
-        catalog_dir: folder that keeps what is in files with more than 2,000 arrays in groups or arrays that are
-            segments, so that the next ``setup`` need not open each. It is used as long as a file is not changed. "auto"
-            is ``lightning_h5`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``); None keeps nothing.
-        staging: folder on a local disk that keeps what was read of files on slow storage, or ``StagingOptions``. Data
-            modules have an argument of this name instead.
+        catalog_dir: folder that caches the contents of files with more than 2,000 arrays in segments (groups or
+            arrays), so that the next ``setup`` need not list them. An entry is valid until its file changes. "auto" is
+            ``lightning_h5`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``); None turns this off.
+        staging: folder on a local disk that caches files on slow storage, or ``StagingOptions``. Data modules have an
+            argument of this name instead.
     """
 
     mmap: bool = False
@@ -325,11 +326,11 @@ class DistributedOptions(Options):
     Args:
         rank: this replica, if neither the trainer nor ``torch.distributed`` knows it.
         world_size: number of replicas; pass both or neither.
-        setup_timeout: seconds that ranks wait in ``setup`` for the slowest one before all of them stop: a rank that
-            hangs costs minutes of a cluster, and not the process group's half hour.
-        on_resume_mismatch: what to do if a checkpoint's position does not fit (other files, another seed, no position).
-            "raise" refuses, with the saved and the present values. "restart_epoch" warns, keeps weights and counters,
-            and starts the interrupted epoch again: some of its rows are repeated.
+        setup_timeout: seconds that ranks wait in ``setup`` for the slowest one before all of them stop, so that a
+            hanging rank costs minutes of a cluster instead of the process group's half hour.
+        on_resume_mismatch: reaction to a checkpoint whose position does not fit (other files, another seed, no
+            position). "raise" raises an error with the saved and the present values. "restart_epoch" warns, keeps
+            weights and counters, and starts the interrupted epoch again: some of its rows are repeated.
     """
 
     rank: int | None = None
@@ -354,16 +355,15 @@ class MemoryOptions(Options):
     Shorthand: the mode.
 
     Args:
-        mode: "interleave" gives each rank every ``world_size``-th row, so that each has all classes of a sorted file;
-            ranks of a machine hold the rows together, and each decodes a part. "contiguous" gives each rank
-            neighboring rows, and warns if they are sorted by their targets; each machine then decodes its own chunks
-            alone.
-        share: hold rows once for all ranks of a machine that need the same ones, as tensor-parallel peers do.
+        mode: "interleave" assigns every ``world_size``-th row to each rank, so that each rank has all classes of a
+            sorted file; the ranks of a machine share the work of decoding. "contiguous" assigns neighboring rows to
+            each rank, and warns if they are sorted by their targets; each machine then decodes only its own chunks.
+        share: hold rows once for all ranks of a machine that need the same rows, as tensor-parallel peers do.
         device: "cpu", or "cuda" to hold the rows in the rank's GPU: batches never cross the bus.
-        pin: lock the rows' pages for copies to a GPU. No effect without CUDA, or on memory that ranks share. Batches
-            are page-locked by ``pin_memory`` in any case.
-        reshard_every_n_epochs: draw the ranks' rows again every so many epochs, so that rows meet others than those of
-            their first shard. Each time takes as long as loading. 0 keeps them.
+        pin: lock the rows' pages for copies to a GPU. No effect without CUDA, or on memory that ranks share.
+            ``pin_memory`` locks the pages of batches in any case.
+        reshard_every_n_epochs: assign rows to ranks again after this number of epochs, so that rows of different shards
+            share batches. Each time takes as long as loading. 0 keeps the first assignment.
     """
 
     shorthand = "'interleave', 'contiguous'"

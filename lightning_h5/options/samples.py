@@ -1,4 +1,4 @@
-"""Options on which samples there are: splits, weights, mixtures, cached rows."""
+"""Options that select samples: splits, weights, mixtures, tables and the cache of rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .keywords import checks_keywords
 __all__ = ["MixtureOptions", "RowCacheOptions", "SplitOptions", "TableOptions", "WeightOptions"]
 
 SUM_TOLERANCE = 1e-6
-"""How far the fractions of all splits may be from a sum of 1: thirds are written with so many digits."""
+"""Tolerance for the sum of all fractions: thirds are rounded when written."""
 
 
 @checks_keywords
@@ -30,25 +30,25 @@ class SplitOptions(Options):
     which sum to 1.
 
     Args:
-        val_fraction: fraction of the training files' rows to validate on, from 0 to below 1.
-        test_fraction: fraction of the training files' rows to test on, from 0 to below 1.
+        val_fraction: fraction of the training files' rows for validation, from 0 to below 1.
+        test_fraction: fraction of the training files' rows for testing, from 0 to below 1.
         group_key: array with each row's group, such as a patient or a recording. Groups are never divided.
-        group_pattern: regular expression; its first group, found in the name of a segment or its file, is the segment's
-            group: ``"(patient\d+)_"``.
+        group_pattern: regular expression, searched in the name of each segment or its file. Its first group is the
+            segment's group: ``"(patient\d+)_"``.
         stratify_key: array with each row's class, or with one-hot rows. All splits and folds get about the same share
             of each class.
         num_folds: number of folds for cross-validation over the training rows.
-        fold: the fold to validate on, from 0.
-        seed: decides which rows go where. Separate from the training seed, so that another training seed moves no row
-            between training and test.
-        file: JSON file with the assignment of rows to splits. Read if it exists, written otherwise. Raises if it was
-            made with other fractions or folds, or lacks a group.
+        fold: the validation fold, from 0.
+        seed: seed of the assignment of rows to splits. Separate from the training seed, so that a new training seed
+            moves no row between training and test.
+        file: JSON file with the assignment of rows to splits. Read if it exists, written otherwise. A file that was
+            written with other fractions or folds, or that lacks a group, raises an error.
         key: arrays of the training files that list the names of the segments of each split, as
-            ``{"train": "mask/train", "val": "mask/valid"}`` or one pattern, ``"mask/{split}"``; or a column of a table
-            that has "train", "val", "test" or "predict" for each row or segment, ``"table/split"``.
-        by: what is divided: "row", "segment", or each segment in "time", training first. Without segments, each file is
-            one, and "time" divides its rows in their order. "auto" divides segments if samples are made of these, and
-            rows otherwise.
+            ``{"train": "mask/train", "val": "mask/valid"}`` or one pattern, ``"mask/{split}"``; or a table's column
+            with "train", "val", "test" or "predict" for each row or segment, ``"table/split"``.
+        by: the unit of a split: "row", "segment", or "time", which divides each segment in time, training first.
+            Without segments, "time" divides the rows of each file in their order. "auto" is "segment" if samples are
+            segments or cut from segments, and "row" otherwise.
         gap: steps between the parts of a segment that is divided in time. None is the reach of a window less 1, so that
             no step is in two splits; without windows there is no gap.
     """
@@ -76,7 +76,7 @@ class SplitOptions(Options):
         if self.by == "time":
             self._check_time()
         if self.group_key is not None and self.group_pattern is not None:
-            raise H5ValueError("split.group_key and split.group_pattern were given, which both name groups. Pass one.")
+            raise H5ValueError("split.group_key cannot be combined with split.group_pattern. Pass one of them.")
         if self.key is not None and (self.has_fractions or self.file is not None):
             raise H5ValueError("split.key was given with fractions, folds or a file. Pass one of them.")
         val, test = self.val_fraction, self.test_fraction
@@ -120,10 +120,10 @@ class SplitOptions(Options):
     def _check_time(self) -> None:
         """Raise an ``H5ValueError`` for settings that a split in time would ignore."""
         others = ("group_key", "group_pattern", "stratify_key", "num_folds", "file", "key")
-        if given := [f"split.{name}" for name in others if getattr(self, name) is not None]:
+        if conflicts := [f"split.{name}" for name in others if getattr(self, name) is not None]:
             raise H5ValueError(
-                f"split.by='time' was given with {' and '.join(given)}, but divides every segment at the same "
-                "fractions. Pass one of them."
+                f"split.by='time' cannot be combined with {' and '.join(conflicts)}: it divides every segment at the "
+                "same fractions. Pass one of them."
             )
         if not self.has_fractions:
             raise H5ValueError(
@@ -152,7 +152,7 @@ class SplitOptions(Options):
 
     @property
     def has_fractions(self) -> bool:
-        """Whether fractions or folds are given."""
+        """Whether fractions or folds are set."""
         return bool(self.val_fraction or self.test_fraction or self.num_folds)
 
     @property
@@ -161,7 +161,7 @@ class SplitOptions(Options):
         return self.has_fractions or self.file is not None or self.key is not None
 
     def fills(self, split: str) -> bool:
-        """Whether fractions, folds or lists give rows of the training files to a split."""
+        """Whether fractions, folds or lists assign rows of the training files to a split."""
         if self.key is not None:
             return self.list_of(split) is not None
         if split == "val":
@@ -170,7 +170,7 @@ class SplitOptions(Options):
 
     @property
     def columns(self) -> list[str]:
-        """The arrays, or columns of a table, with values that decide which rows or segments are in a split."""
+        """The arrays, or columns of a table, that assign rows or segments to splits."""
         return [key for key in (self.group_key, self.stratify_key, self.column) if key is not None]
 
     @property
@@ -186,7 +186,7 @@ class SplitOptions(Options):
         return None if self.key is None else self.key.get(split)
 
     def may_fill(self, split: str) -> bool:
-        """Whether fractions, folds or the split file may give rows to a split."""
+        """Whether fractions, folds or the split file may assign rows to a split."""
         return self.fills(split) or (self.file is not None and split in ("val", "test"))
 
     def recipe(self) -> dict[str, Any]:
@@ -202,14 +202,14 @@ def _is_number(value: object) -> bool:
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions(Options):
-    """How often each training row is drawn; an epoch has as many rows as there are. Evaluation has each row once.
+    """How often each training row is drawn. An epoch has as many draws as rows; evaluation reads each row once.
 
     Shorthand: the name of an array, ``weight_key``.
 
     Args:
         weight_key: array with each row's weight, 0 or more.
         balance_key: array with each row's class. All classes are drawn equally often, or by ``class_weights``.
-        class_weights: weight of each class of ``balance_key``; names all of them.
+        class_weights: weight of each class of ``balance_key``; all classes need one.
     """
 
     shorthand = "the name of an array with the weight of each row"
@@ -246,33 +246,34 @@ class WeightOptions(Options):
 
     @property
     def keys(self) -> list[str]:
-        """The arrays that weights follow from."""
+        """The arrays that define the weights."""
         return [key for key in (self.weight_key, self.balance_key) if key is not None]
 
 
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class MixtureOptions(Options):
-    """Which sources a data module mixes, and how.
+    """The sources of a data module, and how they are mixed.
 
     Shorthand: the sources, unless they are a mapping with a key ``"sources"``.
 
     Args:
-        sources: mapping from each source's name to its files, or to a mapping with ``paths`` and with fields and
-            filters of its own (``fields``, ``x_key``, ``y_key``, ``where``, ``label``, ``valid_mask``), which replace
-            the data module's. Samples that are dicts have the name, as ``"source"``.
-        strategy: "concat" joins all rows. "weighted" draws sources by ``weights``. "round_robin" takes them in turn.
-            "alternating" follows ``pattern``. "sequential" takes one whole source after the other. A source that is
-            used up starts again, in a new order; the next epoch continues where this one left it.
-        weights: of the sources, in their order or by name, 0 or more. None takes their sizes. A mapping from steps to
-            such weights, ``{0: {"a": 1, "b": 1}, 10000: {"a": 3, "b": 1}}``, changes them during the run. Steps count
-            batches of all ranks since the run began.
-        between: "step" keeps the weights of a step until the next one. "linear" changes the shares that they stand for
-            linearly between steps.
-        epoch_length: "sum" (as many rows as all sources have), "max" (until each was seen whole), "min" (until the
-            first is used up, or a batch less if shares are rounded: no row twice), or a number of steps.
-        mix: "batches" makes each batch of one source (not for "concat"). "rows" takes turns by rows.
-        pattern: names of sources in their turn, for "alternating": ``["a", "a", "b"]``.
+        sources: mapping from each source's name to its files, or to a mapping with ``paths`` and optional fields and
+            filters (``fields``, ``x_key``, ``y_key``, ``where``, ``label``, ``valid_mask``) that replace the data
+            module's. Samples that are dicts contain the source's name as ``"source"``.
+        strategy: "concat" joins all rows. "weighted" draws sources by ``weights``. "round_robin" cycles through the
+            sources. "alternating" follows ``pattern``. "sequential" reads one source after the other. An exhausted
+            source starts again in a new order, and the next epoch continues at its position.
+        weights: weights of the sources, in their order or by name, 0 or more. None uses the sources' sizes. A mapping
+            from steps to weights, ``{0: {"a": 1, "b": 1}, 10000: {"a": 3, "b": 1}}``, changes them during the run.
+            Steps count batches of all ranks since the start of the run.
+        between: "step" keeps the weights of a step until the next entry. "linear" interpolates the sources' shares
+            linearly between entries.
+        epoch_length: "sum" (as many rows as all sources together), "max" (until every source was read completely),
+            "min" (until the first source is exhausted, or one batch less if shares are rounded: no row is repeated),
+            or a number of steps.
+        mix: "batches" fills each batch from one source (not for "concat"). "rows" mixes the sources within batches.
+        pattern: names of sources in the order of their turns, for "alternating": ``["a", "a", "b"]``.
     """
 
     shorthand = "a mapping from names of sources to their files"
@@ -312,7 +313,7 @@ class MixtureOptions(Options):
 
     @property
     def has_schedule(self) -> bool:
-        """Whether weights are given for steps of the run."""
+        """Whether the weights change during the run."""
         weights = self.weights
         return isinstance(weights, Mapping) and any(
             isinstance(value, Mapping | list | tuple) for value in weights.values()
@@ -331,14 +332,14 @@ class MixtureOptions(Options):
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class RowCacheOptions(Options):
-    """How many recently used rows each process keeps.
+    """Size of the cache of recently used rows in each process.
 
     Shorthand: an int, ``size``.
 
     Args:
-        size: number of rows; 0 keeps none.
-        max_bytes: memory that they may take on a rank; worker processes share it. With "240 MiB", a rank with four
-            workers over a thousand files of rows of 300 KB takes less than 1 GiB, torch included.
+        size: number of rows; 0 turns the cache off.
+        max_bytes: memory limit of a rank, divided among its workers. With "240 MiB", a rank with four workers over a
+            thousand files of rows of 300 KB uses less than 1 GiB, torch included.
     """
 
     shorthand = "a number of rows"
@@ -363,18 +364,18 @@ class RowCacheOptions(Options):
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(Options):
-    """A table with values of samples: CSV, TSV or Parquet. Its columns are fields ``table/<column>``.
+    """A table with one line per sample or segment: CSV, TSV or Parquet. Its columns become fields ``table/<column>``.
 
     Shorthand: a path.
 
     Args:
-        path: the file.
-        on: what lines are joined on: a column that an array of the same name is compared with; or a mapping from a
-            column to what it is compared with: an array, ``"@stem"`` (a file's name without suffix), ``"@file"`` (with
-            it), ``"@name"`` (the name of a segment: its group or array) or another attribute, such as ``"@patient"``.
-            An array has a value for each row, segment or step, or one for a whole segment. Names may be slices such as
-            ``bucket0$3,:3,:600``, with segments along an axis. None joins line i with row i, over all files.
-        missing: "error", or "drop" to leave out rows and segments without a line; how many is logged.
+        path: the table's file.
+        on: the join: the name of a column and of the array with the same values; or a mapping from a column to the
+            array, to ``"@stem"`` (the file's name without suffix), ``"@file"`` (the file's name), ``"@name"`` (the name
+            of a segment: its group or array) or to another attribute, such as ``"@patient"``. The array has one value
+            per row, segment or step, or one for a whole segment. Names may be slices such as ``bucket0$3,:3,:600``,
+            with segments along an axis. None joins line i with row i, over all files.
+        missing: "error", or "drop" to leave out rows and segments without a line and log their number.
     """
 
     shorthand = "the path of a table"
@@ -398,14 +399,14 @@ class TableOptions(Options):
 
     @classmethod
     def parse(cls, value: Any, argument: str) -> Self:
-        """See ``Options.parse``. In YAML, ``on`` without quotes is the truth value."""
+        """See ``Options.parse``. YAML reads ``on`` without quotes as True."""
         if isinstance(value, Mapping):
             value = {"on" if name is True else name: entry for name, entry in value.items()}
         return super().parse(value, argument)
 
     @property
     def join(self) -> tuple[str | None, str | None]:
-        """The column, and what it is compared with; None for both if lines are joined by their place."""
+        """The column, and the array or attribute to join it with; None for both if lines are joined by position."""
         if isinstance(self.on, Mapping):
             return next(iter(self.on.items()))
         return self.on, self.on

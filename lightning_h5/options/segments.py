@@ -1,4 +1,4 @@
-"""Options on what a sample is: which steps belong together, and which of them, or which part of a volume, make one."""
+"""Options that define a sample: how steps are grouped into segments, and windows or patches cut from them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class StepRange(NamedTuple):
     """The steps of one field in a window, relative to the window's own step.
 
     Attributes:
-        start: the first.
-        stop: the end, which is not among them.
-        step: from one to the next.
+        start: first step.
+        stop: end of the range, exclusive.
+        step: distance between steps.
         is_single: a sample has one step, without an axis for steps.
     """
 
@@ -35,16 +35,16 @@ class StepRange(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The last of the steps."""
+        """The last step."""
         return range(self.start, self.stop, self.step)[-1]
 
     @property
     def offsets(self) -> IntArray:
-        """All steps, relative to the window's own."""
+        """All steps, relative to the window's own step."""
         return np.arange(self.start, self.stop, self.step)
 
     def at_rate(self, rate: int) -> StepRange:
-        """Return the steps of a field of which each spans ``rate`` of these, for a window that begins with one."""
+        """Return the range for a field whose steps each span ``rate`` of these steps; the window starts with one."""
         if rate == 1:
             return self
         start, last = self.start // rate, self.last // rate
@@ -54,42 +54,45 @@ class StepRange(NamedTuple):
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class SegmentOptions(Options):
-    """Which steps belong together: an episode, a recording, a volume, a molecule. Each file is one segment by default.
+    """How steps are grouped into segments: episodes, recordings, volumes, molecules. By default, a file is one segment.
 
     Shorthand: a pattern, ``groups``.
 
     Args:
-        groups: groups that match this pattern, such as ``"data/*"``, or ``"*/*"`` for groups in groups, are segments,
-            sorted as numbers if they have numbers (``demo_10`` after ``demo_9``). Names of arrays are then relative to
-            the group. ``"@name[0]"`` is a field with the name of the group that the first ``*`` stands in, and so on.
-        key: array with one value a row: rows with the same value are a segment.
-        sort_key: array that the rows of a segment of ``key`` are sorted by. None keeps the storage order.
-        lengths: array with the number of rows of each segment; these follow each other.
-        offsets: array with the first row of each segment, and optionally the number of rows at the end; or pairs as in
-            ``spans``.
-        ends: array, or several, with a flag that is set at the last row of a segment; or an array with the number of
-            rows up to the end of each segment, such as ``meta/episode_ends``.
+        groups: pattern of group names, such as ``"data/*"``, or ``"*/*"`` for nested groups. Each matching group is a
+            segment. Names with numbers sort as numbers (``demo_10`` after ``demo_9``). Names of arrays are then
+            relative to the group. ``"@name[0]"`` is a field with the part of the name that the first ``*`` matches,
+            ``"@name[1]"`` the second, and so on.
+        key: array with one value per row: rows with the same value form a segment.
+        sort_key: array that sorts the rows within a segment of ``key``. None keeps the storage order.
+        lengths: array with the number of rows of each segment. Segments are stored one after the other.
+        offsets: array with the first row of each segment, optionally followed by the total number of rows; or pairs as
+            in ``spans``.
+        ends: array, or several, with a flag that is set at the last row of each segment; or an array with the number
+            of rows up to the end of each segment, such as ``meta/episode_ends``.
         spans: array of shape ``(n, 2)`` with the first row of each segment and the row after its last one.
-        join: array with a coordinate of each row, such as a time. Files are joined in its order, and a segment ends
-            where it does not advance by its usual step. Times of different ``units`` are put on one scale.
-        axis: axis of the arrays, as stored, of which each index is a segment: 0 for arrays of shape (trajectory, step,
-            ...). A mapping from fields or patterns to axes if these differ, None for a field without it.
+        join: array with a coordinate of each row, such as a time. Files are joined in the order of this coordinate, and
+            a segment ends where the coordinate does not advance by its usual step. Times of different ``units`` are
+            converted to one scale.
+        axis: axis of the arrays, as stored, with one segment per index: 0 for arrays of shape (trajectory, step, ...).
+            A mapping from fields or patterns to axes if they differ, with None for a field without this axis.
         step_axis: axis of the steps, as stored. A mapping if fields differ, None for a field without steps.
-        steps_per: mapping from fields or patterns to how many steps of the other fields one of their steps spans, such
-            as ``{"hypnogram": 7500}`` for a label every 30 s beside a signal of 250 Hz. Step t of a segment is then in
-            step ``t // 7500`` of the field. Fields that are not named have a step for each.
-        constants: arrays without steps, which become fields if no key names them. Each sample has the value of its
-            segment: the whole array, unless ``axis`` names an axis of it.
-        missing: "drop" leaves out segments, or files, that lack an array, and logs how many; "error" raises.
-        max_length: steps that a sample of ``sample="segment"`` has at most, the first ones.
-        bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
-        max_tokens: steps that a batch has at most, instead of a fixed number of samples. Each sample counts as many
-            steps as the longest of its batch, since shorter ones are padded; with ``collate_fn="pack"`` it counts its
-            own. Segments of similar length share a training batch, also without ``bucket``, in random order, and all
-            ranks have equally many batches. A batch of a mixture is of one source. A sample of more steps is an error;
-            ``max_length`` crops it.
-        keep_together: give all windows of a segment to one rank in evaluation. Ranks may then have numbers of batches
-            that differ.
+        steps_per: mapping from slower fields, or patterns, to the number of steps that one of their steps spans, such
+            as ``{"hypnogram": 7500}`` for one label per 30 s next to a signal of 250 Hz. Step t of a segment belongs to
+            step ``t // 7500`` of the field. Fields that are not named have one value per step.
+        constants: arrays without steps; they become fields even if no key names them. Each sample gets the value of its
+            segment: the whole array, unless ``axis`` names one of its axes.
+        missing: "drop" leaves out segments, or files, that lack an array, and logs their number; "error" raises.
+        max_length: maximum number of steps per sample with ``sample="segment"``; longer segments are cropped at the
+            end.
+        bucket: form training batches of segments of similar length, in random order, with equal steps on all ranks.
+        max_tokens: maximum number of steps per batch, instead of a fixed number of samples. Shorter samples are padded,
+            so each one counts as many steps as the longest sample of the batch; with ``collate_fn="pack"`` it counts
+            its own steps. Training batches have segments of similar length, in random order, even without ``bucket``,
+            and all ranks have the same number of batches. With a mixture, each batch has one source. A sample longer
+            than the limit raises an error; ``max_length`` crops it.
+        keep_together: give all windows of a segment to one rank in evaluation. The number of batches may then differ
+            between ranks.
     """
 
     shorthand = "a pattern of groups such as 'data/*'"
@@ -121,7 +124,7 @@ class SegmentOptions(Options):
         if self.groups is not None:
             counts = [level.count("*") for level in self.groups.split("/")]
             if max(counts) != 1:
-                array = f", or segments={{'key': {self.groups!r}}} if it is an array with the segment of each row"
+                array = f", or segments={{'key': {self.groups!r}}} if this array has the segment of each row"
                 likely = re.sub(r"\*[^/]*\*", "*", self.groups) if max(counts) else f"{self.groups.rstrip('/')}/*"
                 raise H5ValueError(
                     f"segments.groups={self.groups!r} has {max(counts) or 'no'} '*' in a level. Pass a pattern with "
@@ -136,7 +139,7 @@ class SegmentOptions(Options):
                 if isinstance(axis, bool) or not isinstance(axis, int | None):
                     raise H5ValueError(
                         f"segments.{name}={axes!r} was given. Pass the number of an axis, as stored, or a mapping from "
-                        "fields to these."
+                        "fields to axes."
                     )
         ends: Any = self.ends
         if not isinstance(ends, str | None) and not (
@@ -151,8 +154,8 @@ class SegmentOptions(Options):
         rates: Any = self.steps_per
         if rates is not None and not isinstance(rates, Mapping):
             raise H5ValueError(
-                f"segments.steps_per={rates!r} is no mapping. Pass one from fields to numbers of steps, such as "
-                "{'hypnogram': 7500}."
+                f"segments.steps_per={rates!r} is not a mapping. Pass a mapping from fields to numbers of steps, such "
+                "as {'hypnogram': 7500}."
             )
         for name, rate in (rates or {}).items():
             check_whole(rate, f"segments.steps_per[{name!r}]", 1)
@@ -160,8 +163,9 @@ class SegmentOptions(Options):
                 raise H5ValueError(f"segments.steps_per[{name!r}] is None. Pass a whole number of at least 1.")
         if rates and cuts:
             raise H5ValueError(
-                f"segments.steps_per was given with segments.{cuts[0]}, which cuts rows into segments, and fields then "
-                "have one value a row. Store each segment as a group or a file, or load fields with one value a row."
+                f"segments.steps_per cannot be combined with segments.{cuts[0]}, which cuts rows into segments and "
+                "requires one value per row. Store each segment as a group or a file, or load fields with one value "
+                "per row."
             )
 
     @classmethod
@@ -182,28 +186,27 @@ class SegmentOptions(Options):
 
     @property
     def is_given(self) -> bool:
-        """Whether segments are anything but whole files."""
+        """Whether segments are defined; otherwise each file is one."""
         return self.groups is not None or self.axis is not None or bool(self.cut_keys)
 
 
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions(Options):
-    """Which steps of a segment make a sample.
+    """How windows of steps are cut from segments; each window is a sample.
 
     Shorthand: an int, ``length``; a list ``[start, stop]`` or a mapping from fields, ``steps``.
 
     Args:
-        length: number of steps; ``stride`` is as many unless given.
-        steps: the steps relative to each step t of a segment: ``[start, stop]`` or ``[start, stop, step]``; ``[-1, 3]``
-            are t-1, t, t+1 and t+2. An int is that step alone, without an axis for steps. A mapping from fields or
-            patterns gives each field its own; a field of ``segments.steps_per`` counts its own steps.
-        stride: steps from one window to the next. None is ``length``, or 1 if ``steps`` are given.
-        pad: None takes windows that are inside of their segment alone. "edge" repeats the segment's first or last step
-            and "zeros" takes zeros, so that each step of a segment has a window.
+        length: number of steps, and the default of ``stride``.
+        steps: steps relative to each step t of a segment: ``[start, stop]`` or ``[start, stop, step]``. For example,
+            ``[-1, 3]`` selects t-1, t, t+1 and t+2. An int selects one step, without an axis for steps. A mapping from
+            fields or patterns sets the steps of each field; a field of ``segments.steps_per`` counts its own steps.
+        stride: steps from one window to the next. None is ``length``, or 1 with ``steps``.
+        pad: None keeps only windows that lie inside their segment. "edge" repeats the segment's first or last step and
+            "zeros" fills with zeros, so that each step of a segment has a window.
         mask: add ``"<field>_valid"`` to each sample, a dict: True for steps of the segment, False for padding.
-        random: draw other windows of each segment in each epoch, as many as there would be with ``stride``, evenly
-            over the segment.
+        random: draw new windows in each epoch, uniformly over the segment; their number is the same as with ``stride``.
     """
 
     shorthand = "a number of steps, [start, stop] such as [-1, 3]"
@@ -220,8 +223,8 @@ class WindowOptions(Options):
         check_whole(self.stride, "window.stride", 1)
         check_choice(self.pad, "window.pad", (None, "edge", "zeros"))
         if (self.length is None) == (self.steps is None):
-            verb = "both were" if self.length is not None else "none was"
-            raise H5ValueError(f"a window has a length or steps, and {verb} given. Pass one of them.")
+            count = "both were" if self.length is not None else "none was"
+            raise H5ValueError(f"a window needs either length or steps, and {count} given. Pass one of them.")
         for steps in self.steps.values() if isinstance(self.steps, Mapping) else [self.steps]:
             if steps is not None:
                 _range_of(steps)
@@ -242,11 +245,11 @@ class WindowOptions(Options):
         return self.stride or self.length or 1
 
     def range_of(self, name: str, key: str, rate: int = 1) -> StepRange:
-        """Return the steps of a field: its own, if it has an entry, or those that hold the steps of all fields.
+        """Return the steps of a field: its own entry of ``steps``, or the steps that all fields share.
 
         Args:
-            name: its name in a sample.
-            key: its array.
+            name: the field's name in a sample.
+            key: the field's array.
             rate: see ``SegmentOptions.steps_per``.
 
         Raises:
@@ -259,8 +262,8 @@ class WindowOptions(Options):
         steps = value_of_field(self.steps, name, key, default=None)
         if steps is None:
             raise H5ValueError(
-                f"window.steps has nothing for the field {name!r}; it names {listing(self.steps)}. Name all fields but "
-                "segments.constants, by name or by a pattern such as 'observations/*'."
+                f"window.steps has no entry for the field {name!r}; it names {listing(self.steps)}. Add an entry for "
+                "each field except segments.constants, by name or by a pattern such as 'observations/*'."
             )
         return _range_of(steps)
 
@@ -268,16 +271,16 @@ class WindowOptions(Options):
 @checks_keywords
 @dataclass(frozen=True, kw_only=True)
 class PatchOptions(Options):
-    """Which part of a volume makes a sample. Each segment is a volume: a file by default.
+    """How patches are cut from volumes; each patch is a sample. Each segment is a volume: a file by default.
 
     Args:
-        shape: size of a patch along each axis of the volume, from axis 0 on (without ``segments.axis``, and without
-            axes of which ``select`` takes one index). None is all of an axis, such as that of channels. A mapping from
-            fields or patterns to shapes if fields have different axes. All fields are cut at the same place.
-        stride: distance from one patch to the next along the axes that are cut: a number for all of them, or a list
-            with one for each. None is the size of a patch.
-        random: draw so many patches of each volume in each epoch, all places being equally likely, instead of a grid.
-        border: the last patch of an axis is moved back, so that it lies inside ("shift"), is left out ("drop"), or has
+        shape: size of a patch along each axis of the volume, starting at axis 0 (``segments.axis``, and axes that
+            ``select`` reduces to one index, do not count). None is a whole axis, such as the channels. A mapping from
+            fields or patterns to shapes if fields have different axes. All fields are cut at the same position.
+        stride: distance from one patch to the next along the axes that are cut: one number for all axes, or a list
+            with a number per axis. None is the size of a patch.
+        random: number of patches to draw from each volume in each epoch, uniformly, instead of a grid.
+        border: the last patch of an axis is moved back inside the volume ("shift"), left out ("drop"), or filled with
             zeros beyond the edge ("pad"). Volumes smaller than a patch have no sample, unless they are padded.
     """
 
@@ -300,12 +303,12 @@ class PatchOptions(Options):
             problem = "differ" if sizes else "are None"
             raise H5ValueError(
                 f"patch.shape={self.shape!r} was given, of which the sizes {problem}. Fields are cut at the same "
-                "place: pass the same sizes for all that are cut, and None for further axes."
+                "position: pass the same sizes for all fields that are cut, and None for other axes."
             )
         if self.stride is not None and self.random is not None:
             raise H5ValueError(
-                f"patch.stride={self.stride!r} and patch.random={self.random} were given, and random patches are on no "
-                "grid. Pass one of them."
+                f"patch.stride={self.stride!r} cannot be combined with patch.random={self.random}: random patches have "
+                "no stride. Pass one of them."
             )
         n_axes = len(self.sizes)
         is_list = _are_sizes(self.stride) and len(_without_none(self.stride)) == n_axes
@@ -332,7 +335,7 @@ class PatchOptions(Options):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Distance from one patch to the next along these axes."""
+        """Distance from one patch to the next along the axes that are cut."""
         if self.stride is None:
             return self.sizes
         return (self.stride,) * len(self.sizes) if isinstance(self.stride, int) else _without_none(self.stride)
@@ -341,8 +344,8 @@ class PatchOptions(Options):
         """Return the shape of a patch of a field.
 
         Args:
-            name: its name in a sample.
-            key: its array.
+            name: the field's name in a sample.
+            key: the field's array.
 
         Raises:
             H5ValueError: ``shape`` is a mapping without this field.
@@ -352,14 +355,14 @@ class PatchOptions(Options):
         shape = value_of_field(self.shape, name, key, default=None)
         if shape is None:
             raise H5ValueError(
-                f"patch.shape has nothing for the field {name!r}; it names {listing(self.shape)}. Name all fields but "
-                "segments.constants, by name or by a pattern such as 'volumes/*'."
+                f"patch.shape has no entry for the field {name!r}; it names {listing(self.shape)}. Add an entry for "
+                "each field except segments.constants, by name or by a pattern such as 'volumes/*'."
             )
         return tuple(shape)
 
 
 def _are_sizes(value: Any) -> bool:
-    """Return whether something is a list of sizes, with None for whole axes."""
+    """Return whether a value is a list of sizes, with None for whole axes."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return False
     sizes = [size for size in value if size is not None]
@@ -371,13 +374,13 @@ def _without_none(shape: Sequence[int | None]) -> tuple[int, ...]:
 
 
 def value_of_field(mapping: Mapping[str, Any], name: str, key: str, default: Any) -> Any:
-    """Return the value that a mapping from names or patterns has for a field.
+    """Look up a field in a mapping from names or patterns.
 
     Args:
-        mapping: the first entry that fits counts, names before patterns.
-        name: its name in a sample.
-        key: its array.
-        default: returned if nothing fits.
+        mapping: names take precedence over patterns, and earlier patterns over later ones.
+        name: the field's name in a sample.
+        key: the field's array.
+        default: returned if no entry matches.
     """
     for label in (name, key):
         if label in mapping:
@@ -399,5 +402,5 @@ def _range_of(steps: Any) -> StepRange:
         )
     step_range = StepRange(*steps)
     if step_range.step < 1 or step_range.stop <= step_range.start:
-        raise H5ValueError(f"window steps {steps!r} are none. Pass a stop after the start, and a step of 1 or more.")
+        raise H5ValueError(f"window steps {steps!r} are empty. Pass a stop after the start, and a step of 1 or more.")
     return step_range

@@ -1,8 +1,8 @@
-"""Batches of rows that belong together: how ranks share them, and batches of sequences of similar length.
+"""Batches of rows that belong together: their division among ranks, and batches of sequences of similar length.
 
-Sequences of similar length share a batch, so that little of it is padding. In the order ``global`` all sequences are
-sorted by length, cut into batches, and these are shuffled. In the order ``chunks`` each stretch of the order is
-sorted by itself, so that rows that are decoded together stay together.
+Sequences of similar length share a batch, so that batches have little padding. In the order ``global`` all sequences
+are sorted by length and divided into batches, which are shuffled. In the order ``chunks`` each stretch of the order is
+sorted separately, so that rows that are decoded together stay together.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["BatchSequence", "LengthRecipe", "MadeBatches"]
 LENGTHS, BATCHES = 13, 14  # purposes of the random streams
 
 JITTER = 0.02
-"""Relative noise added to lengths before they are sorted, so that other sequences share a batch each epoch."""
+"""Relative noise added to lengths before sorting, so that other sequences share a batch in each epoch."""
 
 MAX_PADDING = 0.05
-"""A batch is made smaller before more of it than this is padding: the longest few, which differ most."""
+"""Maximum share of padding; batches of the longest sequences, which differ most, are made smaller to keep it."""
 
 MIN_SHARE = 8
 """A batch is never smaller than ``batch_size`` divided by this."""
 
 STRETCH_BATCHES = 1024
-"""Batches of a stretch in the order ``chunks``, at most: of log-normal lengths (sigma 1) 4 to 7 % of batches of 32 are
+"""Maximum batches of a stretch in the order ``chunks``: for log-normal lengths (sigma 1), 4 to 7 % of batches of 32 are
 padding."""
 
 
@@ -67,17 +67,17 @@ class _RowRange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DealtBatches:
-    """The rest of some batches, dealt in rounds of ``world_size``; rank ``r`` takes piece ``t * world_size + r``.
+    """The remaining batches, in rounds of ``world_size``; rank ``r`` gets piece ``t * world_size + r``.
 
-    If their number is no multiple of the ranks, some of the last ones are halved, so that nothing is dropped, nothing
-    is repeated, and no piece is of two batches. If there is nothing to halve (single rows), the last ones are left out.
+    If their number is not a multiple of the number of ranks, some of the last batches are halved, so that no row is
+    dropped or repeated, and no piece has rows of two batches. If batches are single rows, the last ones are left out.
 
     Attributes:
-        batches: all of them.
+        batches: all batches.
         world_size: number of ranks.
-        drop_last: leave out the batches that make no whole round, instead of halving some.
-        first: the batch that comes first.
-        offset: rows of it that are consumed.
+        drop_last: leave out the batches of an incomplete round, instead of halving some.
+        first: number of the first remaining batch.
+        offset: number of consumed rows of this batch.
     """
 
     batches: MadeBatches
@@ -88,15 +88,15 @@ class DealtBatches:
 
     @cached_property
     def n_steps(self) -> int:
-        """Steps that every rank takes."""
+        """Number of steps of every rank."""
         return (self.batches.n_batches - self.first) // self.world_size + self._has_halves
 
     def piece(self, place: int) -> _RowRange:
-        """Return a piece, by its place among those that are left."""
+        """Return a piece, by its place among the remaining pieces."""
         return self._last[place - self._n_whole] if place >= self._n_whole else self._rest_of(self.first + place)
 
     def after(self, n_pieces: int) -> tuple[int, int]:
-        """Return the batch that comes first after so many pieces, and how many rows of it are consumed."""
+        """Return the first remaining batch after a number of pieces, and the number of its consumed rows."""
         if n_pieces == 0:
             return self.first, self.offset
         batch, _, high = self.piece(n_pieces - 1)
@@ -107,20 +107,20 @@ class DealtBatches:
         return _RowRange(batch, low, self.batches.start(batch + 1) - self.batches.start(batch))
 
     def _n_rows(self, n_batches: int) -> int:
-        """Return the rows of the last so many batches that are not consumed."""
+        """Return the number of unconsumed rows in the last batches."""
         end, batch = self.batches.n_batches, self.batches.n_batches - n_batches
         return self.batches.start(end) - self.batches.start(batch) - (self.offset if batch == self.first else 0)
 
     @cached_property
     def _has_halves(self) -> bool:
-        """Whether some batches are halved, so that the last ones make a whole round."""
+        """Whether some batches are halved to complete the last round."""
         n_left = self.batches.n_batches - self.first
         n_full, n_rest = divmod(n_left, self.world_size)
         return n_rest > 0 and not self.drop_last and self._n_rows(n_left) >= (n_full + 1) * self.world_size
 
     @cached_property
     def _n_whole(self) -> int:
-        """Batches before those that are halved, or left out."""
+        """Number of batches before the halved, or left-out, batches."""
         n_full, n_rest = divmod(self.batches.n_batches - self.first, self.world_size)
         if not self._has_halves:
             return n_full * self.world_size
@@ -131,7 +131,7 @@ class DealtBatches:
 
     @cached_property
     def _last(self) -> list[_RowRange]:
-        """The pieces of the other batches: whole rounds of them."""
+        """The pieces of the other batches, in whole rounds."""
         pieces = [self._rest_of(batch) for batch in range(self.first + self._n_whole, self.batches.n_batches)]
         n_wanted = -(-len(pieces) // self.world_size) * self.world_size
         n_rows = [piece.high - piece.low for piece in pieces]
@@ -154,7 +154,7 @@ class BatchSequence:
 
     Attributes:
         batches: the batches.
-        batch_size: rows of most of them.
+        batch_size: rows of most batches.
     """
 
     batches: MadeBatches
@@ -176,7 +176,7 @@ class BatchSequence:
         """See ``EpochSequence``.
 
         Raises:
-            H5ValueError: also if a part is consumed and ``batch_size`` is another one.
+            H5ValueError: also if a part is consumed and ``batch_size`` differs.
         """
         if segments and batch_size != self.batch_size:
             raise H5ValueError(
@@ -221,7 +221,7 @@ class BatchSequence:
 
 
 def alike_sizes(lengths: IntArray, batch_size: int) -> IntArray:
-    """Return how many sequences each batch has, from the longest ones to the shortest.
+    """Return the number of sequences of each batch, from the longest sequences to the shortest.
 
     Args:
         lengths: of all sequences, in any order.
@@ -248,7 +248,7 @@ class _AlikeBatches:
 
     Args:
         lengths: of each sequence, shape ``(n_sequences,)``.
-        sizes: how many each batch has, from the longest ones to the shortest (see ``alike_sizes``).
+        sizes: number of sequences of each batch, from the longest to the shortest (see ``alike_sizes``).
         seed: seed of the run.
         epoch: from 0.
     """
@@ -278,9 +278,10 @@ class _AlikeInStretches:
     """Stretches of an order, each in batches of similar length, in a random order.
 
     Args:
-        order: the epoch's sequence, whatever the lengths are.
-        lengths: of each sequence, shape ``(n_sequences,)``.
-        batch_size: sequences of a batch; the shortest of the last stretch may be fewer, and come last.
+        order: the epoch's sequence, independent of lengths.
+        lengths: length of each sequence, shape ``(n_sequences,)``.
+        batch_size: sequences of a batch; the last batch, with the shortest sequences of the last stretch, may have
+            fewer.
         seed: seed of the run.
         epoch: from 0.
     """
@@ -321,7 +322,7 @@ def _shuffled_batches(n_batches: int, seed: int, epoch: int, stretch: int = 0) -
 
 
 def _longest_first(rows: IntArray, lengths: IntArray, seed: int, epoch: int) -> IntArray:
-    """Return rows by falling lengths, except for the jitter."""
+    """Return rows by descending lengths, apart from the jitter."""
     word = np.asarray(stream(seed, epoch, LENGTHS).random_raw(1), dtype=np.uint64)[0]
     # Integers, so that every machine sorts the same way.
     noise = (mix(word + rows.astype(np.uint64) * GAMMA) >> np.uint64(44)).astype(np.int64)

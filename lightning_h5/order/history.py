@@ -33,7 +33,7 @@ REASONS = {
         "the model steps its optimizers itself (automatic_optimization=False), so it is not known how many batches a "
         "step took"
     ),
-    "iterator": "training_step takes batches itself (dataloader_iter), so it is not known which ones a step took",
+    "iterator": "training_step takes batches itself (dataloader_iter), so it is not known which batches a step took",
     "beyond": "the epoch had more batches than the Trainer counted for it",
     "several": "the run trained on several loaders at a time, so it is not known which batches of this one a step took",
     "strategy": (
@@ -146,7 +146,7 @@ class RunHistory:
     stretches: tuple[Stretch, ...] = ()
 
     def followed_by(self, stretch: Stretch) -> RunHistory:
-        """Return the history of a run that goes on with a stretch; what was undone since then is dropped."""
+        """Return the history of a run that continues with a stretch; drop the steps that were undone."""
         earlier = [other for other in self.stretches if other.step < stretch.step]
         return RunHistory((*earlier, stretch))
 
@@ -161,14 +161,14 @@ class RunHistory:
         if not self.stretches:
             raise H5ValueError(
                 f"the rows of step {step} were requested, but nothing is known of the run: its checkpoint was saved "
-                "before the first batch, or by a version of lightning_h5 that kept no history. Take a checkpoint that "
+                "before the first batch, or by a version of lightning_h5 that kept no history. Pass a checkpoint that "
                 "was saved later."
             )
         if step < (first := self.stretches[0].step):
             raise H5ValueError(
                 f"the rows of step {step} were requested, but the history in the checkpoint begins with step {first}: "
-                "the run resumed there from a checkpoint without one, or was resumed so often since that the oldest "
-                "part was dropped. Take an older checkpoint of the run, or a later step."
+                "the run resumed there from a checkpoint without a history, or was resumed so often that the oldest "
+                "part was dropped. Pass an older checkpoint of the run, or a later step."
             )
         stretch = [stretch for stretch in self.stretches if stretch.step <= step][-1]
         if not stretch.is_known:
@@ -226,7 +226,7 @@ def _stretch_of_values(
 
 
 def _as_values(stretches: Sequence[Stretch]) -> dict[str, Any]:
-    """Return stretches as plain values; what several have in common is saved once."""
+    """Return stretches as plain values; settings that several stretches share are saved once."""
     settings: list[Mapping[str, Any]] = []
     cuts: list[list[int]] = []
     numbers: list[list[int]] = []
@@ -253,7 +253,7 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def run_settings(run: RunOrder, epoch: int, order: OrderParameters, identity: Identity) -> dict[str, Any]:
-    """Return what the rows of a run's epochs depend on, besides the numbers in ``Stretch``, as plain values.
+    """Return the settings, besides the numbers in ``Stretch``, that determine the rows of a run's epochs.
 
     Args:
         run: the order of the run.
@@ -277,7 +277,7 @@ def _short_recipe(text: str) -> str:
 
 
 def check_run(stretch: Stretch, *, seed: int, n_rows: int, recipe: EpochRecipe, identity: Identity) -> None:
-    """Check that present data and settings are those of a stretch of a run.
+    """Check that the present data and settings equal the data and settings of a stretch of a run.
 
     Args:
         stretch: the stretch.
@@ -314,8 +314,8 @@ class StepBatch(NamedTuple):
         rank: the rank.
         epoch: from 0.
         batch: number of the batch in the epoch, as the Trainer counts on each rank.
-        rows: numbers of its rows among those of all ranks, in the order of the batch; of a row that comes again, as in
-            mixtures, larger by the number of rows.
+        rows: numbers of its rows among the rows of all ranks, in the order of the batch. Each repetition of a row, as
+            in mixtures, adds the number of rows.
         position: place of the first row in the epoch's sequence, over all ranks.
     """
 

@@ -1,10 +1,10 @@
-"""How sources are mixed: their shares, the length of an epoch, and which source comes when.
+"""Mixtures of sources: shares, the length of an epoch, and the order of sources.
 
-A source is a stream that never ends: all its rows in an order, then all of them in another, and so on. An epoch of the
-mixture takes up each stream where the epoch before it stopped, so that epochs of a thousand steps go through all rows
-of a source before any comes again. Epochs that are as long as the longest source, or the shortest, begin a new order.
+A source is an endless stream: all its rows in one order, then in another, and so on. An epoch of the mixture continues
+each stream at the end of the previous epoch, so that epochs of a thousand steps read all rows of a source before any
+row is repeated. Epochs that are as long as the longest source, or the shortest, begin a new order.
 
-A schedule names the source of each unit (a batch or a row), and reaches any unit at once. Exact shares are kept at
+A schedule names the source of each unit (a batch or a row), with access to any unit. Exact shares are kept at
 every unit: no source is ever a whole unit ahead of its share or behind it (Tijdeman, "The chairman assignment problem",
 Discrete Mathematics 32, 1980).
 """
@@ -28,16 +28,16 @@ from .weight_schedule import ScheduledCounts, ShareIntegral, WeightSchedule
 __all__ = ["EpochLength", "EpochSchedule", "Mixture", "Strategy", "check_mixture"]
 
 MAX_UNITS = 1 << 17
-"""Units that are dealt as one pattern, once: 0.2 s for three sources. Longer epochs are dealt piece by piece."""
+"""Maximum units of one pattern: 0.2 s for three sources. Longer epochs are scheduled in pieces."""
 
 PIECE_UNITS = 1 << 14
-"""Units of such a piece: 25 ms."""
+"""Units of a piece: 25 ms."""
 
 SCHEDULED_UNITS = 1 << 12
 """Units of a piece if weights change over the run: 1 ms for three sources."""
 
 COUNTED_TOGETHER = 1 << 10
-"""Units of a pattern whose counts are kept: no unit is reached by counting more than these."""
+"""Interval of stored counts in a pattern: reaching a unit counts at most this number of units."""
 
 Strategy = Literal["concat", "weighted", "round_robin", "alternating", "sequential"]
 EpochLength = Literal["sum", "max", "min"] | int
@@ -48,16 +48,15 @@ class Mixture:
     """How sources are mixed.
 
     Attributes:
-        names: of the sources.
-        n_rows: of each source.
-        strategy: ``concat`` (all rows as one), ``weighted`` (shares by weight), ``round_robin`` (one after the other,
-            again and again), ``alternating`` (a pattern, again and again) or ``sequential`` (one source whole, then
-            the next).
-        unit: the unit that comes from one source: whole batches, or single rows of a batch.
-        weights: of the sources (``weighted``), or a schedule of them; None: in proportion to their sizes.
+        names: names of the sources.
+        n_rows: number of rows of each source.
+        strategy: ``concat`` (all rows joined), ``weighted`` (shares by weight), ``round_robin`` (cycle through the
+            sources), ``alternating`` (repeat a pattern) or ``sequential`` (one source after the other).
+        unit: the unit of mixing: batches, or rows within batches.
+        weights: weights of the sources (``weighted``), or a schedule of weights; None uses the sizes of the sources.
         pattern: numbers of sources (``alternating``).
-        epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was used up once), ``min`` (until the
-            first one is used up, or a unit before that if shares are rounded), or a number of steps.
+        epoch_length: ``sum`` (the rows of all sources), ``max`` (until every source was exhausted once), ``min`` (until
+            the first source is exhausted, or a unit less if shares are rounded), or a number of steps.
     """
 
     names: tuple[str, ...]
@@ -70,19 +69,19 @@ class Mixture:
 
     @property
     def in_batches(self) -> bool:
-        """Whether each batch is of one source."""
+        """Whether each batch has rows of one source."""
         return self.unit == "batches" and self.strategy != "concat"
 
     @property
     def _turns(self) -> IntArray | None:
-        """The sources in their turn, if the same turns are repeated."""
+        """The sources in the order of their turns, if the turns repeat."""
         if self.strategy == "round_robin":
             return np.arange(len(self.names))
         return np.asarray(self.pattern, dtype=np.int64) if self.strategy == "alternating" else None
 
     @property
     def text(self) -> str:
-        """The mixture in words, which a saved position depends on, without the length of an epoch."""
+        """The mixture in words, for comparison with saved positions; without the length of an epoch."""
         weights = self.weights.text if isinstance(self.weights, WeightSchedule) else list(self.weights or ())
         detail = {
             "concat": "",
@@ -100,7 +99,7 @@ class Mixture:
         return [n // batch_size if drop_last else -(-n // batch_size) for n in self.n_rows]
 
     def shares(self, n_cycle: Sequence[int]) -> list[Fraction]:
-        """Return the share of units that each source is to have, if it is the same in the whole run.
+        """Return the expected share of each source, if it is constant over the run.
 
         Args:
             n_cycle: units in all of each source's rows.
@@ -153,7 +152,7 @@ class Mixture:
     def schedule(
         self, n_cycle: Sequence[int], n_units: int, epoch: int, *, batch_size: int = 1, first_unit: int | None = None
     ) -> EpochSchedule:
-        """Return which source each unit of an epoch comes from.
+        """Return the schedule of an epoch: the source of each unit.
 
         Args:
             n_cycle: units in all of each source's rows.
@@ -189,12 +188,12 @@ class Mixture:
 
 
 def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
-    """Return the units of a mixture after which a source is used up; 0 if it has no turn.
+    """Return the number of units after which a source is exhausted; 0 if it has no turn.
 
     Args:
-        turns: its turns in the pattern.
-        n_turns: units of the pattern.
-        n_units: in all of its rows.
+        turns: turns of the source in the pattern.
+        n_turns: number of units of the pattern.
+        n_units: number of units in all rows of the source.
     """
     if not len(turns):
         return 0
@@ -203,12 +202,12 @@ def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
 
 
 def check_mixture(mixture: Mixture, batch_size: int, drop_last: bool) -> None:
-    """Raise if the sources cannot be mixed.
+    """Raise an error if the sources cannot be mixed.
 
     Args:
         mixture: how sources are mixed.
         batch_size: rows of a batch on one rank.
-        drop_last: drop ragged ends.
+        drop_last: drop rows that do not fill a batch.
 
     Raises:
         H5ValueError: a source has no rows, or no full batch with ``drop_last``.
@@ -225,13 +224,13 @@ def check_mixture(mixture: Mixture, batch_size: int, drop_last: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class EpochSchedule:
-    """The part of a schedule that is one epoch.
+    """The part of a schedule for one epoch.
 
     Attributes:
         schedule: the schedule.
-        n_units: units of the epoch.
-        first: unit of the schedule at which the epoch begins.
-        offsets: units of each source that earlier epochs took, apart from those before ``first``.
+        n_units: number of units of the epoch.
+        first: first unit of the epoch in the schedule.
+        offsets: number of units of each source in earlier epochs, not counting the units before ``first``.
     """
 
     schedule: Schedule
@@ -244,7 +243,7 @@ class EpochSchedule:
         return self.schedule.sources(self.first + start, self.first + stop)
 
     def counts(self, unit: int) -> IntArray:
-        """Return how many units each source has had before this one, since the run began."""
+        """Return the number of units of each source before this unit, since the start of the run."""
         return self.offsets + self.schedule.counts(self.first + unit)
 
 
@@ -252,7 +251,7 @@ class Pattern:
     """A pattern of sources, repeated.
 
     Args:
-        sources: of the pattern's units.
+        sources: source of each unit in the pattern.
         n_sources: number of sources.
     """
 
@@ -271,7 +270,7 @@ class Pattern:
         return self._sources[np.arange(start, stop) % len(self._sources)]
 
     def counts(self, unit: int) -> IntArray:
-        """Return how many of the units before this one each source has, shape ``(n_sources,)``."""
+        """Return the number of units of each source before this unit, shape ``(n_sources,)``."""
         times, unit = divmod(unit, len(self._sources))
         piece, place = divmod(unit, COUNTED_TOGETHER)
         counts: IntArray = times * self._counted[-1] + self._counted[piece] + self._count(unit - place, unit)
@@ -279,7 +278,7 @@ class Pattern:
 
 
 class Runs:
-    """All units of one source, then all of the next; once.
+    """All units of one source, then all units of the next; not repeated.
 
     Args:
         quotas: units of each source.
@@ -300,13 +299,13 @@ class Runs:
 
 
 class ScheduledPieces:
-    """Units of sources with weights that change, dealt in pieces of ``SCHEDULED_UNITS`` units.
+    """Units of sources with weights that change, scheduled in pieces of ``SCHEDULED_UNITS`` units.
 
-    No source is ever a whole unit off the integral of its share.
+    The count of a source differs from the integral of its share by less than one unit.
 
     Args:
-        weights: of the sources.
-        units_per_step: units of a step of the schedule.
+        weights: weights of the sources.
+        units_per_step: number of units in a step of the schedule.
     """
 
     def __init__(self, weights: WeightSchedule, units_per_step: int) -> None:
@@ -317,7 +316,7 @@ class ScheduledPieces:
     @classmethod
     @lru_cache(maxsize=4)
     def of(cls, weights: WeightSchedule, units_per_step: int) -> ScheduledPieces:
-        """Return the pieces of a schedule, with those that were dealt for earlier epochs."""
+        """Return the pieces of a schedule, including pieces cached from earlier epochs."""
         return cls(weights, units_per_step)
 
     def sources(self, start: int, stop: int) -> IntArray:
@@ -337,14 +336,15 @@ class ScheduledPieces:
 
 
 Schedule: TypeAlias = "Pattern | Runs | EvenPieces | ScheduledPieces"
-"""The sources of units, from 0 on without end, and how many each source had before a unit."""
+"""The sources of units, from 0 on without end, and the counts of the sources before a unit."""
 
 
 def even_schedule(quotas: Sequence[int]) -> Schedule:
-    """Return exact quotas, spread as evenly as can be and repeated.
+    """Return a schedule with exact quotas, spread as evenly as possible and repeated.
 
-    If the quotas are a multiple of numbers that add up to at most ``MAX_UNITS``, these are dealt as one pattern, and no
-    source is ever a whole unit off its share. Longer ones are cut into pieces (see ``EvenPieces``).
+    If the quotas are a multiple of numbers that add up to at most ``MAX_UNITS``, these numbers are spread in one
+    pattern, and the count of a source differs from its share by less than one unit. Longer patterns are divided into
+    pieces (see ``EvenPieces``).
 
     Args:
         quotas: units of each source.
@@ -356,9 +356,9 @@ def even_schedule(quotas: Sequence[int]) -> Schedule:
 
 
 class EvenPieces:
-    """Quotas dealt in pieces of ``PIECE_UNITS`` units, each with even quotas of its own; repeated after the last unit.
+    """Quotas in pieces of ``PIECE_UNITS`` units, each with its own even quotas; repeated after the last unit.
 
-    A source may be up to two units off its share, or some more if many sources are rare.
+    The count of a source may differ from its share by up to two units, or slightly more if many sources are rare.
 
     Args:
         quotas: units of each source.
@@ -391,7 +391,7 @@ class EvenPieces:
         unit, n = min(piece * PIECE_UNITS, self._n_units), self._n_units
         if unit == n:
             return tuple(self._quotas)
-        # Sources with less than two units in a piece get them in the middle of their turns; the others share the rest.
+        # Sources with less than two units in a piece have them in the middle of their turns; the others share the rest.
         # So the sum never decreases.
         largest = max(self._quotas)
         is_rare = [quota * PIECE_UNITS < 2 * n and quota < largest for quota in self._quotas]
@@ -410,7 +410,7 @@ class EvenPieces:
 
 @lru_cache(maxsize=16)
 def _even_pattern(quotas: tuple[int, ...]) -> Pattern:
-    """Deal quotas evenly: each unit goes to the source that would first be a unit behind, if far enough behind."""
+    """Spread quotas evenly: each unit is assigned to the source that would first be a unit behind."""
     n, slack = sum(quotas), 2 * max(1, len(quotas) - 1)
     sources = np.empty(n, dtype=np.int64)
     counts = [0] * len(quotas)
@@ -428,10 +428,10 @@ def _even_pattern(quotas: tuple[int, ...]) -> Pattern:
 
 
 def largest_remainder(shares: Sequence[Fraction], n: int) -> list[int]:
-    """Return whole numbers that add up to ``n`` and are next to the exact shares of it (Hamilton's method).
+    """Return whole numbers that add up to ``n`` and are the exact shares of ``n``, rounded (Hamilton's method).
 
     Args:
-        shares: of each source, adding up to 1.
+        shares: share of each source, adding up to 1.
         n: the number to distribute.
     """
     exact_quotas = [share * n for share in shares]

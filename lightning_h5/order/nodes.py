@@ -1,8 +1,7 @@
-"""Blocks dealt to nodes once per run: each node has the same rows in all epochs, in another order each epoch.
+"""Blocks that are assigned to nodes once per run: each node has the same rows in all epochs, in a new order each epoch.
 
-A position of an epoch's sequence belongs to one rank, and so to one node, in each epoch. Each node gets as many rows
-as it has positions. Only which row comes at a position differs from the orders of all rows: what is consumed is still a
-prefix of one sequence.
+Each position of an epoch's sequence belongs to one rank, and so to one node. Each node has as many rows as positions.
+Only the rows at the positions differ from an order of all rows: the consumed part is still a prefix of one sequence.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ __all__ = [
 DEAL, MIXING = 17, 18  # purposes of the random streams
 
 MAX_DEALT = 1 << 20
-"""Of more blocks than this, neighbors are dealt together: dealing takes 0.1 s and 32 MB of memory at most."""
+"""Maximum number of pieces to assign, with neighboring blocks joined: this needs at most 0.1 s and 32 MB of memory."""
 
 N_LABELS = 10
 SAMPLED_BATCHES = 64
 
 
 def epoch_order(blocks: BlockTable, parameters: OrderParameters, epoch: int, *, drop_last: bool) -> RowOrder:
-    """Return the sequence of an epoch of each row once, of all rows or of those of each node.
+    """Return the sequence of an epoch with each row once, over all rows or within each node.
 
     Args:
         blocks: the rows.
         parameters: the settings of the order. On one node it is the order of all rows.
-        epoch: from 0.
-        drop_last: drop the ragged end of an epoch, which decides how many positions a node has.
+        epoch: number of the epoch, from 0.
+        drop_last: drop rows that do not fill a batch on every rank; this affects the number of positions of a node.
     """
     if parameters.nodes > 1:
         return NodeOrder(blocks, parameters, epoch, drop_last=drop_last)
@@ -64,17 +63,17 @@ class NodeTurn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class NodeTurns:
-    """Which node each position of an epoch's sequence belongs to: arithmetic alone, without memory of the rows.
+    """The node of each position of an epoch's sequence, by arithmetic, without memory for the rows.
 
-    In each round the batches of a node's ranks follow each other. Positions that are in no batch are divided equally,
-    so that a row is left out of one epoch and not of all.
+    In each round, the batches of a node's ranks are consecutive. Positions in no batch are divided equally, so that a
+    row is left out of one epoch only.
 
     Attributes:
-        batches: the sequence, cut into batches for all ranks.
+        batches: the sequence, divided into batches for all ranks.
         nodes: number of nodes; each has the same number of ranks.
 
     Raises:
-        H5ValueError: the ranks are no multiple of the nodes.
+        H5ValueError: the number of ranks is not a multiple of the number of nodes.
     """
 
     batches: TrainBatches
@@ -88,7 +87,7 @@ class NodeTurns:
         return self._n_before(node, self._n_batched) + self._left_out(node)
 
     def turns(self, start: int, stop: int) -> Iterator[NodeTurn]:
-        """Yield whose positions ``[start, stop)`` are, in their order."""
+        """Yield the turns of nodes that the positions ``[start, stop)`` belong to, in order."""
         while start < stop:
             node, place, end = self._turn(start)
             n_rows = min(stop, end) - start
@@ -96,7 +95,7 @@ class NodeTurns:
             start += n_rows
 
     def _turn(self, position: int) -> tuple[int, int, int]:
-        """Return the node of a position, its place in that node's order, and where the node's positions end."""
+        """Return the node of a position, the place in this node's order, and the end of the node's turn."""
         low, high = self.batches.left_out
         if low <= position < high:
             node, end = self._node_left_out(position - low)
@@ -108,7 +107,7 @@ class NodeTurns:
 
     @cached_property
     def _n_batched(self) -> int:
-        """Rows in batches. The following count these alone."""
+        """Number of rows in batches. The next properties and methods count only these rows."""
         return self.batches.n_rows - self.batches.n_left_out
 
     @cached_property
@@ -134,7 +133,7 @@ class NodeTurns:
         ]
 
     def _node_at(self, row: int) -> tuple[int, int]:
-        """Return the node of a row in a batch, and where its turn ends."""
+        """Return the node of a row in a batch, and the end of the node's turn."""
         if row < self._n_even:
             turn = row // self._n_turn
             return turn % self.nodes, (turn + 1) * self._n_turn
@@ -142,7 +141,7 @@ class NodeTurns:
         return turn % self.nodes, self._ragged_ends[turn]
 
     def _n_before(self, node: int, row: int) -> int:
-        """Return how many rows in batches before this one are the node's."""
+        """Return the number of the node's rows in batches before this one."""
         rounds, offset = divmod(min(row, self._n_even), self.nodes * self._n_turn)
         n_before = rounds * self._n_turn + min(max(0, offset - node * self._n_turn), self._n_turn)
         for turn in range(node, len(self._ragged_ends), self.nodes):
@@ -151,12 +150,12 @@ class NodeTurns:
         return n_before
 
     def _left_out(self, node: int) -> int:
-        """Return how many of the positions in no batch are the node's."""
+        """Return the number of the node's positions in no batch."""
         low, high = balanced_contiguous_shard(self.batches.n_left_out, self.nodes, node)
         return high - low
 
     def _node_left_out(self, row: int) -> tuple[int, int]:
-        """Return the node of one of the positions in no batch, and where that node's end."""
+        """Return the node of a position in no batch, and the end of the node's positions."""
         size, n_larger = divmod(self.batches.n_left_out, self.nodes)
         n_in_larger = n_larger * (size + 1)
         node = row // (size + 1) if row < n_in_larger else n_larger + (row - n_in_larger) // size
@@ -169,14 +168,14 @@ class DealtRows:
 
     Attributes:
         firsts: first row of each run, ascending; shape ``(n_runs,)``.
-        begins: rows in the runs before each, and in all; shape ``(n_runs + 1,)``.
+        begins: number of rows before each run, and in all runs; shape ``(n_runs + 1,)``.
     """
 
     firsts: IntArray
     begins: IntArray
 
     def rows(self, numbers: IntArray) -> IntArray:
-        """Return the dataset's rows with these numbers among the node's."""
+        """Return the dataset's rows for row numbers of the node."""
         runs = np.searchsorted(self.begins, numbers, side="right") - 1
         rows: IntArray = self.firsts[runs] + (numbers - self.begins[runs])
         return rows
@@ -185,7 +184,7 @@ class DealtRows:
         """Return the block table of the node's rows.
 
         Args:
-            blocks: of all rows.
+            blocks: block table of all rows.
         """
         if blocks.n_blocks <= MAX_DEALT:
             return BlockTable(self.begins)
@@ -197,12 +196,12 @@ class DealtRows:
 
 @dataclass(frozen=True, eq=False)
 class DealtBlocks:
-    """All blocks in one random order, the same in all epochs, to be cut at the rows that nodes have.
+    """All blocks in one random order, the same in all epochs, divided among the nodes.
 
     Attributes:
         starts: first row of each block, or of each run of neighbors, and the number of rows at the end.
-        order: the order in which these are dealt.
-        stops: rows dealt when each of them was; in that order.
+        order: the random order of the blocks.
+        stops: number of rows up to and including each block, in this order.
     """
 
     starts: IntArray
@@ -210,25 +209,25 @@ class DealtBlocks:
     stops: IntArray
 
     def rows(self, low: int, high: int) -> DealtRows:
-        """Return the rows at places ``[low, high)`` of this order; a block that a border goes through is divided."""
+        """Return the rows at places ``[low, high)`` of this order; blocks at the borders are divided."""
         first = int(np.searchsorted(self.stops, low, side="right"))
         last = int(np.searchsorted(self.stops, high, side="left"))
         numbers, stops = self.order[first : last + 1], self.stops[first : last + 1]
         firsts = self.starts[numbers]
         sizes = self.starts[numbers + 1] - firsts
-        n_before = np.maximum(low - (stops - sizes), 0)  # of the first alone
-        n_after = np.maximum(stops - high, 0)  # of the last alone
+        n_before = np.maximum(low - (stops - sizes), 0)  # nonzero only for the first block
+        n_after = np.maximum(stops - high, 0)  # nonzero only for the last block
         firsts, sizes = firsts + n_before, sizes - n_before - n_after
         order = np.argsort(firsts)
         return DealtRows(firsts[order], np.concatenate([[0], np.cumsum(sizes[order])]))
 
 
 def deal_blocks(blocks: BlockTable, seed: int) -> DealtBlocks:
-    """Return the order in which blocks are dealt to nodes.
+    """Return the order in which blocks are assigned to nodes.
 
     Args:
         blocks: the rows.
-        seed: of the run.
+        seed: seed of the run.
     """
     starts = blocks.starts
     if blocks.n_blocks > MAX_DEALT:
@@ -238,20 +237,20 @@ def deal_blocks(blocks: BlockTable, seed: int) -> DealtBlocks:
 
 
 class NodeOrder:
-    """The sequence of an epoch's rows, in which each node's positions have rows of that node.
+    """The sequence of an epoch's rows, with a node's rows at the node's positions.
 
-    A node's order is made when it is first needed: a rank that reads its own batches makes one. That takes time and
-    memory of the number of blocks, or of ``MAX_DEALT`` in the order ``global``.
+    The order of a node is created on first use: a rank that reads its own batches creates one order. Time and memory
+    are proportional to the number of blocks, at most ``MAX_DEALT`` in the order ``global``.
 
     Args:
         blocks: all rows.
-        parameters: the settings of the order; ``streams`` are those of all nodes.
-        epoch: from 0.
-        drop_last: drop the ragged end of an epoch.
-        draw: makes the order of a node's rows, of their block table, parameters and the epoch.
+        parameters: the settings of the order; ``streams`` counts the streams of all nodes.
+        epoch: number of the epoch, from 0.
+        drop_last: drop rows that do not fill a batch on every rank.
+        draw: creates the order of a node's rows, from their block table, parameters and the epoch.
 
     Raises:
-        H5ValueError: ranks, or streams, are no multiple of the nodes.
+        H5ValueError: the number of ranks, or of streams, is not a multiple of the number of nodes.
     """
 
     def __init__(
@@ -270,8 +269,8 @@ class NodeOrder:
         )
         if parameters.mode == "chunks" and parameters.streams % parameters.nodes:
             raise H5ValueError(
-                f"{parameters.streams} streams were requested for {parameters.nodes} nodes, which have streams of "
-                "their own. Pass a multiple of the nodes."
+                f"{parameters.streams} streams were requested for {parameters.nodes} nodes, which do not share "
+                "streams. Pass a multiple of the number of nodes."
             )
         self._orders: dict[int, RowOrder] = {}
 
@@ -291,7 +290,7 @@ class NodeOrder:
         return deal_blocks(self._blocks, self._parameters.seed)
 
     def _order(self, node: int) -> RowOrder:
-        # Two threads may make the same one; either may be kept.
+        # Two threads may create the same order; either result may be kept.
         if node not in self._orders:
             self._orders[node] = self._order_within(node)
         return self._orders[node]
@@ -311,15 +310,15 @@ class NodeOrder:
 
 
 def label_entropy(blocks: BlockTable, parameters: OrderParameters, world_size: int, *, drop_last: bool) -> float:
-    """Return how well an order mixes: the mean entropy of labels in batches of a file that is sorted by label, in nats.
+    """Return a measure of mixing: the mean entropy of labels in batches of a file that is sorted by label, in nats.
 
-    The file has ``N_LABELS`` labels, equally often. Batches are drawn from those of an epoch.
+    The file has ``N_LABELS`` equally frequent labels. The mean is over some batches of an epoch.
 
     Args:
         blocks: the rows.
         parameters: the settings of the order.
         world_size: number of ranks.
-        drop_last: drop the ragged end of an epoch.
+        drop_last: drop rows that do not fill a batch on every rank.
     """
     order = _any_order(blocks, parameters, 0)
     if parameters.nodes > 1:
@@ -336,7 +335,7 @@ def label_entropy(blocks: BlockTable, parameters: OrderParameters, world_size: i
 
 
 def _any_order(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> RowOrder:
-    """Return an order that mixes as an epoch does, without a table of all rows."""
+    """Return an order that mixes like an epoch, without a table of all rows."""
     if parameters.mode == "global":
         return KeyedPermutation(blocks.n_rows, stream(parameters.seed, epoch, MIXING))
     return order_rows(blocks, parameters, epoch)

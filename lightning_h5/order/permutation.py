@@ -1,6 +1,6 @@
 """Permutations as pure functions of a seed, from bit streams that NumPy promises never to change.
 
-``Generator.permutation`` and ``torch.randperm`` make no such promise: an update could change the order of a
+``Generator.permutation`` and ``torch.randperm`` may change: an update could change the order of a
 resumed run. Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is counter-based,
 so different keys give independent streams.
 """
@@ -40,12 +40,12 @@ PART_ROWS = 1 << 20
 SLICE_ROWS = 1 << 17  # keys that are looked at together: a megabyte
 
 SORTED_ROWS = 128
-"""Up to so many rows a permutation is made whole, by sorting: with all orders equally likely, and for 32 rows at a
-seventh of the cost of a network. 500 of 128 rows take 0.35 ms: longer ones would take too long for one batch.
+"""Maximum number of rows of a permutation that is computed whole, by sorting. All orders are equally likely, and 32
+rows cost a seventh of a network. 500 permutations of 128 rows take 0.35 ms; longer permutations would delay a batch.
 """
 
 PLACE_ROUNDS = 10
-"""Words that ``shuffled_places`` takes; even."""
+"""Number of words that ``shuffled_places`` needs; even."""
 
 ROUNDS = 8
 U64 = np.uint64
@@ -75,9 +75,9 @@ def uniform(seed: int, epoch: int, purpose: int, numbers: IntArray) -> npt.NDArr
 class TablePermutation:
     """A permutation held as a table: the order of random keys.
 
-    A key holds the row's number in its lowest bits. So keys are never equal, any way of sorting gives the same
-    order, and NumPy can use its fastest one. At 10^7 rows that leaves 40 random bits. Of more than ``WHOLE_ROWS`` rows,
-    only the parts of the order that are asked for are sorted: those with the same highest bits.
+    A key holds the row's number in its lowest bits. So keys are never equal, all sorting algorithms give the same
+    order, and NumPy can use its fastest algorithm. At 10^7 rows, 40 random bits remain. With more than ``WHOLE_ROWS``
+    rows, only the requested parts of the order are sorted. A part has the keys with the same highest bits.
 
     Args:
         n: number of rows; 4 bytes of memory each, and 8 more until all are sorted.
@@ -129,7 +129,7 @@ class TablePermutation:
 
 
 def _slices(keys: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield views of parts: work on each stays in the processor's cache, and takes no memory of the size of all."""
+    """Yield views of parts: work on a part stays in the processor's cache, and temporary arrays are small."""
     for start in range(0, len(keys), SLICE_ROWS):
         yield keys[start : start + SLICE_ROWS]
 
@@ -191,9 +191,10 @@ def shuffled_places(
 ) -> IntArray:
     """Compute many permutations at once: each rank's place in one of ``range(size)``.
 
-    Those of up to ``SORTED_ROWS`` are the orders of random words. Longer ones are computed as far as they are asked,
-    by a Feistel network with cycle walking, as in ``KeyedPermutation``, over two digits of about ``sqrt(size)`` values
-    each (the generalized Feistel of Black and Rogaway): few values fall outside, whatever the size.
+    Permutations of up to ``SORTED_ROWS`` rows are the orders of random words. In longer permutations, only the
+    requested places are computed, by a Feistel network with cycle walking, as in ``KeyedPermutation``, over two digits
+    of about ``sqrt(size)`` values each (the generalized Feistel of Black and Rogaway): few values fall outside for any
+    size.
 
     Args:
         ranks: from 0 to ``size - 1``, shape ``(n,)``.

@@ -1,10 +1,10 @@
 """The batches of an epoch: one sequence, the same on every rank, as a pure function of a few numbers.
 
-Rank ``r`` of ``W`` takes batch ``t * W + r`` at step ``t``. What has been consumed is therefore always a prefix
+Rank ``r`` of ``W`` gets batch ``t * W + r`` at step ``t``. The consumed batches are therefore always a prefix
 of the sequence, and the position of a run is a list of segments ``(batch_size, world_size, batches)``.
 
-An ``EpochRecipe`` makes the sequence of each epoch: rows to be cut into batches (``RowSequence``), or batches that are
-made already (``batches.BatchSequence``). Samplers and loaders never ask which it is.
+An ``EpochRecipe`` makes the sequence of each epoch: rows to be cut into batches (``RowSequence``), or complete
+batches (``batches.BatchSequence``). Samplers and loaders treat both alike.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class OrderParameters:
         version: of the orders' definition.
         recipe: how an epoch visits rows (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.
-        first_unit: batches or rows of all earlier epochs, for a recipe that ``continues``; None if these had as many
-            as this one.
+        first_unit: batches or rows of all earlier epochs, for a recipe that ``continues``; None if each earlier epoch
+            had the same number.
         sources: the order of each source of a mixture.
         nodes: nodes that blocks are dealt to once per run (see ``nodes.NodeOrder``); 0 deals none.
         world_size: number of ranks when the epoch began, if blocks are dealt to nodes; otherwise 0.
@@ -189,12 +189,12 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
 
 @dataclass(frozen=True)
 class TrainBatches:
-    """One sequence of rows cut into rounds of ``world_size`` batches; rank ``r`` takes batch ``t * world_size + r``.
+    """One sequence of rows cut into rounds of ``world_size`` batches; rank ``r`` gets batch ``t * world_size + r``.
 
     Whole rounds come first. A ragged end is dropped with ``drop_last``. Otherwise the last two rounds are cut again
-    into batches with sizes that differ by one row, so that nothing is dropped, nothing repeated and none is tiny.
+    into batches whose sizes differ by at most one row, so that no row is dropped or repeated and no batch is tiny.
     If that is impossible (``batch_size`` 1 and a remainder), the remainder is left out: the sequence's end in
-    epoch 0, the rows before those in epoch 1, and so on to the sequence's start, and again from its end.
+    epoch 0, the rows before this end in epoch 1, and so on to the sequence's start, and again from its end.
 
     Attributes:
         n_rows: length of the sequence.
@@ -214,7 +214,7 @@ class TrainBatches:
 
     @cached_property
     def n_steps(self) -> int:
-        """Steps that every rank takes."""
+        """Number of steps of every rank."""
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
         if not rest or self.drop_last or (self.batch_size == 1 and full):
             return full
@@ -303,7 +303,7 @@ class EpochSequence(Protocol):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in the sequence; some may come more than once."""
+        """Number of rows in the sequence, including repetitions."""
         ...
 
     def n_consumed(self, segments: Sequence[Segment], *, drop_last: bool) -> int:
@@ -341,7 +341,7 @@ class EpochRecipe:
 
     @property
     def continues(self) -> bool:
-        """Whether an epoch depends on the units of all earlier epochs, and so on the settings that these had."""
+        """Whether an epoch depends on the units, and therefore the settings, of all earlier epochs."""
         return False
 
     def n_units_of(self, segments: Sequence[Segment]) -> int:
@@ -351,12 +351,12 @@ class EpochRecipe:
     def expected_shares(
         self, order: OrderParameters, *, drop_last: bool, units: tuple[int, int] = (0, 1)
     ) -> dict[str, float]:
-        """Return the share of rows that each source is to have, by name; empty without sources.
+        """Return the intended share of rows of each source, by name; empty without sources.
 
         Args:
             order: the settings of the order.
             drop_last: drop ragged ends.
-            units: the first unit of the run, and the one after the last, in which they are to have it.
+            units: the first unit of the run in which the shares apply, and the unit after the last.
         """
         return {}
 

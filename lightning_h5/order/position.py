@@ -125,8 +125,8 @@ class Position:
             digest = ""
         if state.get("digest") != digest:  # below, the state is intact
             raise H5ResumeError(
-                f"the saved position is damaged: its digest is {state.get('digest')!r}, that of its content is "
-                f"{digest!r}. Resume from another checkpoint."
+                f"the saved position is damaged: its digest is {state.get('digest')!r}, the digest of its "
+                f"content is {digest!r}. Resume from another checkpoint."
             )
         order = order_of_values(state["order"])
         segments = tuple(Segment(*segment) for segment in state["segments"])
@@ -139,7 +139,7 @@ class Position:
         if segments and not position.finished:
             raise OtherShardsError(
                 f"the position was saved in the middle of epoch {position.epoch} by {saved_ranks} ranks, and there are "
-                f"{ranks} now. Each rank holds its own shard, so the rows of it that were trained on are unknown. "
+                f"{ranks} now. Each rank holds its own shard, so it is unknown which rows of the epoch were used. "
                 "Weights and counters are restored; some rows of the epoch are repeated. LazyH5DataModule resumes "
                 "exactly on any number of ranks."
             )

@@ -68,14 +68,14 @@ class EachRowOnce(EpochRecipe):
 
 @dataclass(frozen=True, eq=False)
 class RowWeights:
-    """How often each row is to come.
+    """The expected frequency of each row.
 
     Attributes:
-        weights: of each row, 0 or more, shape ``(n_rows,)``; only their ratios count.
+        weights: weight of each row, 0 or more, shape ``(n_rows,)``; only ratios matter.
         text: a description, for messages.
 
     Raises:
-        H5ValueError: one is negative or no number, or all are 0.
+        H5ValueError: a weight is negative or not a number, or all weights are 0.
     """
 
     weights: npt.NDArray[np.float64]
@@ -89,13 +89,11 @@ class RowWeights:
                 f"{len(bad_rows)} of {len(self.weights)} rows have an invalid weight. Write weights of 0 or more."
             )
         if not self.weights.any():
-            raise H5ValueError(
-                f"rows weighted {self.text}: all {len(self.weights)} weights are 0, which leaves nothing to train on."
-            )
+            raise H5ValueError(f"rows weighted {self.text}: all {len(self.weights)} weights are 0, so no row is drawn.")
 
     @property
     def recipe(self) -> str:
-        """A short description of an epoch of these rows, different for other weights."""
+        """A short description of an epoch; different weights have different descriptions."""
         digest = hashlib.sha256(self.weights.tobytes()).hexdigest()[:16]
         return f"rows weighted {self.text} ({digest})"
 
@@ -109,7 +107,7 @@ class RowWeights:
 
     @cached_property
     def ends(self) -> npt.NDArray[np.float64]:
-        """Expected draws of each row and those before it, in an epoch of as many draws as there are rows."""
+        """Cumulative expected draws of the rows, in an epoch with one draw per row on average."""
         sums = np.cumsum(self.weights / self.weights.max())
         ends: npt.NDArray[np.float64] = sums * (len(sums) / sums[-1])
         ends[self.weights.nonzero()[0][-1] :] = len(sums)  # regardless of rounding
@@ -120,8 +118,8 @@ class _Draws:
     """The draws of an epoch, in storage order: draw ``k`` falls somewhere in ``[k, k + 1)`` of the rows' ends.
 
     Args:
-        weights: of the rows.
-        word: a random word, which decides the draws.
+        weights: weights of the rows.
+        word: a random word, which determines the draws.
     """
 
     def __init__(self, weights: RowWeights, word: np.uint64) -> None:
@@ -129,7 +127,7 @@ class _Draws:
         self._n_bits = 52 - len(weights.ends).bit_length()  # so that rounding never reaches the next draw
 
     def before(self, rows: IntArray) -> IntArray:
-        """Return the number of draws of all rows before these."""
+        """Return the number of draws of all rows before the given rows."""
         starts = np.where(rows > 0, self._ends[rows - 1], 0.0)
         draws = starts.astype(np.int64)
         return draws + (self._places(draws) < starts)
@@ -149,11 +147,11 @@ class _Draws:
 def weighted_order(
     blocks: BlockTable, weights: RowWeights, parameters: OrderParameters, epoch: int, place: int = 0
 ) -> RowOrder:
-    """Return the sequence of an epoch's draws. A row that comes again has a number larger by ``n_rows``, each time.
+    """Return the sequence of an epoch's draws. Each repetition of a row adds ``n_rows`` to its number.
 
     Args:
         blocks: the rows.
-        weights: of the rows.
+        weights: weights of the rows.
         parameters: the settings of the order.
         epoch: from 0.
         place: distinguishes draws with the same parameters (``global`` alone).
@@ -200,12 +198,12 @@ class WeightedRecipe(EpochRecipe):
 class MixtureRecipe(EpochRecipe):
     """Epochs of a mixture.
 
-    If a row comes again, a transform must draw other numbers, and a cache must not serve the earlier sample. So the row
-    numbers of a mixture carry the cycle: number ``cycle * n_rows + row`` is ``row`` of the dataset.
+    If a row is repeated, a transform must draw new numbers, and a cache must not serve the earlier sample. So the row
+    numbers of a mixture include the cycle: number ``cycle * n_rows + row`` is ``row`` of the dataset.
 
     Attributes:
         mixture: how sources are mixed.
-        blocks: of each source; of all rows together for ``concat``.
+        blocks: block table of each source, or of all rows for ``concat``.
     """
 
     mixture: Mixture
@@ -252,7 +250,7 @@ class MixtureRecipe(EpochRecipe):
         return dict(zip(self.mixture.names, shares, strict=True))
 
     def unit_shares(self, order: OrderParameters, n_cycle: Sequence[int], units: tuple[int, int]) -> list[float]:
-        """Return the share of units that each source is to have; see ``n_cycle`` and ``expected_shares``."""
+        """Return the expected share of each source; see ``n_cycle`` and ``expected_shares``."""
         mixture = self.mixture
         if mixture.weight_schedule is None:
             return [float(share) for share in mixture.shares(n_cycle)]
@@ -289,7 +287,7 @@ class MixtureRecipe(EpochRecipe):
 
 
 def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) -> OrderParameters:
-    """Return the parameters of one source. Sources of the same size must not be in step with each other."""
+    """Return the parameters of one source. Sources of the same size must have different orders."""
     seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())
     return OrderParameters(
         mode=order.mode,
@@ -302,14 +300,14 @@ def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) ->
 
 
 class _Stream:
-    """A source's rows, in one order after the other; places and batches are counted since the run began.
+    """A source's rows, in one order after the other; places and batches are counted since the start of the run.
 
     Args:
         blocks: the source's rows.
-        first: the row of the mixture that is its first.
-        n_all: rows of the mixture.
+        first: number of its first row in the mixture.
+        n_all: number of rows of the mixture.
         parameters: the settings of its order.
-        drop_last: each cycle has full batches alone, if units are batches.
+        drop_last: each cycle has only full batches, if units are batches.
     """
 
     def __init__(
@@ -321,7 +319,7 @@ class _Stream:
         self._order = lru_cache(maxsize=2)(lambda cycle: order_rows(blocks, parameters, cycle))
 
     def rows(self, start: int, stop: int) -> IntArray:
-        """Return the rows at these places."""
+        """Return the rows at the given places."""
         parts = [np.empty(0, dtype=np.int64)]
         while start < stop:
             cycle, low = divmod(start, self._n_rows)
@@ -346,7 +344,7 @@ class _Stream:
 
 
 class _MixedRows:
-    """An order of rows in which each place is of the source that the schedule names."""
+    """An order of rows with the source of each place from a schedule."""
 
     def __init__(self, schedule: EpochSchedule, streams: Sequence[_Stream]) -> None:
         self._schedule, self._streams = schedule, streams
@@ -365,7 +363,7 @@ class _MixedRows:
 
 
 class BatchStream(Protocol):
-    """A source's batches, which never end; they are counted since the run began."""
+    """A source's endless batches, counted since the start of the run."""
 
     def batch(self, number: int) -> IntArray:
         """Return the rows of a batch."""
@@ -418,8 +416,8 @@ class _Turns(NamedTuple):
     """The sources of consecutive batches.
 
     Attributes:
-        sources: of each batch.
-        counts: the batches that each source has had before each batch, and after the last.
+        sources: source of each batch.
+        counts: number of batches of each source before each batch, and after the last one.
     """
 
     sources: list[int]

@@ -1,4 +1,4 @@
-"""The torch samplers: over the plans of an epoch, of all rows or of those that one rank holds."""
+"""The torch samplers: over the plans of an epoch, for all rows or for the rows of one rank."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EpochSource(Protocol):
         ...
 
     def n_taken(self, sampler: PlanSampler, epoch: int, iteration: object) -> int | None:
-        """Return the batches that the owner takes of an epoch that starts now, or next; None for all.
+        """Return the number of batches that the owner takes of an epoch that starts now, or next; None for all.
 
         Args:
             sampler: the sampler.
@@ -73,8 +73,8 @@ class EpochSource(Protocol):
 class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
     """Yields one ``BatchToken`` per step: the rows of this rank's batches, in the order of the plan.
 
-    By type it is both a ``DistributedSampler`` and a ``SequentialSampler``: by the first Lightning knows not to
-    shard it again, by the second not to replace it under ``overfit_batches``.
+    It is a subclass of ``DistributedSampler``, so that Lightning does not shard it again, and of ``SequentialSampler``,
+    so that Lightning does not replace it under ``overfit_batches``.
 
     Args:
         blocks: the dataset's block table.
@@ -84,11 +84,11 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
         evaluation: contiguous shards, unpadded, instead of the training plan.
         rank: this replica; None resolves it when iteration starts.
         world_size: number of replicas; None resolves it when iteration starts.
-        samples: ask for lists of samples instead of collated batches.
+        samples: request lists of samples instead of collated batches.
         epoch_source: the owner of epoch and position (a data module under a trainer), if it is not the sampler.
-        chooses: the package chose the mode: an interrupted epoch may have had another.
-        recipe: how epochs visit rows; None for each row once.
-        repeats: all epochs of a recipe are like the first (``overfit_batches``).
+        chooses: whether the package chose the mode; an interrupted epoch may have had another mode.
+        recipe: recipe of epochs; None for each row once.
+        repeats: whether all epochs of a recipe equal the first one (``overfit_batches``).
         ends: rows at which the shards of an evaluation may end; None for all.
     """
 
@@ -109,7 +109,7 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
         repeats: bool = False,
         ends: IntArray | None = None,
     ) -> None:
-        # Not those of torch, which require a sized dataset and resolve the rank immediately.
+        # torch's constructors are not called: they require a sized dataset and resolve the rank immediately.
         RunOrder.__init__(
             self,
             blocks,
@@ -177,8 +177,9 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, if no trainer keeps it. From then on, complete passes do not advance it.
 
-        Fabric calls this with the number of iterations since the process began. So if a position was loaded, and the
-        first call after it names an earlier epoch, that call means the loaded epoch, and later ones those after.
+        Fabric calls this with the number of iterations since the start of the process. So if a position was loaded, and
+        the first call after loading names an earlier epoch, this call means the loaded epoch, and later calls the
+        epochs after it.
         """
         if self._resumed_epoch is not None:
             self._epoch_offset = max(0, self._resumed_epoch - epoch)
@@ -197,7 +198,7 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
             self.epoch, self._resumed_epoch = epoch + 1, None
 
     def resume_epoch(self, epoch: int) -> None:
-        """Make the next iteration one of this epoch, which an earlier process left in its middle."""
+        """Let the next iteration continue this epoch, which an earlier process has interrupted."""
         self.epoch, self._epoch_offset, self._resumed_epoch = epoch, 0, epoch
 
     def starting_epoch(self) -> int:
@@ -207,17 +208,17 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
         return self.epoch if epoch is None else epoch
 
     def next_epoch(self, epoch: int) -> int | None:
-        """Return the epoch that is sure to follow one that starts now; None if none is, or no trainer keeps epochs."""
+        """Return the epoch after one that starts now; None if no epoch is certain, or no trainer keeps epochs."""
         source = self._source()
         return None if source is None else source.next_epoch(self, epoch)
 
     def n_taken(self, epoch: int, iteration: object) -> int | None:
-        """Return the batches that an iteration takes of an epoch that starts now, or next; None for all."""
+        """Return the number of batches that an iteration takes of an epoch that starts now, or next; None for all."""
         source = self._source()
         return None if source is None else source.n_taken(self, epoch, iteration)
 
     def restore(self, position: Position | None) -> None:
-        """Set the position from which iterations of its epoch go on; None for the start of every epoch."""
+        """Set the position at which iterations of its epoch continue; None for the start of every epoch."""
         self._restored = position
         if position is not None:
             self.continue_from(position)
@@ -311,14 +312,14 @@ class PlanSampler(RunOrder, DistributedSampler[Any], SequentialSampler):
 class ShardSampler(PlanSampler):
     """Yields one ``BatchToken`` per step of rows that this rank holds, counted from 0 in its shard.
 
-    All ranks take the same number of steps. A position is one within each rank's own order, so it is valid only for the
-    same number of ranks.
+    All ranks run the same number of steps. A position counts in each rank's own order, so it is valid only for the same
+    number of ranks.
 
     Args:
         shard: the rows that this rank holds.
         parameters: the settings of the order: the seed, and whether rows are shuffled.
-        recipe: how epochs visit the rows of the shard; None takes each once, or draws them by their weights.
-        weights: of the rows of all ranks; None takes each row once.
+        recipe: recipe of epochs over the shard's rows; None for each row once, or for draws by ``weights``.
+        weights: weights of the rows of all ranks; None for each row once.
         is_given: the caller named the replica. If False, it is checked when iteration starts: rows that are held
             cannot become another rank's.
         options: others of ``PlanSampler``. ``evaluation`` is all rows of the shard in storage order.
@@ -395,19 +396,19 @@ class ShardSampler(PlanSampler):
 
 
 class EpochShuffleSampler(DistributedSampler[Any]):
-    """Yields indices of a dataset that holds one rank's rows, in another order for each epoch and rank.
+    """Yields indices of a dataset that holds one rank's rows, in a different order for each epoch and rank.
 
-    For ``DataLoader(dataset, sampler=...)``; the data modules of this package have their own sampler. By type it is a
-    ``DistributedSampler``, so that Lightning does not shard the rank's rows again, and calls ``set_epoch``. In a loop
-    that never calls it, an iteration to the end advances the epoch.
+    For ``DataLoader(dataset, sampler=...)``; the data modules of this package have their own sampler. It is a subclass
+    of ``DistributedSampler``, so that Lightning does not shard the rank's rows again, and calls ``set_epoch``. In a
+    loop that never calls ``set_epoch``, a complete iteration advances the epoch.
 
     Args:
-        data_len: rows of this rank, ``len(dataset)``.
-        seed: of the order. Orders of neighboring seeds, epochs and ranks are unrelated.
-        shuffle: if False, rows come in storage order.
-        num_samples: rows of an epoch; others are left out each epoch. None takes all rows, or, if they are shuffled and
-            ``data_len`` is ``len(dataset)`` of a ``RankMemCachedH5Dataset``, as many as every rank holds
-            (``dataset.rows_on_each_rank``), so that ranks take equally many steps.
+        data_len: number of rows of this rank, ``len(dataset)``.
+        seed: seed of the order. Orders of neighboring seeds, epochs and ranks are unrelated.
+        shuffle: shuffle the rows; False yields them in storage order.
+        num_samples: number of rows per epoch; each epoch leaves out different rows. None uses all rows. With shuffling,
+            and if ``data_len`` is ``len(dataset)`` of a ``RankMemCachedH5Dataset``, None uses the rows of the smallest
+            shard (``dataset.rows_on_each_rank``), so that ranks run the same number of steps.
 
     Raises:
         H5ValueError: a number is out of range.
@@ -420,7 +421,7 @@ class EpochShuffleSampler(DistributedSampler[Any]):
         if data_len < 0 or not 0 <= (data_len if num_samples is None else num_samples) <= data_len:
             raise H5ValueError(
                 f"EpochShuffleSampler(data_len={data_len}, num_samples={num_samples}) was requested. Pass the number "
-                "of rows of this rank, and at most as many per epoch."
+                "of rows of this rank, and at most the same number per epoch."
             )
         self.data_len, self.seed, self.shuffle = data_len, seed, shuffle
         if num_samples is None:

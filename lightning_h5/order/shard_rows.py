@@ -1,8 +1,7 @@
-"""Epochs of rows that ranks hold: each rank takes its own rows, in equally many steps.
+"""Epochs of rows that ranks hold: each rank reads its own rows, in the same number of steps.
 
-The epoch is cut as if it had one sequence over all ranks: into rounds of a batch for each rank, of which the last two
-share the rest. A rank's rows in a round follow from the rows that all ranks have left, since shards differ by at most
-one row.
+The epoch is divided like one sequence over all ranks: into rounds with a batch for each rank; the last two rounds share
+the rest. A rank's rows in a round depend on the remaining rows of all ranks, since shards differ by at most one row.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ __all__ = ["ShardRows", "ShardSequence"]
 
 @dataclass(frozen=True, eq=False)
 class ShardRows(EpochRecipe):
-    """Epochs of the rows of one rank's shard, in an order of its own.
+    """Epochs of the rows of one rank's shard, in the rank's own order.
 
     Attributes:
         shard: the rows that the rank holds.
-        weights: of the rows of all ranks; each rank draws among those that it holds. None takes each row once.
+        weights: weights of the rows of all ranks; each rank draws from its own rows. None for each row once.
     """
 
     shard: RankShard
@@ -114,7 +113,7 @@ class ShardSequence:
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
     ) -> EpochPlan:
-        """See ``EpochSequence``; the ranks are those that hold shards."""
+        """See ``EpochSequence``; the ranks are the holders of the shards."""
         n_done = self.n_consumed(segments, drop_last=drop_last)
         batches = self._batches(batch_size, drop_last, n_done)
         first = self._n_own(n_done)
@@ -137,7 +136,7 @@ class ShardSequence:
         return TrainBatches(self.n_rows - n_done, batch_size, self.shard.world_size, drop_last)
 
     def _n_after(self, batches: TrainBatches, n_done: int, n_steps: int) -> int:
-        """Return the rows of all ranks that are consumed after some steps, with those left out by then."""
+        """Return the number of rows of all ranks that are consumed, or left out, after some steps."""
         n_consumed = n_done + batches.n_before(n_steps * self.shard.world_size)
         if batches.n_left_out and not batches.drop_last and n_steps > self._left_out(n_done):
             n_consumed += batches.n_left_out

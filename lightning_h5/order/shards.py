@@ -56,14 +56,14 @@ class Replica(NamedTuple):
 
 
 def resolve_replica(rank: int | None = None, world_size: int | None = None) -> Replica:
-    """Return the given replica, or the one of an initialized ``torch.distributed``, or 0 of 1.
+    """Return the replica from the arguments, from an initialized ``torch.distributed``, or rank 0 of 1.
 
     Args:
-        rank: of the replica; not needed for one process.
-        world_size: number of replicas. 0 is one process, as ``torch.cuda.device_count()`` returns it without a GPU.
+        rank: rank of the replica; not needed for one process.
+        world_size: number of replicas. 0 means one process, since ``torch.cuda.device_count()`` is 0 without a GPU.
 
     Raises:
-        H5ValueError: only one of the two is given, or they make no sense.
+        H5ValueError: only one argument is passed, or the rank is out of range.
     """
     if world_size == 0:
         world_size = 1
@@ -83,13 +83,13 @@ def resolve_replica(rank: int | None = None, world_size: int | None = None) -> R
 
 
 def launched_replica() -> Replica | None:
-    """Return the replica that the environment names in ``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them.
+    """Return the replica in the environment variables ``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them.
 
     Returns:
-        None if it names none, or if ``torch.distributed`` is initialized, which knows better.
+        The replica; None without these variables, or if ``torch.distributed`` is initialized, which takes precedence.
 
     Raises:
-        H5ValueError: the two make no sense.
+        H5ValueError: the variables are invalid.
     """
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if not (rank and world_size) or has_process_group():
@@ -103,21 +103,22 @@ def launched_replica() -> Replica | None:
 
 
 def present_replica() -> Replica:
-    """Return the replica of an initialized ``torch.distributed``, else that of the environment, else 0 of 1.
+    """Return the replica from an initialized ``torch.distributed``, else from the environment, else rank 0 of 1.
 
     Raises:
-        H5ValueError: the environment makes no sense.
+        H5ValueError: variables of the environment are invalid.
     """
     return launched_replica() or resolve_replica()
 
 
 def launched_nodes(n_replicas: int) -> int:
-    """Return the number of nodes that the environment names; 1 if it names none.
+    """Return the number of nodes from the environment; 1 if it has no such variable.
 
-    ``torchrun`` sets ``GROUP_WORLD_SIZE``. Other launchers set the ranks of a node, such as ``LOCAL_WORLD_SIZE``.
+    ``torchrun`` sets ``GROUP_WORLD_SIZE``. Other launchers set the number of ranks of a node, such as
+    ``LOCAL_WORLD_SIZE``.
 
     Args:
-        n_replicas: number of replicas, which is that of ranks if the environment has no ``WORLD_SIZE``.
+        n_replicas: number of replicas, used as the number of ranks if the environment has no ``WORLD_SIZE``.
 
     Raises:
         H5ValueError: nodes would have different numbers of ranks.
@@ -130,8 +131,8 @@ def launched_nodes(n_replicas: int) -> int:
     n_ranks = int(world) if world.isdecimal() else n_replicas
     if n_ranks > n_local and n_ranks % n_local:
         raise H5ValueError(
-            f"shuffle.scope='node' was requested, and the environment names {n_local} ranks of this node and {n_ranks} "
-            "in all: nodes have different numbers of them. Start the same number on each node, or pass "
+            f"shuffle.scope='node' was requested, but the environment has {n_local} ranks on this node and {n_ranks} "
+            "in all: nodes have different numbers of ranks. Start the same number on each node, or pass "
             "shuffle.scope='global'."
         )
     return max(1, n_ranks // n_local)
@@ -142,8 +143,8 @@ def check_nodes(nodes: int, world_size: int) -> None:
     if world_size % nodes:
         raise H5ValueError(
             f"shuffle.scope='node' was requested for {world_size} replicas of the model on {nodes} nodes; each node "
-            "needs the same number of them. Use as many devices on each node (initialize torch.distributed before "
-            "setup, if no Trainer does), or pass shuffle.scope='global'."
+            "needs the same number of them. Use the same number of devices on each node (initialize torch.distributed "
+            "before setup, if no Trainer does), or pass shuffle.scope='global'."
         )
 
 
@@ -152,10 +153,10 @@ Rows: TypeAlias = range | IntArray
 
 
 def union(sets: Sequence[Rows]) -> Rows:
-    """Return all rows of some disjoint sets, in ascending order; a range if they are one.
+    """Return the union of disjoint sets of rows in ascending order, as a range if possible.
 
     Args:
-        sets: each in ascending order.
+        sets: sets of rows, each in ascending order.
     """
     if len(sets) == 1:
         return sets[0]
@@ -175,7 +176,7 @@ def as_array(rows: Rows) -> IntArray:
 
 
 def condensed(rows: Rows) -> Rows:
-    """Return rows as a range, which takes no memory, if they follow each other."""
+    """Return consecutive rows as a range, which needs no memory; other rows unchanged."""
     if isinstance(rows, range):
         return rows
     if not len(rows):
@@ -193,18 +194,18 @@ def rows_at(rows: Rows, places: IntArray) -> IntArray:
 
 
 def find_places(held: Rows, rows: IntArray) -> IntArray:
-    """Return the places of rows, in any order, among those that are held (see ``places_in``)."""
+    """Return the places of rows, in any order, among the held rows (see ``places_in``)."""
     if isinstance(held, range):
         return rows if (held.start, held.step) == (0, 1) else (rows - held.start) // held.step
     return np.searchsorted(held, rows).astype(np.int64, copy=False)
 
 
 def places_in(held: Rows, rows: Rows) -> Rows:
-    """Return the places of rows among those that are held.
+    """Return the places of rows among the held rows.
 
     Args:
-        held: in ascending order.
-        rows: some of them.
+        held: held rows, in ascending order.
+        rows: some of the held rows.
     """
     if isinstance(held, range) and isinstance(rows, range):
         if not rows:
@@ -246,8 +247,8 @@ def contiguous_shard(total: int, world_size: int, rank: int, ends: IntArray | No
         total: number of rows.
         world_size: number of ranks.
         rank: this rank, from 0.
-        ends: ascending numbers of rows at which pieces may end, the last is ``total``; each piece ends at the nearest
-            of them to where it would otherwise. None are all.
+        ends: ascending row numbers at which pieces may end, the last is ``total``; each piece ends at the nearest of
+            them. None allows all.
     """
     start, stop = balanced_contiguous_shard(total, world_size, rank)
     return (start, stop) if ends is None or not total else (_nearest(ends, start), _nearest(ends, stop))
@@ -261,14 +262,14 @@ def _nearest(ends: IntArray, place: int) -> int:
 
 @dataclass(frozen=True)
 class EvaluationBatches:
-    """A contiguous shard for each rank, cut into the same number of batches on every rank; every row exactly once.
+    """A contiguous shard for each rank, divided into the same number of batches on every rank; every row exactly once.
 
-    With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of. A rank has
-    fewer batches if shards end where segments do, and its own has fewer rows than another one has batches.
+    The number of batches differs in two cases: with ``batch_size`` 1 and a remainder, some ranks have one batch more;
+    and if shards end at ends of segments, a shard may have fewer rows than another one has batches.
 
     Attributes:
         n_rows: rows of all ranks.
-        batch_size: most rows of a batch.
+        batch_size: maximum number of rows of a batch.
         world_size: number of ranks.
         rank: this rank.
         ends: rows at which shards may end (see ``contiguous_shard``); None for all.
@@ -287,7 +288,7 @@ class EvaluationBatches:
 
     @property
     def has_idle_rank(self) -> bool:
-        """Whether some rank has no batch at all, the same on all ranks."""
+        """Whether some rank has no batch; all ranks return the same."""
         if self.ends is None:
             return self.n_rows < self.world_size
         shards = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
@@ -306,9 +307,9 @@ class EvaluationBatches:
         return min(-(-largest // self.batch_size), last - first)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest.
+        """Return the first row of a batch, and the row after its last. The last two batches share the rest of the rows.
 
-        There are fewer full ones if otherwise some would be empty.
+        There are fewer full batches if some would be empty otherwise.
         """
         first, last = self.shard
         full = max(0, min(self.n_steps - 2, (last - first - self.n_steps) // max(1, self.batch_size - 1)))
@@ -336,15 +337,15 @@ def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class RankShard:
-    """The rows that one rank holds. Shards differ by one row if the rows do not divide by the ranks.
+    """The rows that one rank holds. The sizes of shards differ by at most one row.
 
     Attributes:
-        blocks: all rows, cut into blocks.
+        blocks: all rows, divided into blocks.
         world_size: number of ranks.
         rank: this rank.
-        mode: ``contiguous`` (neighbours in storage order) or ``interleave`` (every ``world_size``-th row).
-        reshard_every: draw new shards every so many epochs; 0 keeps them.
-        seed: decides the new shards.
+        mode: ``contiguous`` (neighbors in storage order) or ``interleave`` (every ``world_size``-th row).
+        reshard_every: number of epochs after which new shards are drawn; 0 keeps the first shards.
+        seed: seed of new shards.
         ends: rows at which contiguous shards may end (see ``contiguous_shard``), for evaluation.
     """
 
@@ -369,7 +370,7 @@ class RankShard:
 
     @property
     def n_least(self) -> int:
-        """Rows that every rank holds at least."""
+        """Minimum number of rows of a rank."""
         return self.n_rows // self.world_size
 
     def is_like(self, other: RankShard) -> bool:
@@ -387,17 +388,17 @@ class RankShard:
         return all(a == b for a, b in pairs) and all(np.array_equal(a, b) for a, b in arrays)
 
     def draw(self, epoch: int) -> int:
-        """Return how often new shards were drawn before an epoch."""
+        """Return the number of times that new shards were drawn before an epoch."""
         return epoch // self.reshard_every if self.reshard_every and self.world_size > 1 else 0
 
     def rows(self, draw: int = 0, rank: int | None = None) -> Rows:
         """Return the rows that a rank holds, in ascending order.
 
         Args:
-            draw: how often new shards were drawn. The first, 0, follows from the mode. Later ones take whole blocks at
-                random (``contiguous``, so that each is still decoded on one rank, except those at the borders), or
-                single rows (``interleave``).
-            rank: another rank than this one.
+            draw: number of times that new shards were drawn. The first shards, 0, depend only on the mode. Later shards
+                consist of random blocks (``contiguous``, so that each block is still decoded on one rank, except at the
+                borders), or of random rows (``interleave``).
+            rank: another rank; None for this one.
         """
         rank = self.rank if rank is None else rank
         if self.mode == "interleave":
@@ -423,20 +424,19 @@ class RankShard:
         return rows
 
 
-_noted_length = threading.local()  # rows of the shard whose length was requested last, and of the smallest shard
+_noted_length = threading.local()  # rows of the last shard with a requested length, and of the smallest shard
 
 
 def note_length(shard: RankShard) -> int:
-    """Return the rows of a shard, and remember how many of them every rank has."""
+    """Return the number of rows of a shard, and remember the size of the smallest shard."""
     _noted_length.sizes = shard.n_held, shard.n_least
     return shard.n_held
 
 
 def equal_rows(n_rows: int) -> int:
-    """Return how many of a shard's rows every rank has, if its length was requested last.
+    """Return the size of the smallest shard, if the length of a shard was requested last.
 
-    A sampler that gets ``len(dataset)`` learns nothing else of the shard, and ranks with shards that differ by a row
-    would take different numbers of steps.
+    A sampler receives only ``len(dataset)`` from a shard. Without this, ranks with one more row would run more steps.
 
     Args:
         n_rows: the length.

@@ -24,21 +24,21 @@ def group_split(
     *,
     labels: npt.ArrayLike | None = None,
 ) -> list[IntArray]:
-    """Split rows by these fractions; rows of one group stay together.
+    """Split rows by fractions; rows of one group stay together.
 
     Args:
         groups: each row's group (any values), shape ``(n_rows,)``; or a number of rows, each its own group.
         fractions: share of the rows for each split; they add up to 1.
-        split_seed: another seed gives another split.
-        labels: each row's class, shape ``(n_rows,)``: each class is split by these fractions. None ignores classes.
+        split_seed: seed of the split.
+        labels: each row's class, shape ``(n_rows,)``: each class is split by the fractions. None ignores classes.
 
     Returns:
         For each split the indices of its rows in ascending order. Splits are disjoint and cover all rows. Without
-        groups the sizes are the fractions rounded (for each class, if there are labels). With groups they come as near
-        as whole groups allow: no further than the largest group, if each group has one class.
+        groups, the sizes are the rounded fractions (for each class, if there are labels). With groups, the sizes differ
+        from the fractions by at most the largest group, if each group has one class.
 
     Raises:
-        H5ValueError: fractions that do not add up, or values that are missing (NaN or empty).
+        H5ValueError: the fractions do not add up to 1, or values are missing (NaN or empty).
     """
     shares = np.asarray(fractions, dtype=np.float64)
     if len(shares) == 0 or (shares < 0).any() or not np.isclose(shares.sum(), 1.0):
@@ -47,7 +47,7 @@ def group_split(
         )
     codes, sizes = _codes(groups)
     kinds, n_of_kind = _kinds(labels, codes)
-    # Groups in a random order; each goes to the split that keeps all splits closest to their share so far.
+    # Groups in a random order; each is assigned to the split that keeps all splits closest to their share so far.
     order = np.argsort(np.asarray(stream(split_seed, 0, SPLIT).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):
         sorted_groups, kind_of_place = _sort_by_kind(order, _kinds_of_groups(kinds, codes), len(n_of_kind))
@@ -76,15 +76,15 @@ def k_fold(
     Args:
         n_or_groups: a number of rows, or each row's group, shape ``(n_rows,)``.
         num_folds: number of folds, at least 2.
-        fold: the fold that is held out, from 0.
-        split_seed: the same for all folds of one study.
-        labels: each row's class, shape ``(n_rows,)``: all folds get as many of each. None ignores classes.
+        fold: the held-out fold, from 0.
+        split_seed: seed of the folds, the same for all folds of one study.
+        labels: each row's class, shape ``(n_rows,)``: classes are spread evenly over the folds. None ignores classes.
 
     Returns:
-        Indices of the rows to train on, and of the rows held out, in ascending order.
+        Indices of the training rows, and of the held-out rows, in ascending order.
 
     Raises:
-        H5ValueError: more folds than groups, or a fold that does not exist.
+        H5ValueError: there are more folds than groups, or the fold does not exist.
     """
     codes, sizes = _codes(n_or_groups)
     if not 2 <= num_folds <= len(sizes) or not 0 <= fold < num_folds:
@@ -113,10 +113,10 @@ def time_split(
 
     Args:
         lengths: steps of each segment, shape ``(n_segments,)``.
-        val_fraction: share of the steps for validation, of those that are not in a gap; no such split if 0.
-        test_fraction: the same for the test.
-        gap: steps between two parts, in no split.
-        beat: validation and test begin at a multiple of so many steps.
+        val_fraction: share of the steps outside of gaps for validation; no validation split if 0.
+        test_fraction: the same for testing.
+        gap: number of steps between two parts, in no split.
+        beat: validation and test begin at a multiple of this number of steps.
 
     Returns:
         For each split the first step of each segment's part, and the step after its last. Parts may be empty.
@@ -176,7 +176,7 @@ def _check_present(is_missing: npt.NDArray[np.bool_], name: str) -> None:
 
 
 def _kinds(labels: npt.ArrayLike | None, codes: IntArray) -> tuple[IntArray, IntArray]:
-    """Return each row's class as a number from 0, and the rows of each; one class without labels."""
+    """Return each row's class as a number from 0, and the number of rows of each class; one class without labels."""
     if labels is None:
         return np.zeros(len(codes), dtype=np.int64), np.array([len(codes)], dtype=np.int64)
     kinds, n_of_kind = _numbered_values(labels, "label")
@@ -201,16 +201,16 @@ def _sort_by_kind(order: IntArray, kinds: IntArray, n_kinds: int) -> tuple[IntAr
 
 
 class _Counts(NamedTuple):
-    """The number of rows of each group and class, without zeros: as many entries as there are such pairs, at most."""
+    """The number of rows of each group and class, without zeros."""
 
     kinds: IntArray
     """Classes, ascending within a group, one group after the other."""
     n_rows: IntArray
-    """Rows of a group that have the class."""
+    """Number of rows of the group with the class."""
     starts: IntArray
     """First entry of each group, and the end."""
     n_of_kind: IntArray
-    """Rows of each class, of all groups."""
+    """Number of rows of each class, over all groups."""
 
 
 def _count_kinds(codes: IntArray, kinds: IntArray, n_groups: int, n_kinds: int) -> _Counts:
@@ -220,14 +220,14 @@ def _count_kinds(codes: IntArray, kinds: IntArray, n_groups: int, n_kinds: int) 
 
 
 def _fill_splits(order: IntArray, counts: _Counts, shares: npt.NDArray[np.float64]) -> IntArray:
-    """Put each group into the split that is furthest behind its share of all groups so far.
+    """Assign each group to the split that is furthest behind its share of all groups so far.
 
-    Large groups come first, so that the small ones even out the rest. But groups of similar size come in random order,
-    and each split gets its share of them: a split of small groups alone would be another population.
+    Large groups are assigned first, so that small groups even out the differences. Groups of similar size are in random
+    order, and each split gets its share of them: a split of only small groups would be another population.
     """
     n_kinds = len(counts.n_of_kind)
     sizes = np.add.reduceat(counts.n_rows, counts.starts[:-1])
-    splits = np.flatnonzero(shares)  # a split of share zero gets nothing
+    splits = np.flatnonzero(shares)  # a split with share 0 has no groups
     share = shares[splits]
     n_alike = int(np.ceil(2 / share.min()))  # groups treated as about equally large
     by_size = order[np.argsort(-sizes[order], kind="stable")]

@@ -1,4 +1,4 @@
-"""Batches of at most so many steps: sequences of similar length, padded, or packed by best fit.
+"""Batches with a maximum number of steps: sequences of similar length, padded, or packed by best fit.
 
 An epoch's order is divided into pools of about ``STRETCH_BATCHES`` batches. In a pool the sequences are sorted by
 length, the longest first. Padded batches are cut from them one after the other. Packed batches are filled by best fit:
@@ -32,7 +32,7 @@ __all__ = ["TokenRecipe"]
 NOISE, REFERENCES = 22, 23  # purposes of the random streams
 
 REFERENCE_ROWS = 1 << 18
-"""Sequences of all reference orders together, up to ``MAX_REFERENCES`` orders; there is at least one."""
+"""Number of sequences in all reference orders together. There are 1 to ``MAX_REFERENCES`` orders."""
 
 MAX_REFERENCES = 8
 
@@ -40,13 +40,13 @@ BATCH_BITS = 40
 """Bits of the number of a batch in a pool."""
 
 PACKED_JITTER = 0.1
-"""As ``JITTER``, of sequences that are packed: their batches need no similar lengths."""
+"""``JITTER`` for packed sequences: their batches need no similar lengths."""
 
 MAX_RECENT = 2
 """Epochs whose batches are kept: an epoch of a mixture begins in one cycle of a source, and ends in another."""
 
 SPARE_SHARE = 1024
-"""An epoch has one batch more than the references for so many batches: orders of many pools differ by less."""
+"""An epoch has one spare batch per ``SPARE_SHARE`` batches of the references: orders of many pools differ by less."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Cut(NamedTuple):
 
 
 def halved(sizes: IntArray, n_batches: int) -> IntArray:
-    """Return the sizes of ``n_batches`` batches, of which the largest are halved; there are at least as many rows."""
+    """Return the sizes of ``n_batches`` batches: the largest are halved. Needs at least one row for each batch."""
     while (n_more := n_batches - len(sizes)) > 0:
         largest = np.argsort(-sizes, kind="stable")[:n_more]
         is_halved = np.zeros(len(sizes), dtype=np.bool_)
@@ -131,7 +131,7 @@ def halved(sizes: IntArray, n_batches: int) -> IntArray:
 
 
 def cut_pools(rows: IntArray, lengths: IntArray, limit: TokenLimit, noise_key: np.uint64) -> list[Cut]:
-    """Return the batches of each pool, those of the longest sequences first.
+    """Return the batches of each pool, batches with the longest sequences first.
 
     Args:
         rows: the sequences, in the order of the epoch.
@@ -165,7 +165,7 @@ def _word(seed: int, epoch: int, purpose: int) -> np.uint64:
 
 
 class LimitedBatches:
-    """All sequences of an epoch in ``n_batches`` batches, which are made when one is requested.
+    """All sequences of an epoch in ``n_batches`` batches, which are computed at the first request.
 
     Args:
         n_rows: number of sequences.
@@ -195,7 +195,7 @@ class LimitedBatches:
 
 @dataclass(frozen=True, eq=False)
 class TokenRecipe(EpochRecipe):
-    """Epochs of batches of at most so many steps.
+    """Epochs of batches with a maximum number of steps.
 
     Without shuffling, batches are cut from the sequences in storage order.
 
@@ -351,10 +351,10 @@ def _n_batches(lengths: IntArray, limit: TokenLimit, order: OrderParameters) -> 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenEvaluation(EvaluationBatches):
-    """A contiguous shard for each rank, cut into batches of at most so many steps; every sequence exactly once.
+    """A contiguous shard for each rank, cut into batches with a maximum number of steps; each sequence exactly once.
 
-    Ranks have equally many batches: those that need fewer halve some. A rank has fewer if its shard has fewer sequences
-    than another one has batches.
+    All ranks have the same number of batches: ranks that need fewer halve some. A rank has fewer batches if its shard
+    has fewer sequences than another shard has batches.
 
     Attributes:
         lengths: steps of each sequence, shape ``(n_sequences,)``.

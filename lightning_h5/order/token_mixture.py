@@ -1,4 +1,4 @@
-"""Mixtures in batches of at most so many steps: sources take turns by batches, each of which is one source's own."""
+"""Mixtures in batches with a maximum number of steps: sources take turns, and each batch has samples of one source."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ __all__ = ["TokenMixtureRecipe"]
 
 @dataclass(frozen=True, eq=False)
 class TokenMixtureRecipe(MixtureRecipe):
-    """Epochs of a mixture in batches of at most so many steps.
+    """Epochs of a mixture in batches with a maximum number of steps.
 
-    The batches of a source are those of its own recipe, one cycle after the other, and have each sequence once a cycle.
-    Shares are counted in batches. These are filled up to the same limit in all sources, so shares of steps are about
-    the same.
+    Each source has the batches of its own recipe, one cycle after the other, with each sequence once a cycle. Shares
+    are counted in batches. All sources fill batches up to the same limit, so shares of steps are about the same.
 
     Attributes:
         tokens: the recipe of each source; of all sequences together for ``concat``.

@@ -1,13 +1,13 @@
-"""Weights of sources that change over a run: the share of each source, and the units that it gets.
+"""Weights of sources that change over a run: the share of each source, and the order of its units.
 
-Shares stay as they are between two steps of a schedule, or change linearly. So the units that a source should have
-had before any unit (the integral of its share) are an exact fraction.
+Between two steps of a schedule, shares are constant or change linearly. So the expected number of a source's units
+before any unit (the integral of its share) is an exact fraction.
 
-Unit ``j`` of a source may come when the integral exceeds ``j - 1``, and must come before it exceeds ``j``. The source
-with the earliest deadline is next, which keeps all of them less than a unit from their integrals (Baruah et al.,
-"Proportionate Progress", Algorithmica 15, 1996). That rule alone would have to begin at the first unit. So units are
-dealt in pieces, and the counts at the borders of pieces are decided first, from the coarsest to the finest: the count
-at unit 3 x 2^n follows from those at 2 x 2^n and 4 x 2^n.
+Unit ``j`` of a source is allowed once the integral exceeds ``j - 1``, and due before it exceeds ``j``. The source with
+the earliest deadline is next, which keeps all sources less than a unit from their integrals (Baruah et al.,
+"Proportionate Progress", Algorithmica 15, 1996). This rule alone would have to start at the first unit. So units are
+scheduled in pieces, and the counts at the borders of pieces are decided first, from the coarsest to the finest: the
+count at unit 3 x 2^n depends on the counts at 2 x 2^n and 4 x 2^n.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..types import IntArray
 __all__ = ["ScheduledCounts", "ShareIntegral", "WeightSchedule"]
 
 MAX_NUMBER = 1 << 62
-"""Numbers below it, and their negatives, are computed with as integers of NumPy."""
+"""Numbers of smaller magnitude are computed as NumPy integers."""
 
 CLOSE = 1e-6
-"""Floats nearer to a whole number may be on its other side. Those of a piece have errors below 1e-10."""
+"""A float that is nearer to a whole number may be on the wrong side. Errors within a piece are below 1e-10."""
 
 MAX_TEXT = 200
-"""Letters of a schedule in the text of a recipe; a longer one is a digest, since a saved position has the text."""
+"""Maximum letters of a schedule in the text of a recipe; longer ones become a digest, since positions save the text."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class WeightSchedule:
     """Weights of sources at some steps of a run.
 
     Attributes:
-        steps: batches of all ranks since the run began; ascending, the first one is 0.
-        weights: of the sources, at each of the steps; only their ratios count.
-        between: ``step`` keeps the shares until the next step, ``linear`` changes them linearly. After the last step
-            they stay.
+        steps: batches of all ranks since the start of the run; ascending, the first one is 0.
+        weights: weights of the sources at each step; only their ratios matter.
+        between: ``step`` keeps the shares until the next step, ``linear`` interpolates them linearly. After the last
+            step they are constant.
     """
 
     steps: tuple[int, ...]
@@ -55,7 +55,7 @@ class WeightSchedule:
 
     @property
     def text(self) -> str:
-        """The schedule in words, different for other schedules."""
+        """The schedule in words; different schedules have different texts."""
         text = str({step: list(weights) for step, weights in zip(self.steps, self.weights, strict=True)})
         if len(text) > MAX_TEXT:
             text = f"{len(self.steps)} steps to {self.steps[-1]}, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -65,14 +65,15 @@ class WeightSchedule:
 class _Stretch(NamedTuple):
     """The units between two steps of a schedule.
 
-    After ``n`` units of it a source should have had ``before + (slope * n + bend * n ** 2) / divisor`` units.
+    After ``n`` units of the stretch, the expected count of a source is
+    ``before + (slope * n + bend * n ** 2) / divisor``.
 
     Attributes:
         first: the first unit.
         n_units: number of units; None for the last stretch, which never ends.
-        before: units that each source should have had before the first one.
-        slopes: of each source.
-        bends: of each source; all 0 in the last stretch.
+        before: expected count of each source before the first unit.
+        slopes: slope of each source.
+        bends: bend of each source; all 0 in the last stretch.
         divisor: see above.
     """
 
@@ -85,11 +86,11 @@ class _Stretch(NamedTuple):
 
 
 class ShareIntegral:
-    """The units that each source should have had before any unit.
+    """The expected count of each source before any unit.
 
     Args:
         schedule: the weights.
-        units_per_step: units in a step of the schedule.
+        units_per_step: number of units in a step of the schedule.
     """
 
     def __init__(self, schedule: WeightSchedule, units_per_step: int) -> None:
@@ -105,13 +106,13 @@ class ShareIntegral:
             self._stretches.append(_stretch(first, n_units, before, start, stop))
             if n_units is not None:
                 before = [self.before(source, first + n_units) for source in range(self.n_sources)]
-        # By source: the integral where each stretch begins.
+        # By source: the integral at the start of each stretch.
         self._first_amounts = [
             [stretch.before[source] for stretch in self._stretches] for source in range(self.n_sources)
         ]
 
     def before(self, source: int, unit: int) -> Fraction:
-        """Return the units that a source should have had before a unit."""
+        """Return the expected count of a source before a unit."""
         stretch = self._stretches[bisect_right(self._firsts, unit, hi=len(self._stretches)) - 1]
         n = unit - stretch.first
         amount = n * (stretch.slopes[source] + stretch.bends[source] * n)
@@ -125,17 +126,17 @@ class ShareIntegral:
         ]
 
     def n_until(self, source: int, amount: int) -> float:
-        """Return the fewest units after which a source should have had an amount or more; infinite if it never has."""
+        """Return the first unit at which the expected count of a source reaches an amount; infinite if never."""
         number = max(0, bisect_left(self._first_amounts[source], amount) - 1)
         return self._n_until(source, number, ceil(self._above(source, number, amount)))
 
     def n_until_above(self, source: int, amount: int) -> float:
-        """Return the fewest units after which a source should have had more than an amount; infinite if never."""
+        """Return the first unit at which the expected count of a source exceeds an amount; infinite if never."""
         number = bisect_right(self._first_amounts[source], amount) - 1
         return self._n_until(source, number, floor(self._above(source, number, amount)) + 1)
 
     def _above(self, source: int, number: int, amount: int) -> Fraction:
-        """Return an amount above that at the start of a stretch, times the divisor of the stretch."""
+        """Return an amount minus the count at the start of a stretch, times the divisor of the stretch."""
         stretch = self._stretches[number]
         return (amount - stretch.before[source]) * stretch.divisor
 
@@ -148,7 +149,7 @@ class ShareIntegral:
         return stretch.first + bisect_left(units, target, key=lambda n: n * (slope + bend * n))
 
     def bounds(self, source: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
-        """Return the units that a source should have had, rounded down and up, after each unit in ``[start, stop)``."""
+        """Return the expected count of a source, rounded down and up, after each unit in ``[start, stop)``."""
         bounds = [np.empty((2, 0), dtype=np.int64)]
         number = bisect_right(self._firsts, start) - 1
         while start < stop:
@@ -161,9 +162,10 @@ class ShareIntegral:
 
 
 def _rounded(stretch: _Stretch, source: int, start: int, stop: int) -> IntArray:
-    """Return the units that a source should have had, rounded down and up, after some units of a stretch.
+    """Return the expected count of a source, rounded down and up, after some units of a stretch.
 
-    The result is exact. Numbers of more than 62 bits are computed as floats, and those next to a whole number again.
+    The result is exact. Numbers of more than 62 bits are computed as floats; results next to a whole number are then
+    computed again as integers.
 
     Args:
         stretch: the stretch.
@@ -175,7 +177,7 @@ def _rounded(stretch: _Stretch, source: int, start: int, stop: int) -> IntArray:
         Shape ``(2, stop - start)``.
     """
     n, before = start - stretch.first, stretch.before[source]
-    # After `k` units more: (amount + k * (slope + bend * k)) / divisor.
+    # After `k` more units: (amount + k * (slope + bend * k)) / divisor.
     divisor, bend = stretch.divisor * before.denominator, stretch.bends[source] * before.denominator
     slope = stretch.slopes[source] * before.denominator
     amount, slope = before.numerator * stretch.divisor + n * (slope + bend * n), slope + 2 * bend * n
@@ -196,7 +198,7 @@ def _rounded(stretch: _Stretch, source: int, start: int, stop: int) -> IntArray:
 
 
 def _whole_ratios(weights: Sequence[float]) -> list[int]:
-    """Return whole numbers in the ratios of weights, which are the decimals as written."""
+    """Return whole numbers in the ratios of weights, taken as decimals."""
     decimals = [Fraction(repr(weight)) for weight in weights]
     total = sum(decimals)
     shares = [decimal / total for decimal in decimals]
@@ -207,7 +209,7 @@ def _whole_ratios(weights: Sequence[float]) -> list[int]:
 def _stretch(
     first: int, n_units: int | None, before: list[Fraction], start: Sequence[int], stop: Sequence[int]
 ) -> _Stretch:
-    """Return the stretch in which whole weights change from the first to the last ones.
+    """Return the stretch in which integer weights change from ``start`` to ``stop``.
 
     Args:
         first: the first unit.
@@ -225,13 +227,13 @@ def _stretch(
 
 
 class _Straddler(NamedTuple):
-    """A source with a unit that may come before a border or after it.
+    """A source with a unit that may be placed before or after a border.
 
     Attributes:
-        source: its number.
-        release: units after which this unit may be the last one.
-        deadline: units after which this unit must have come.
-        share: the part of this unit that should have come before the border, above 0 and below 1.
+        source: number of the source.
+        release: number of units after which this unit may be the last one.
+        deadline: number of units after which this unit must have been placed.
+        share: expected part of this unit before the border, above 0 and below 1.
     """
 
     source: int
@@ -241,13 +243,13 @@ class _Straddler(NamedTuple):
 
 
 class ScheduledCounts:
-    """The units that each source has had, and has next, under a schedule: a pure function of the unit.
+    """The counts and the order of the sources under a schedule: a pure function of the unit.
 
-    The source of a unit is reached in time that grows with the logarithm of the unit's number.
+    The time to compute the source of a unit grows with the logarithm of the unit's number.
 
     Args:
-        integral: the units that each source should have had.
-        piece_units: units that are dealt together, when one of them is needed first.
+        integral: the expected counts of the sources.
+        piece_units: number of units that are scheduled together, on first use.
     """
 
     def __init__(self, integral: ShareIntegral, piece_units: int) -> None:
@@ -258,7 +260,7 @@ class ScheduledCounts:
         """Return the source of each unit of a piece."""
         n_units, n_sources = self._piece_units, self._integral.n_sources
         counts = zip(self.before(piece), self.before(piece + 1), strict=True)
-        entries = []  # a number for each unit, of its release, its deadline and its source
+        entries = []  # a number for each unit, made of its release, deadline and source
         for source, (low, high) in enumerate(counts):
             if low == high:
                 continue
@@ -270,7 +272,7 @@ class ScheduledCounts:
         return _earliest_first(releases.tolist(), by_deadline.tolist()) % n_sources
 
     def _count_before(self, piece: int) -> tuple[int, ...]:
-        """Return the units that each source has had before a piece."""
+        """Return the count of each source before a piece."""
         if not piece:
             return (0,) * self._integral.n_sources
         width = piece & -piece  # the largest power of 2 that divides it
@@ -301,11 +303,11 @@ class ScheduledCounts:
 
 
 def _earliest_first(releases: Sequence[int], deadlines: Sequence[int]) -> IntArray:
-    """Return the deadlines of units in their places: each place has the earliest of those that are released.
+    """Return the deadlines of units in their places: each place has the earliest deadline of the released units.
 
     Args:
         releases: the first place that each unit may have, ascending.
-        deadlines: of the units.
+        deadlines: deadlines of the units.
     """
     released: list[int] = []
     dealt: list[int] = []
@@ -319,17 +321,17 @@ def _earliest_first(releases: Sequence[int], deadlines: Sequence[int]) -> IntArr
 
 
 def _to_come_first(straddlers: Sequence[_Straddler], free: Sequence[_Straddler], n: int, earlier: int) -> list[int]:
-    """Return the sources with a unit that comes before a border, so that units can be dealt on both sides of it.
+    """Return the sources with a unit before a border, so that units can be scheduled on both sides of the border.
 
-    The earliest deadlines come first, as far as there is room between their releases and the border.
+    Units with the earliest deadlines are before the border, as far as there is room after their releases.
 
     Args:
-        straddlers: all sources with a unit that may come on either side.
-        free: those for which earlier decisions leave it open.
-        n: how many of these come first.
-        earlier: border before which nothing can be changed.
+        straddlers: all sources with a unit that may be on either side.
+        free: sources that earlier decisions leave open.
+        n: number of the free sources with a unit before the border.
+        earlier: an earlier border, with fixed counts.
     """
-    rooms: dict[float, int] = {}  # by release: how many of the units with this release or a later one come first
+    rooms: dict[float, int] = {}  # by release: number of units with this or a later release before the border
     shares = Fraction(0)
     for straddler in sorted(straddlers, key=lambda straddler: -straddler.release):
         shares += straddler.share

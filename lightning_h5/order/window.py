@@ -38,7 +38,7 @@ class BlockTable:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int] | npt.NDArray[Any]) -> BlockTable:
-        """Return blocks of these many rows each, one after the other; blocks without rows are left out."""
+        """Return consecutive blocks with the given numbers of rows, without empty blocks."""
         lengths = np.asarray(sizes, dtype=np.int64)
         lengths = lengths[lengths > 0]
         return cls(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
@@ -66,29 +66,29 @@ FRACTION = 32
 """Bits of a key below the point. Above it are places in a stream, in halves of a block: enough for 2^30 blocks."""
 
 MAX_BLOCK_ROWS = 1 << FRACTION
-"""Rows of the largest block: the narrowest window, half a block, has a key for each."""
+"""Rows of the largest block: the narrowest window, half a block, has a key for each row."""
 
 AHEAD = 16_384
-"""Rows that are made at a time if a stream is read on, at most: of blocks of 8,192 rows, 384 of them mixed at a time, a
-row takes 65 ns then, and the slowest batch of 256 rows 1.1 ms. (4,096 at a time: 111 ns and 0.8 ms; 32,768: 86 ns.)"""
+"""Maximum number of rows that a sequential read computes at a time. With blocks of 8,192 rows and 384 mixed at a time,
+a row takes 65 ns, and the slowest batch of 256 rows 1.1 ms. (4,096 at a time: 111 ns and 0.8 ms; 32,768: 86 ns.)"""
 
 MIN_AHEAD = 1024
-"""The same for the first time, for which an epoch's first batch waits."""
+"""Number of rows that the first read computes, for which an epoch's first batch waits."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WindowOrder:
-    """The sequence of an epoch's rows, blocks mixed a window at a time.
+    """The sequence of an epoch's rows, with blocks mixed a window at a time.
 
-    With several streams batch ``q`` comes from stream ``q % streams``, for all rounds of full batches but the last.
-    The rest, one to two rounds, is shuffled together and ends the epoch: it comes from few blocks, so that its
+    With several streams, stream ``q % streams`` has batch ``q``, for all rounds of full batches except the last.
+    The rest, one to two rounds, is shuffled together and ends the epoch. It has rows of few blocks, so that its
     readers read few blocks besides the blocks of their streams.
 
-    The first call takes time and memory of the number of blocks. A batch then costs time in ``window`` and its rows,
-    wherever it is and however many rows a block has. Calls may come from several threads.
+    Time and memory of the first call are proportional to the number of blocks. The time of a batch then depends only on
+    ``window`` and its number of rows. Several threads may call this object.
 
     Attributes:
-        blocks: which rows belong together.
+        blocks: blocks of rows that lie together.
         seed: seed of the run.
         epoch: from 0.
         batch_size: rows of a batch; streams take turns by batches.
@@ -193,7 +193,7 @@ class _Strata(NamedTuple):
         firsts: the piece's first row.
         n_rows: rows of the piece.
         low: first key of its window.
-        width: keys of a stratum, of which there is one for each row.
+        width: number of keys of a stratum; each row has one stratum.
         n_wider: the first strata that are one key wider, so that all keys of the window are in one.
         seed: of the piece's hashes.
     """
@@ -234,10 +234,10 @@ class _Stretch(NamedTuple):
 
 
 class _BlockStream:
-    """The order of the rows of some pieces; keeps the stretch of it that was made last.
+    """The order of the rows of some pieces. Keeps the stretch that was computed last.
 
     Args:
-        pieces: in their order; positions may start anywhere.
+        pieces: the pieces, in their order; positions may start anywhere.
         window: pieces that are mixed at a time.
         words: random words, for the hashes and for the rounds that shuffle each piece.
     """
@@ -309,7 +309,7 @@ class _BlockStream:
         return np.maximum.accumulate(np.concatenate([[0.0], np.cumsum(np.cumsum(change[:-1]))]))
 
     def _key_near(self, n_rows: int) -> int:
-        """Return a key that has about so many rows below it: a guess, by rounded numbers that decide nothing."""
+        """Return a key with about ``n_rows`` rows below it: an estimate, which does not affect the order."""
         last = 2 * self._n_pieces
         place = int(np.searchsorted(self._expected, n_rows, side="right")) - 1
         if not 0 <= place < last:
@@ -330,7 +330,7 @@ def _stable_order(keys: IntArray) -> IntArray:
 
 
 def _cut_blocks(blocks: BlockTable, order: IntArray, cuts: IntArray) -> _BlockPieces:
-    """Return the blocks in an order, cut at these positions of the sequence of their rows."""
+    """Return the blocks in the given order, cut at the given positions of the sequence of their rows."""
     begins = np.concatenate([[0], np.cumsum(np.diff(blocks.starts)[order])])
     firsts = blocks.starts[order]
     places = np.searchsorted(begins, cuts)

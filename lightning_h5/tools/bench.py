@@ -33,15 +33,15 @@ from .inspect.advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, 
 from .inspect.contents import contents_of
 from .inspect.sample_advice import sample_setting
 
-NEARLY = 0.95  # of the fastest rate counts as equally fast: runs vary by as much
+NEARLY = 0.95  # share of the fastest rate that counts as equally fast: runs vary by 5 %
 
 WARM_UP = 5  # times ``seconds`` that the first epoch may take before measuring begins
 
 PlainReader: TypeAlias = Callable[[RowTable, Mapping[str, Any]], Generator[int]]
-"""Reads samples through h5py, given all samples and the arguments of data modules; yields how many."""
+"""Reads samples through h5py, from all samples and the arguments of data modules; yields numbers of samples."""
 
 Step: TypeAlias = float | Callable[[Any], object]
-"""What training does with a batch, or the milliseconds that it takes."""
+"""A training step as a function of a batch, or its duration in milliseconds."""
 
 MAX_LABELS = 64 << 20  # bytes: labels up to this size are usually kept in memory
 
@@ -53,10 +53,10 @@ class BenchResult:
     Attributes:
         name: the data module and its own settings, or ``plain h5py``.
         datamodule: the data module; None for plain h5py.
-        settings: all its arguments, as they were measured.
+        settings: the measured arguments of the data module.
         rows_per_second: median of ``rates``.
         rates: rows per second in each round.
-        loading_cost: how much less that is than steps alone give, from 0 to 1; None without a step.
+        loading_cost: share by which this rate is below the rate of steps alone, from 0 to 1; None without a step.
     """
 
     name: str
@@ -73,7 +73,7 @@ class BenchReport:
 
     Attributes:
         files: the files.
-        n_rows: rows of all files; samples, if these are windows, segments, patches or rows of a sparse matrix.
+        n_rows: number of rows of all files, or of windows, segments, patches or rows of a sparse matrix.
         row_bytes: bytes of a row or sample, decoded.
         batch_size: rows or samples of a batch.
         cold: whether the files were dropped from the page cache before each measurement.
@@ -82,8 +82,8 @@ class BenchReport:
         chosen: the recommended result, with exactly the measured settings.
         reasons: sentences that explain the recommendation.
         yaml: the recommendation as the ``data`` part of a configuration.
-        unit: "row", or "sample" if a sample is no row.
-        unloaded_rows_per_second: rate of the step alone, with batches that are in memory; None without a step.
+        unit: "row", or "sample" if a sample is not a row.
+        unloaded_rows_per_second: rate of steps alone, on batches in memory; None without a step.
     """
 
     files: tuple[str, ...]
@@ -106,10 +106,10 @@ class Candidate:
 
     Attributes:
         datamodule: the data module; None for plain h5py.
-        choices: arguments that no other candidate has.
+        choices: arguments of this candidate only.
         n_bytes: bytes of rows that it holds in memory in addition to the defaults.
         note: a sentence to read before using it.
-        title: its name, if it is neither a data module nor plain h5py.
+        title: name of a candidate that is neither a data module nor plain h5py.
     """
 
     datamodule: str | None
@@ -146,45 +146,45 @@ def bench_file(
     step: Step | None = None,
     shows_progress: bool = False,
 ) -> BenchReport:
-    """Measure how fast shuffled training batches come from files with several settings, and recommend one.
+    """Measure the speed of shuffled training batches with several settings, and recommend one.
 
     Plain h5py (one ``array[i]`` per sample, in this process) is compared with the training loaders of
-    ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage
-    (``files.mmap`` for contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
-    ``RankCachedH5DataModule``. All take turns, after an epoch or some seconds to warm up, and medians decide. Each data
-    module has exactly the reported settings: dtypes, split and batch size as ``inspect`` suggests them. Transforms and
-    copies to a GPU are not measured, and the model only as ``step``: then one follows each batch, and the rate of steps
-    alone shows what loading costs.
+    ``LazyH5DataModule`` with its defaults, with worker processes, with the setting for the storage (``files.mmap`` for
+    contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
+    ``RankCachedH5DataModule``. The settings take turns, after an epoch or some seconds of warm-up, and medians are
+    compared. Each data module has exactly the reported settings: dtypes, split and batch size as ``inspect`` suggests
+    them. Transforms and copies to a GPU are not measured. The model is measured only as ``step``: a step then follows
+    each batch, and the rate of steps alone shows the cost of loading.
 
     Takes about a minute with the defaults. All settings together take at most half of the free memory in addition to
     the default settings; settings that need more are left out.
 
     Args:
-        path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of them.
-        x_key: the input array, a list of arrays, or a mapping, whose rows are measured. None measures what ``inspect``
-            suggests: rows, windows, segments or patches.
-        y_key: the target, in the same forms. None gives inputs alone.
-        batch_size: rows of a batch. None takes the suggestion of ``inspect``: 64, fewer if rows are few or large.
-        num_workers: worker processes of the setting that has some; 0 leaves it out.
+        path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of files, globs and directories.
+        x_key: the input array, a list of arrays, or a mapping; measures rows of these arrays. None measures the
+            suggestion of ``inspect``: rows, windows, segments or patches.
+        y_key: the target, in the same forms. None measures only inputs.
+        batch_size: rows of a batch. None uses the suggestion of ``inspect``: 64, or less for few or large rows.
+        num_workers: number of worker processes for the setting with workers; 0 leaves this setting out.
         seconds: time for each measurement.
         rounds: measurements of each setting.
-        cold: before each measurement, have the system drop the files from its page cache, as if they were larger than
-            memory. False measures files that are in memory, as far as they fit.
-        step: what training does with a batch: a function, such as a forward and a backward pass, which returns when the
-            device is done; or its milliseconds, in which no core is busy, as while a GPU works. It gets batches that
-            were read before, so that all settings, plain h5py among them, take the same steps. None takes none.
+        cold: drop the files from the system's page cache before each measurement, as if they were larger than memory.
+            False measures files in memory, as far as they fit.
+        step: a training step: a function of a batch, such as a forward and a backward pass, which returns when the
+            device has finished; or its milliseconds, without load on the cores, as on a GPU. It is called with batches
+            that were read before, so that all settings, including plain h5py, run the same steps. None runs no steps.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
-        H5ValueError: an argument makes no sense, or there are fewer rows than a batch; before anything is measured.
-        H5KeyError: an array is missing; before anything is measured.
-        H5FileError: a file is missing, damaged, or needs a filter that is not installed; before anything is measured.
+        H5ValueError: an argument is invalid, or there are fewer rows than a batch; raised before measuring.
+        H5KeyError: an array is missing; raised before measuring.
+        H5FileError: a file is missing, damaged, or needs a filter that is not installed; raised before measuring.
         H5CorruptError: rows do not decode.
     """
     batch_size = None if batch_size is None else whole(batch_size, "batch_size", least=1)
     num_workers, rounds = whole(num_workers, "num_workers", least=0), whole(rounds, "rounds", least=1)
     if cold and not hasattr(os, "posix_fadvise"):
-        raise H5ValueError("cold=True was given, and this system cannot drop a file from its page cache. Leave it out.")
+        raise H5ValueError("cold=True is not supported: this system cannot drop a file from its page cache. Remove it.")
     if not 0 < seconds < math.inf:
         raise H5ValueError(f"seconds={seconds!r} was given. Pass a time of more than 0, such as 2.")
     if step is not None and not callable(step) and not 0 <= step < math.inf:
@@ -269,7 +269,7 @@ class _Workload:
     """The samples to measure.
 
     Attributes:
-        dataset: reads them.
+        dataset: the dataset of the samples.
         choices: arguments of all data modules.
         comments: sentences for the configuration.
         n_inputs: number of arrays of the input.
@@ -290,7 +290,7 @@ class _Workload:
 
 
 def _advice_on(paths: Sequence[str], path: Paths) -> Advice:
-    """Return what ``inspect`` suggests."""
+    """Return the workload that ``inspect`` suggests."""
     if len(paths) == 1:
         return inspect_file(paths[0]).advice
     return inspect_folder(path).example.advice
@@ -377,7 +377,7 @@ def _candidates(
         dataset: the samples.
         choices: arguments of all data modules.
         n_inputs: number of arrays of the input; the others are the target.
-        num_workers: worker processes of one of them.
+        num_workers: number of worker processes of the candidate with workers.
         held_bytes: bytes of all rows in memory; None computes them from the rows of the arrays.
     """
     lazy, table = "LazyH5DataModule", dataset.table
@@ -397,12 +397,12 @@ def _candidates(
     if held_bytes is None:
         x, y = table.layouts[0][:n_inputs], table.layouts[0][n_inputs:]
         n_bytes = trained_row_bytes(x, y, choices) * len(dataset)
-    note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided over the ranks."
+    note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided among the ranks."
     large.append(Candidate("RankCachedH5DataModule", {}, n_bytes, note))
     left_out: dict[str, str] = {}
     memory = available_memory()
     if dataset.fields.matrices:
-        left_out[candidates.pop(0).name] = "a row of a sparse matrix is no row of one array"
+        left_out[candidates.pop(0).name] = "a row of a sparse matrix is not a row of one array"
     free = 0 if memory is None else memory.n_bytes // MEMORY_SHARE
     for candidate in large:
         if candidate.n_bytes <= free:
@@ -412,7 +412,7 @@ def _candidates(
             left_out[candidate.name] = "the system does not report its free memory"
         else:
             left_out[candidate.name] = (
-                f"it holds {bytes_text(candidate.n_bytes)} of rows, and {bytes_text(free)} of memory are left for it"
+                f"it needs {bytes_text(candidate.n_bytes)} for rows, and {bytes_text(free)} of memory are available"
             )
     if num_workers:
         candidates.append(Candidate(lazy, {"num_workers": num_workers}))
@@ -431,12 +431,12 @@ def _measure(
     cold: bool,
     bar: Progress,
 ) -> tuple[dict[Candidate, list[float]], dict[str, str]]:
-    """Return the rates of candidates, which take turns once all have warmed up, and why others have none."""
+    """Return the rates of candidates, which take turns after warming up, and the reasons for failed candidates."""
     rates: dict[Candidate, list[float]] = {}
     failed: dict[str, str] = {}
     with ExitStack() as stack:
         running: dict[Candidate, Generator[int]] = {}
-        # Start workers first, since a process with threads should not be forked. Candidates that load all rows come
+        # Start workers first, since a process with threads should not be forked. Candidates that load all rows are
         # last.
         for candidate in sorted(
             candidates, key=lambda candidate: ("num_workers" not in candidate.choices, candidate.n_bytes)
@@ -462,7 +462,7 @@ def _measure(
                             _drop_pages(table.paths)
                         rates.setdefault(candidate, []).append(_rate(batches, seconds))
                 except Exception as error:
-                    # Not all data modules take all arguments; but files are as bad for all.
+                    # Not all data modules accept all arguments; but a bad file fails for all of them.
                     if isinstance(error, H5Error) and not (isinstance(error, H5ValueError) and plain is _plain_samples):
                         raise
                     lines = f"{error}".strip().splitlines()
@@ -476,7 +476,7 @@ def _measure(
 
 
 def _drop_pages(paths: Iterable[str]) -> None:
-    """Have the system drop files from its page cache."""
+    """Drop files from the system's page cache."""
     for path in paths:
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -497,7 +497,7 @@ class _Steps:
     """Training steps with batches that were read before.
 
     Args:
-        step: what is done with a batch, or its milliseconds.
+        step: the step as a function of a batch, or its milliseconds.
         choices: arguments of a data module that reads the batches.
         batch_bytes: bytes of a batch.
     """
@@ -508,7 +508,7 @@ class _Steps:
         n_batches = max(1, min(limits.n_batches, limits.n_bytes // max(1, batch_bytes)))
         with closing(_epochs(Candidate("LazyH5DataModule"), choices)) as epochs:
             self._batches = list(islice(next(epochs), n_batches))
-        self._step(self._batches[0])  # its errors are not those of a setting
+        self._step(self._batches[0])  # raises its errors here, not as failures of a setting
         is_list = choices.get("collate_fn") == "list"
         self._sizes = [_samples_in(batch, is_list=is_list) for batch in self._batches]
 
@@ -564,7 +564,9 @@ def _samples_in(batch: Any, *, is_list: bool) -> int:
 
 
 def _plain_batches(table: RowTable, choices: Mapping[str, Any]) -> Generator[int]:
-    """Read one ``array[i]`` per sample and field, as people do in a ``Dataset``, and collate batches; yield 1 per row.
+    """Read one ``array[i]`` per sample and field, as in a hand-written ``Dataset``, and collate batches.
+
+    Yields 1 per row.
 
     Rows are drawn with replacement, which costs the same and needs no permutation.
     """
@@ -587,7 +589,9 @@ def _plain_batches(table: RowTable, choices: Mapping[str, Any]) -> Generator[int
 
 
 def _plain_samples(table: RowTable, choices: Mapping[str, Any]) -> Generator[int]:
-    """Read the steps of one sample, or one patch, with a slice of each array, as people do; yield 1 per sample.
+    """Read the steps of one sample, or one patch, by slicing each array, as in a hand-written ``Dataset``.
+
+    Yields 1 per sample.
 
     Samples are drawn with replacement. Batches are collated if all samples have one shape.
     """
@@ -634,7 +638,7 @@ def _plain_samples(table: RowTable, choices: Mapping[str, Any]) -> Generator[int
 
 
 def _opened(handle: Any) -> tuple[Any, Sequence[str]]:
-    """Return an array, in memory if it has labels, and the names of the member that is wanted of its rows."""
+    """Return an array, in memory if it has labels, and the path of the requested member in its rows."""
     array = handle.array
     is_label = len(array.shape) == 1 and array.dtype.kind in "iufb" and array.nbytes <= MAX_LABELS
     return array[:] if is_label else array, handle.members
@@ -653,7 +657,7 @@ def _value(array: Any, members: Sequence[str], row: int) -> Any:
 def _reasons(
     chosen: BenchResult, fastest: BenchResult, plain: BenchResult | None, unloaded: float | None, unit: str
 ) -> Iterator[str]:
-    """Yield why a result is recommended."""
+    """Yield the reasons for recommending a result."""
     rate = chosen.rows_per_second
     if chosen is fastest:
         yield f"{chosen.name} is the fastest: {rate:,.0f} {unit}s/s."
@@ -661,14 +665,14 @@ def _reasons(
         share = 100 * rate / fastest.rows_per_second
         yield f"{chosen.name} is the simplest of the fastest: {share:.0f} % of {fastest.name}."
     if plain is not None and rate < plain.rows_per_second / NEARLY:
-        yield "Plain h5py, without converting dtypes, is as fast or faster: a data module shards, shuffles, resumes."
+        yield "Plain h5py, without converting dtypes, is as fast or faster, but does not shard, shuffle or resume."
     if unloaded is not None:
-        cost = f"loading costs {chosen.loading_cost:.1%} of training"
-        yield f"Steps alone give {unloaded:,.0f} {unit}s/s: with {chosen.name}, {cost}."
+        cost = f"loading costs {chosen.loading_cost:.1%} of the training speed"
+        yield f"Steps alone run at {unloaded:,.0f} {unit}s/s: with {chosen.name}, {cost}."
 
 
 def _yaml_value(value: Paths | Keys) -> Any:
-    """Return paths or keys as YAML can have them."""
+    """Return paths or keys as values that YAML supports."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     return dict(value) if isinstance(value, Mapping) else [os.fspath(path) for path in value]

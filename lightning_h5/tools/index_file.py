@@ -35,7 +35,7 @@ class IndexReport:
 
     Attributes:
         path: the file.
-        index: where its index was written.
+        index: path of the index.
         n_bytes: size of the file.
         n_index_bytes: size of the index.
         n_arrays: number of arrays.
@@ -51,19 +51,19 @@ class IndexReport:
 def write_index(
     path: PathLike, output: PathLike | None = None, *, overwrite: bool = False, shows_progress: bool = False
 ) -> IndexReport:
-    """Write an index of a file, to be stored next to it in an object store under its name and ".index".
+    """Write an index of a file, to store next to it in an object store, as ``<name of the file>.index``.
 
-    Setting up training then takes a few requests a file, for any number of chunks. Reads metadata only.
+    Setting up training then needs a few requests per file, for any number of chunks. Reads only metadata.
 
     Args:
         path: a file, or the URL of an object.
-        output: where to write the index; None writes ``<name of the file>.index`` to the working directory for a URL,
-            and next to a file.
-        overwrite: replace a file that exists.
+        output: path of the index. None writes ``<name of the file>.index`` next to a file, or to the working directory
+            for a URL.
+        overwrite: replace an existing file.
         shows_progress: show progress on the standard error.
 
     Raises:
-        H5FileError: the file cannot be read, or the index not be written.
+        H5FileError: the file cannot be read, or the index cannot be written.
     """
     path = expand_user(path)
     with opened(path) as (n_bytes, pread, _):
@@ -75,7 +75,7 @@ def write_index(
             names = [entry.name for entry in entries_of(file) if entry.kind == "array"]
             for name in with_bar(names, "looking at arrays", shows_progress=shows_progress, unit="array"):
                 n_arrays += 1
-                with suppress(H5Error, *FAULTS):  # one cannot train from it
+                with suppress(H5Error, *FAULTS):  # training cannot read this array
                     layout_of(find_array(file, name), path, name)
         starts, sizes = _merged(read)
         pieces = [pread(size, start) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]

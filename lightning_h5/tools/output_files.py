@@ -1,4 +1,4 @@
-"""Output files: checked before anything is computed for them, and written whole or not at all."""
+"""Output files: checked before the computation, and written atomically."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, err
 
 
 def check_output(path: str, inputs: Sequence[str] = (), *, overwrite: bool | None = None) -> None:
-    """Refuse an output before anything is computed for it.
+    """Check an output path before the computation.
 
     Args:
-        path: the file to be written.
+        path: the file to write.
         inputs: files that are read.
-        overwrite: whether an existing file may be replaced; None if it never is.
+        overwrite: whether an existing file may be replaced; None if there is no such option.
 
     Raises:
-        H5FileError: it exists, is one of the inputs, or its folder is missing or not writable.
+        H5FileError: the file exists, is one of the inputs, or its folder is missing or not writable.
     """
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        why = f"there is no directory {folder!r}. Make it"
+        why = f"there is no directory {folder!r}. Create it"
     elif os.path.realpath(path) in map(os.path.realpath, inputs):
-        why = "it would overwrite the data that it is made from. Name another file"
+        why = "it would overwrite its own input. Name another file"
     elif os.path.isdir(path):
         why = "that is a directory. Name a file in it"
     elif os.path.lexists(path) and not overwrite:
@@ -44,16 +44,16 @@ def check_output(path: str, inputs: Sequence[str] = (), *, overwrite: bool | Non
 
 @contextmanager
 def new_file(target: str) -> Iterator[str]:
-    """Yield the name to write a file under until it is complete. Then it gets its own, or is removed after an error.
+    """Yield a temporary name for a file; rename the file when it is complete, or remove it after an error.
 
-    The name lies in the same folder and begins with a dot. Only a process that is killed without a chance to clean up
-    leaves it behind.
+    The temporary name is in the same folder and begins with a dot. Only a process that is killed without a chance to
+    clean up leaves it behind.
 
     Args:
-        target: the name that it gets.
+        target: the final name.
 
     Raises:
-        H5FileError: another program has made a file of that name by then.
+        H5FileError: another program has created a file with the final name.
     """
     folder, name = os.path.split(os.path.abspath(target))
     partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.partial")
@@ -64,7 +64,7 @@ def new_file(target: str) -> Iterator[str]:
             _rename(partial, target)
         except FileExistsError as error:
             raise H5FileError(
-                f"{target!r} was made by another program in the meantime and is never overwritten; the copy is "
+                f"{target!r} was created by another program in the meantime and is not overwritten; the copy is "
                 "discarded. Name another file."
             ) from error
     finally:

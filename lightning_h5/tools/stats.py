@@ -66,10 +66,10 @@ from ..types import IntArray, Keys, PathLike, Paths
 from .output_files import check_output
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
-"""The axis of a row that has the channels, or that for each array; None takes all values of a row together."""
+"""The axis of the channels in a row, or a mapping from arrays to axes; None computes over all values of a row."""
 
 RowsLike: TypeAlias = Any
-"""Numbers of rows, or a mask, as whatever NumPy makes an array of; None for all rows."""
+"""Row numbers, or a mask, in any form that NumPy converts to an array; None for all rows."""
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -84,23 +84,24 @@ MAX_BYTES = 1 << 30  # bytes for which tasks are created at a time; rows that sh
 class ArrayStats:
     """Statistics of the values of one array, over all files.
 
-    With channels all arrays here have the shape ``(n_channels,)``, without ``()``. NaN and infinite values are counted
-    and left out of all the rest. A channel that has no other values has NaN for mean, deviation, minimum and maximum.
+    With channels, all statistics have the shape ``(n_channels,)``, otherwise ``()``. NaN and infinite values are
+    counted, and excluded from the other statistics. A channel without finite values has NaN as mean, deviation,
+    minimum and maximum.
 
     Attributes:
         key: the array.
-        dtype: of its values, as read.
-        row_shape: shape of a row, or of a step, without the axis of steps; None if there are several.
-        channel_axis: axis of a row that has the channels, from 0; None if all values were taken together.
-        n_rows: rows, or steps, that were read.
-        n_values: finite values.
-        n_nan: values that are NaN.
-        n_infinite: infinite values.
+        dtype: dtype of the values, as read.
+        row_shape: shape of a row, or of a step, without the axis of steps; None if shapes differ.
+        channel_axis: axis of the channels in a row, from 0; None for statistics of all values together.
+        n_rows: number of rows, or steps, that were read.
+        n_values: number of finite values.
+        n_nan: number of NaN values.
+        n_infinite: number of infinite values.
         mean: mean of the finite values.
-        std: their standard deviation (divided by their number, as NumPy does it); exactly 0 if all are equal.
-        min: the smallest finite value, exact: of integers an integer, also above 2**53.
-        max: the largest, in the same way.
-        is_sparse: whether it is a sparse matrix. Values that are not stored are zeros, and count.
+        std: standard deviation of the finite values (divided by ``n_values``, as in NumPy); exactly 0 if all are equal.
+        min: the smallest finite value, exact: an integer for integers, also above 2**53.
+        max: the largest finite value, exact as ``min``.
+        is_sparse: whether it is a sparse matrix. Values that are not stored count as zeros.
     """
 
     key: str
@@ -126,9 +127,9 @@ class StatsReport:
     """The result of ``compute_stats``.
 
     Attributes:
-        files: that were read, in this order.
-        n_rows_of_files: rows, or steps, of all files; ``ArrayStats.n_rows`` has how many were read.
-        arrays: one entry for each array.
+        files: the files, in the order of reading.
+        n_rows_of_files: rows, or steps, of all files; ``ArrayStats.n_rows`` is the number that was read.
+        arrays: statistics of each array.
     """
 
     files: tuple[str, ...]
@@ -139,7 +140,7 @@ class StatsReport:
         """Return statistics for ``normalize=`` of datasets, by array.
 
         Raises:
-            H5ValueError: an array has a channel that nothing can be normalized with, or is a sparse matrix.
+            H5ValueError: an array has a channel without finite statistics, or is a sparse matrix.
         """
         for array in self.arrays:
             if array.is_sparse:
@@ -151,14 +152,14 @@ class StatsReport:
         return {a.key: FieldStats(a.mean, a.std, a.channel_axis, a.row_shape) for a in self.arrays}
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Write the JSON file that ``normalize=`` of data modules and datasets reads, whole or not at all.
+        """Write a JSON file for the argument ``normalize`` of data modules and datasets, atomically.
 
         Args:
             path: the file.
             overwrite: replace an existing file.
 
         Raises:
-            H5ValueError: an array has a channel that nothing can be normalized with.
+            H5ValueError: an array has a channel without finite statistics.
             H5FileError: the file exists, or cannot be written.
         """
         self.fields()
@@ -183,39 +184,39 @@ def compute_stats(
     allow_external: bool = False,
     shows_progress: bool = False,
 ) -> StatsReport:
-    """Compute statistics of arrays, over one file or several that make one data set.
+    """Compute statistics of arrays, over one file or several files of one data set.
 
-    Each chunk is decoded once, on all cores, and memory stays at a few chunks for each core, however large the files
-    are (rows that share their chunks are read together, up to 1 GiB of them). The result does not depend on the number
-    of cores, bit by bit. It is exact to 1e-10 of the values' size, also for small deviations from a large mean.
+    Each chunk is decoded once, on all cores. For files of any size, this needs memory for a few chunks per core (rows
+    that share chunks are read together, up to 1 GiB). The result does not depend on the number of cores, bit by bit. It
+    is exact to 1e-10 of the values' size, also for small deviations from a large mean.
 
-    Normalize with the statistics of the training rows alone: pass their numbers as ``rows``, or their files.
+    Normalize with the statistics of the training rows only: pass their numbers as ``rows``, or their files.
 
     Pass ``sample``, ``segments`` and ``select`` as to the data module. Each step counts once, in any number of windows;
     an array without steps, or an attribute, counts once for each of its values.
 
     Args:
-        path: a file, a glob, a directory, or a list of them.
-        keys: the arrays, or a mapping from their names in a sample; of a sparse matrix the name of its group. None
-            takes the input that ``inspect`` suggests, with its windows and segments.
-        channel_axis: the axis of a row (not counting the axis of rows or steps) with the channels, for statistics of
-            each channel; or a mapping from keys to axes. Arrays with one value a row have none. None, the default,
-            takes all values together: a file does not declare the meaning of an axis.
-        rows: numbers of rows, each once in any order, or a mask; counted over all files. Numbers of segments, if
-            samples are made of segments. None takes all.
+        path: a file, a glob, a directory, or a list of files, globs and directories.
+        keys: the arrays, or a mapping from their names in a sample; for a sparse matrix, the name of its group. None
+            uses the input that ``inspect`` suggests, with its windows and segments.
+        channel_axis: axis of the channels in a row (not counting the axis of rows or steps), for statistics per
+            channel; or a mapping from keys to axes. Arrays with one value per row have no such axis. None, the default,
+            computes over all values: a file does not declare the meaning of an axis.
+        rows: row numbers, each once in any order, or a mask; counted over all files. Numbers of segments, if samples
+            are made of segments. None is all rows.
         sample: the kind of sample, as for data modules.
-        segments: which steps belong together, as for data modules.
+        segments: how steps are grouped into segments, as for data modules.
         select: the part of an array to read, as for data modules.
         decode: the decoder of each array, as for data modules.
-        allow_external: follow links out of the files.
+        allow_external: follow links to other files.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
         H5FileError: a file is missing or broken.
-        H5KeyError: an array is missing, or none was named and several are as likely.
-        H5ValueError: values are no real numbers, files differ, or an argument makes no sense.
-        H5CorruptError: something does not decode.
-        H5DataChangedError: a file was written to meanwhile.
+        H5KeyError: an array is missing, or ``keys`` is None and several arrays are equally likely.
+        H5ValueError: values are not real numbers, files differ, or an argument is invalid.
+        H5CorruptError: a chunk does not decode.
+        H5DataChangedError: a file changed while it was read.
     """
     paths = expand_paths(path)
     if keys is None:
@@ -224,9 +225,7 @@ def compute_stats(
             sample, segments, select, decode = suggestion
     names = named_keys(keys)
     if isinstance(channel_axis, Mapping) and (unknown := sorted(set(channel_axis) - set(names))):
-        raise H5ValueError(
-            f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
-        )
+        raise H5ValueError(f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of them.")
     options = OpenOptions(files=FileOptions(allow_external=allow_external))
     sample_options = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
     rows_of_tables: list[Rows | list[IntArray] | None]
@@ -267,7 +266,7 @@ def suggested_input(paths: Sequence[str]) -> tuple[Keys, tuple[Any, Any, Any, An
         paths: the files.
 
     Raises:
-        H5KeyError: there is no input, or several arrays are as likely.
+        H5KeyError: there is no input, or several arrays are equally likely.
     """
     from .inspect import inspect_file, inspect_folder
     from .inspect.contents import contents_of
@@ -306,7 +305,7 @@ def suggested_input(paths: Sequence[str]) -> tuple[Keys, tuple[Any, Any, Any, An
 
 
 def _as_likely(layouts: Mapping[str, ArrayLayout], x_keys: Sequence[str]) -> list[str]:
-    """Return the arrays with one value a row and as many rows as an input of this kind, itself among them."""
+    """Return the input and the arrays of its length with one value per row."""
     x = layouts.get(x_keys[0]) if len(x_keys) == 1 else None
     if x is None or x.row_shape or x.members:
         return []
@@ -317,7 +316,7 @@ def named_keys(keys: Keys) -> tuple[str, ...]:
     """Return the names of the arrays.
 
     Raises:
-        H5ValueError: they are not names, or one of them is repeated.
+        H5ValueError: a key is not a name, or is repeated.
     """
     names = field_names(keys, "keys").keys
     if len(set(names)) < len(names):
@@ -335,7 +334,7 @@ def _stats_of_matrices(
     channel_axis: ChannelAxis,
     shows_progress: bool,
 ) -> StatsReport:
-    """Return statistics of sparse matrices, zeros included, and of other arrays with their rows."""
+    """Return statistics of sparse matrices, including zeros, and of other arrays with the same rows."""
     names = [request.key for request in requests]
     table, _, matrices = open_table(catalog, paths, requests, names, options, kind, SegmentChoice())
     numbers = None if rows is None else np.asarray(_ascending(rows, table.n_samples, listing(names)))
@@ -378,12 +377,12 @@ def _with_zeros(stored: ArrayStats, n_rows: int, n_columns: int) -> ArrayStats:
 
 
 def _axis(layouts: Sequence[ArrayLayout], channel_axis: ChannelAxis, key: str) -> int | None:
-    """Return the axis of a row that has the channels, from 0."""
+    """Return the axis of the channels in a row, from 0."""
     layout = layouts[0]
     if kind_of(layout.dtype) != "number" or layout.dtype.kind == "c":
         content = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
         raise H5ValueError(
-            f"{layout.key!r} in {layout.path!r} holds {content} (dtype {layout.stored}), and statistics need real "
+            f"{layout.key!r} in {layout.path!r} holds {content} (dtype {layout.stored}), but statistics need real "
             "numbers. Name an array of real numbers."
         )
     axis = channel_axis.get(key) if isinstance(channel_axis, Mapping) else channel_axis
@@ -399,14 +398,14 @@ def _axis(layouts: Sequence[ArrayLayout], channel_axis: ChannelAxis, key: str) -
         if len(other.row_shape) != n_axes or other.row_shape[axis] != layout.row_shape[axis]:
             raise H5ValueError(
                 f"channel_axis={axis} was given for {key!r}, whose rows have the shape {layout.row_shape} in "
-                f"{layout.path!r} and {other.row_shape} in {other.path!r}. Pass an axis along which all have one "
-                "length, or None for all values together."
+                f"{layout.path!r} and {other.row_shape} in {other.path!r}. Pass an axis of the same length in all "
+                "files, or None for all values together."
             )
     return axis % n_axes
 
 
 def _rows_of_segments(rows: RowsLike, table: RowTable, key: str) -> list[IntArray]:
-    """Return the rows, of each part, that some segments have."""
+    """Return the rows of some segments, for each part."""
     segments = table.indexer.segments
     numbers = np.arange(len(segments))[_ascending(rows, len(segments), f"{key!r} (in segments)")]
     (boxes,) = table.boxes(WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64))))
@@ -425,15 +424,15 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
         return np.flatnonzero(numbers)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise H5ValueError(
-            f"rows has the shape {numbers.shape} and the dtype {numbers.dtype}, and {key} has {n_rows} rows. Pass "
-            f"numbers of rows, or a mask of the shape ({n_rows},)."
+            f"rows has the shape {numbers.shape} and the dtype {numbers.dtype}, but {key} has {n_rows} rows. Pass "
+            f"row numbers, or a mask of the shape ({n_rows},)."
         )
     ordered: IntArray = np.sort(numbers).astype(np.int64)
     if len(invalid_rows := ordered[(ordered < 0) | (ordered >= n_rows)]):
         row = invalid_rows[0] if invalid_rows[0] < 0 else invalid_rows[-1]
         raise H5ValueError(f"row {row} is out of range for {key}, which has {n_rows} rows. Pass rows of these files.")
     if (np.diff(ordered) == 0).any():
-        raise H5ValueError(f"rows has {len(ordered)} rows of {key}, some of them twice. Pass each once.")
+        raise H5ValueError(f"rows names {len(ordered)} rows of {key}, some of them twice. Pass each row once.")
     return ordered
 
 
@@ -488,7 +487,7 @@ def _stats_of_array(
 
 
 def _rows_by_part(table: RowTable, table_rows: Rows | list[IntArray] | None) -> list[Rows]:
-    """Return the rows of each part that are read, as its array numbers them."""
+    """Return the rows to read of each part, as row numbers of its array."""
     if isinstance(table_rows, list):
         return [*table_rows]
     if table_rows is None:
@@ -551,14 +550,14 @@ def _tasks_of_view(
 
 
 class _InOrder:
-    """A ``BulkTarget`` that sums up rows, and merges the sums in the order of the rows, whenever they come.
+    """A ``BulkTarget`` that sums up rows, and merges the sums in the order of the rows, not of their arrival.
 
-    Which rows make a block follows from how they are stored alone, not from the number of threads.
+    The rows of a block depend only on their storage, not on the number of threads.
 
     Args:
-        axis: of the channels; None takes all values together.
+        axis: axis of the channels; None computes over all values.
         nothing: the sums of no rows.
-        check: raises an error for rows that have no values.
+        check: raises an error for rows with missing values.
     """
 
     array: npt.NDArray[Any] | None = None
@@ -595,11 +594,12 @@ class RunningStats(NamedTuple):
     holds exactly. So a large mean leaves small deviations all their digits.
 
     Attributes:
-        n: number of finite values, which all but the next two fields describe.
+        n: number of finite values; the fields below, except for the next two, describe only them.
         n_nan: number of NaN values.
         n_infinite: number of infinite values.
-        least: the smallest value, in the dtype of the values (float32 for 16 bits); the dtype's largest without values.
-        largest: the largest value, in the same way.
+        least: the smallest value, in the dtype of the values (float32 for 16 bits); the dtype's maximum if there are no
+            values.
+        largest: the largest value; the dtype's minimum if there are no values.
         shift: number subtracted from values before they are summed.
         offset: the mean of the values minus ``shift``.
         squares: sum of squared deviations from the mean.
@@ -631,8 +631,8 @@ def empty_stats(n_channels: int, dtype: np.dtype[Any]) -> RunningStats:
     """Return the statistics of no values.
 
     Args:
-        n_channels: channels.
-        dtype: of the values to come: bool, an integer, or a float of 16, 32 or 64 bits.
+        n_channels: number of channels.
+        dtype: dtype of the values: bool, an integer, or a float of 16, 32 or 64 bits.
     """
     computing_dtype = _computing_dtype(dtype)
     limits = np.iinfo(computing_dtype) if computing_dtype.kind in "iu" else None
@@ -643,7 +643,7 @@ def empty_stats(n_channels: int, dtype: np.dtype[Any]) -> RunningStats:
 
 
 def stats_of(values: npt.NDArray[Any]) -> RunningStats:
-    """Return the statistics of some values; about 10 passes over memory, so pass few enough for a core's cache.
+    """Return the statistics of some values, in about 10 passes over memory: they should fit a core's cache.
 
     Args:
         values: shape ``(n_before, n_channels, n_after)``.
@@ -698,7 +698,7 @@ def merge_stats(a: RunningStats, b: RunningStats) -> RunningStats:
 
 
 def _computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype to compute in: NumPy has no least of bool that is a number, and is slow in 16 bits."""
+    """Return the dtype to compute in: NumPy's minimum of bool is not a number, and 16 bits are slow."""
     if dtype.kind == "b":
         return np.dtype(np.uint8)
     return np.dtype(np.float32) if dtype.kind == "f" and dtype.itemsize < 4 else dtype
@@ -713,6 +713,6 @@ def _ensure_usable(array: ArrayStats) -> None:
     raise H5ValueError(
         f"{array.key!r} cannot be normalized with these statistics: {channel}has "
         f"{'no finite value' if is_empty else 'values too large for a float64 to hold their squares'} "
-        f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite ones in all). Fix the values, "
+        f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite values). Fix the values, "
         "or leave the array out."
     )

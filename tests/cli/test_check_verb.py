@@ -53,7 +53,7 @@ def test_problems_are_grouped_by_file_and_summed_up(run, folder):
     assert lines[0] == str(folder / "b.h5")
     assert lines[1].startswith("  error (decode): x: chunk 3 (rows 15 to 19) of 'x'")
     assert lines[2] == str(folder / "c.h5")
-    assert lines[3].startswith("  warning (duplicate): its size, its arrays and samples of its bytes are those of")
+    assert lines[3].startswith("  warning (duplicate): its size, arrays and samples of its bytes equal those of")
     assert lines[4] == "3 files, 6 arrays, 45.9 KiB decoded: 1 error, 1 warning"
     assert lines[5] == "integrity level 0 of 4: most damage to the values of 'y' would go unnoticed (no checksums)"
     assert len(lines) == 6
@@ -99,7 +99,7 @@ def test_without_decoding_metadata_alone_are_read(run, folder):
     code, out, _ = run(folder / "b.h5", "--no-decode")
     assert code == 0
     assert out.splitlines() == [
-        "1 file, 2 arrays, metadata alone: 0 errors, 0 warnings",
+        "1 file, 2 arrays, only metadata: 0 errors, 0 warnings",
         "integrity level 0 of 4: most damage to the values of 'y' would go unnoticed (no checksums)",
     ]
 
@@ -148,7 +148,7 @@ def test_a_sandbox_finds_the_same_and_says_that_it_was_one(run, folder):
     code, out, err = run(folder, "--sandbox", "--sandbox-memory", "2 GiB", "--sandbox-seconds", "90")
     assert (code, err) == (1, "")
     plain = run(folder)[1].splitlines()
-    plain[4] = "3 files, 6 arrays, 45.9 KiB decoded, each file in a process of its own: 1 error, 1 warning"
+    plain[4] = "3 files, 6 arrays, 45.9 KiB decoded, each file in its own process: 1 error, 1 warning"
     assert out.splitlines() == plain
     assert run(folder / "a.h5", "--sandbox")[0] == 0
 
@@ -180,7 +180,7 @@ def test_what_a_hostile_process_tells_is_one_line_without_codes(run, folder, mon
     assert out.splitlines() == [
         str(folder / "a.h5"),
         "  error (open): x\\ny: fine\\n1 file, 2 arrays: 0 errors, 0 warnings\\x1b[1A\\x1b[1m\\r\\u202e",
-        "1 file, 0 arrays, 0 B decoded, each file in a process of its own: 1 error, 0 warnings",
+        "1 file, 0 arrays, 0 B decoded, each file in its own process: 1 error, 0 warnings",
         "integrity level 0 of 4: most damage to the values of 'u\\nv' would go unnoticed (no checksums)",
     ]
 

@@ -230,5 +230,5 @@ def test_a_full_disk_behind_the_output_is_one_line(file):
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "lightning_h5: inspect could not write its output: No space left on device. Its work is done"
+        "lightning_h5: inspect has finished, but could not write its output: No space left on device."
     )

@@ -39,8 +39,8 @@ def test_it_says_what_it_bought(path, capsys):
     assert "4.7 KiB" in lines[x + 1]
     y = next(at for at, line in enumerate(lines) if line.startswith("y "))
     assert lines[y + 1].split()[:2] == ["1000", "gzip"]
-    assert "text is variable-length, which HDF5 cannot compress, and stays as it is" in printed.out
-    assert "MiB/s decoded; verified in" in lines[-2]
+    assert "text is variable-length, which HDF5 cannot compress, and is copied unchanged" in printed.out
+    assert "MiB/s of decoded data; verified in" in lines[-2]
     assert lines[-1] == f"Next: lightning-h5 inspect {path}.copy"
     with h5py.File(path + ".copy") as file:
         assert (file["x"].chunks, file["x"].compression_opts) == ((150, 4), 9)
@@ -60,7 +60,7 @@ def test_json_has_all_of_it_and_nothing_else_is_written(path, capsys):
 
 def test_rows_are_shuffled_by_name(path, capsys):
     assert run(path, path + ".copy", "--shuffle-rows", 3) == 1
-    assert "Name those that belong together" in capsys.readouterr().err
+    assert "Name the arrays that belong together" in capsys.readouterr().err
     assert run(path, path + ".copy", "--shuffle-rows", 3, "--shuffle-keys", "x", "y", "--keys", "x") == 0
     assert "x (rows shuffled)" in capsys.readouterr().out
     with h5py.File(path + ".copy") as file:

@@ -145,16 +145,16 @@ def test_files_that_moved_are_named_by_set(saved, run, tmp_path):
     assert "pass --set train_path=PATH" in run("last.ckpt", "--step", "5", code=1)
     moved = json.loads(run("last.ckpt", "--step", "5", "--json", "--set", "train_path=moved.h5"))["samples"]
     assert [row["row"] for row in moved] == [row["row"] for row in rows]
-    assert "no setting" in run("last.ckpt", "--step", "5", "--set", "train_path", code=2)
+    assert "not a setting" in run("last.ckpt", "--step", "5", "--set", "train_path", code=2)
 
 
 def test_what_is_no_checkpoint_of_ours_is_an_error(saved, run):
     assert "cannot be opened: No such file" in run("none.ckpt", "--step", "1", code=1)
-    assert "'x.h5' is no checkpoint" in run("x.h5", "--step", "1", code=1)
+    assert "'x.h5' is not a checkpoint" in run("x.h5", "--step", "1", code=1)
     torch.save({"state_dict": {}}, "bare.ckpt")
     assert "it has none" in run("bare.ckpt", "--step", "1", code=1)
     saved(Own)
-    assert "is no class of lightning_h5" in run("last.ckpt", "--step", "1", code=1)
+    assert "is not a class of lightning_h5" in run("last.ckpt", "--step", "1", code=1)
 
 
 @pytest.mark.wide
@@ -162,7 +162,7 @@ def test_objects_of_other_classes_are_loaded_if_the_checkpoint_is_trusted(saved,
     saved()
     checkpoint = torch.load("last.ckpt", weights_only=True)
     torch.save(checkpoint | {"hyper_parameters": {"setting": Setting()}}, "own.ckpt")
-    assert "Pass --trusted if you know who saved it" in run("own.ckpt", "--step", "1", code=1)
+    assert "Pass --trusted if you trust the checkpoint" in run("own.ckpt", "--step", "1", code=1)
     assert "step 1:" in run("own.ckpt", "--step", "1", "--trusted")
 
 

@@ -90,7 +90,7 @@ CASES = {
         "good.h5",
         IMAGES | {"drop_last": True, "batch_size": 21},
         H5ValueError,
-        ["drop_last leaves nothing of the 20 rows", "batch_size 21 x 1 ranks"],
+        ["drop_last drops all 20 rows", "batch_size 21 x 1 ranks"],
     ),
     "fractions that do not add up": (
         "good.h5",

@@ -194,7 +194,7 @@ def test_a_mixture_names_the_source_and_the_segment_of_each_window(folder):
 
 def test_sources_that_share_some_files_are_not_split(folder):
     sources = {"one": [folder / "a.h5", folder / "b.h5"], "two": folder / "a.h5"}
-    with pytest.raises(H5ValueError, match="two sources have some of their files in common"):
+    with pytest.raises(H5ValueError, match="two sources share only some of their files"):
         module(folder, "", mixture=sources, split=0.3).setup("fit")
     sources = {name: {"paths": folder / "a.h5", "where": {"ok": ok}} for ok, name in enumerate(["one", "two"])}
     data = module(folder, "", mixture=sources, split=0.5, window=1)
@@ -227,7 +227,7 @@ def test_a_loader_for_other_loops_gives_each_sample_once(folder, options):
 
 PATCHES = {"window": None, "patch": {"shape": {"x": [2, None], "t": [2]}}}
 REFUSED = [
-    ({"row_cache": 5}, "row_cache was given"),
+    ({"row_cache": 5}, "row_cache caches single rows"),
     ({"where": lambda columns: columns["ok"] > 0}, "is a function of all columns"),
     ({"where": {"x": 1.0}}, "has rows of the shape"),
     ({"where": {"@score": {"min": 9}}}, "no segment passes all filters"),
@@ -251,7 +251,7 @@ def test_text_that_no_segment_has_is_a_warning(folder):
 @pytest.mark.parametrize("split", [{"by": "segment"}, {"group_pattern": "(demo)"}])
 def test_rows_are_not_split_by_what_segments_alone_have(folder, split):
     options = {"fields": ["data/demo_0/x"], "segments": None, "window": None}
-    with pytest.raises(H5ValueError, match="divide segments, and samples are rows"):
+    with pytest.raises(H5ValueError, match="divide segments, but samples are rows"):
         module(folder, "a", **options, split={"val_fraction": 0.3} | split).setup("fit")
 
 

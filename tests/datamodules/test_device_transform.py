@@ -404,7 +404,7 @@ def test_steps_that_take_batches_themselves_are_refused(path):
 
     datamodule = LazyH5DataModule(path, x_key="x", with_index=True, device_transform=add_hundred)
     warnings.filterwarnings("ignore", message="You are using the `dataloader_iter` step flavor")
-    with pytest.raises(H5ValueError, match=r"device_transform was given, and Takes.training_step .*dataloader_iter"):
+    with pytest.raises(H5ValueError, match=r"device_transform was given, but Takes.training_step .*dataloader_iter"):
         fitted(datamodule, Takes())
 
 

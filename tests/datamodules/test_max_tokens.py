@@ -119,15 +119,15 @@ def test_a_sample_beyond_the_limit_is_named_before_training(path, kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "w"}, "max_tokens was given with weights"),
+        ({"weights": "w"}, "max_tokens cannot be combined with weights"),
         ({"segments": {"max_tokens": 0}}, "segments.max_tokens=0"),
         ({"window": 3}, "segments.max_tokens are of whole segments, and samples are windows"),
-        ({"segments": {"lengths": None}, "sample": "row"}, "and samples are rows: 128 counts the steps"),
+        ({"segments": {"lengths": None}, "sample": "row"}, "but samples are rows: max_tokens counts the steps"),
         ({"shuffle": {"scope": "node"}}, "shuffle.scope='node' was given with segments.max_tokens"),
         ({"collate_fn": None}, "collate_fn='pad'"),
         (
             {"drop_last": True, "segments": {"max_tokens": 9_000}, "distributed": {"rank": 0, "world_size": 4}},
-            "leaves nothing of the 1 batches",
+            "drops all 1 batches",
         ),
     ],
 )
@@ -205,9 +205,11 @@ def test_a_mixture_stopped_in_an_epoch_goes_on_with_exactly_the_rest(mixture, tm
 
 def test_sources_that_take_turns_by_rows_and_other_shards_in_each_epoch_are_refused(path):
     sources = {"sources": {"a": path, "b": path}, "strategy": "round_robin", "mix": "rows"}
-    with pytest.raises(H5ValueError, match=r"max_tokens was given with mixture.mix='rows'.*Pass mix='batches'"):
+    with pytest.raises(
+        H5ValueError, match=r"max_tokens cannot be combined with mixture.mix='rows'.*Pass mix='batches'"
+    ):
         module_of(None, mixture=sources)
-    with pytest.raises(H5ValueError, match="max_tokens was given with memory"):
+    with pytest.raises(H5ValueError, match="max_tokens cannot be combined with memory"):
         module_of(path, RankCachedH5DataModule, memory={"reshard_every_n_epochs": 1})
 
 

@@ -205,7 +205,7 @@ PATHS = {
     "a key by position": (lambda: setup("digits.h5", "images"), ["no such file", "Pass keys by name: x_key='images'"]),
     "more values than paths": (
         lambda: LazyH5DataModule("a.h5", "b.h5", "c.h5", "d.h5", "x"),
-        ["5 values without a name", "'predict_path'", "such as x_key=..."],
+        ["5 positional arguments", "'predict_path'", "such as x_key=..."],
     ),
     "a key behind the path": (lambda: setup("digits.h5/images"), ["pass 'digits.h5', and 'images' as the key"]),
     "a key behind colons": (lambda: setup("digits.h5::images"), ["pass 'digits.h5', and 'images' as the key"]),
@@ -224,7 +224,7 @@ OTHER_FILES = {
     "an old MAT file": (lambda: setup("old.mat"), ["older format than 7.3", "'-v7.3'"]),
     "classic netCDF": (lambda: setup("classic.nc"), ["netCDF in its classic format", "nccopy -k nc4"]),
     "HDF4": (lambda: setup("hdf4.hdf"), ["It is HDF4", "h4toh5convert"]),
-    "a table of columns": (lambda: setup("table.parquet"), ["It is Parquet", "passed as table"]),
+    "a table of columns": (lambda: setup("table.parquet"), ["It is Parquet", "as the argument table"]),
     "a pickle": (lambda: setup("pickle.h5"), ["a pickle of Python", "write its arrays to an HDF5 file"]),
     "a download that did not end": (lambda: setup("zeros.h5"), ["first bytes are zeros", "Copy or download it again"]),
     "an empty file": (lambda: setup("nothing.h5"), ["It is empty", "Copy or download it again"]),
@@ -261,7 +261,7 @@ KEYS = {
     "a scalar": (lambda: setup(x_key="scale"), ["is a scalar", "Name an array with an axis"]),
     "a misspelled member": (lambda: setup(x_key="people/agee"), ["'age', 'mass'", "Did you mean 'age'"]),
     "a table as a whole": (lambda: setup(x_key="people"), ["is a table", "'people/age'", "or several as a list"]),
-    "fields and keys": (lambda: of_images(fields=["labels"]), ["fields and x_key were given", "flat dicts"]),
+    "fields and keys": (lambda: of_images(fields=["labels"]), ["fields cannot be combined with x_key", "flat dicts"]),
     "a number as key": (lambda: setup(x_key=3), ["x_key=3", "such as 'group/images'"]),
     "a misspelled field": (lambda: setup(fields={"x": "imagess"}), ["fields['x']='imagess'", "Did you mean 'images'"]),
     "another word for a split": (lambda: setup("parts.h5", x_key="{part}/x"), ["{part} stands for nothing; {split}"]),
@@ -393,7 +393,7 @@ SPLITS = {
     ),
     "no list of training segments": (
         lambda: of_robot(split={"key": {"val": "mask/valid"}}),
-        ["no data for 'train'", "Add one, as 'train'"],
+        ["no data for 'train'", "Add the array that lists its segments"],
     ),
     "no validation data": (lambda: of_images(stage="validate"), ["no data for 'val'", "Pass val_path"]),
 }
@@ -413,16 +413,16 @@ FILTERS = {
         ["no 'image'", "Did you mean 'images'"],
     ),
     "statistics as a pair": (lambda: of_images(normalize=(0, 1)), ["normalize=(0, 1)", "{'mean': 0.5, 'std': 0.2}"]),
-    "several transforms": (lambda: of_images(transform=[abs, abs]), ["cannot be called", "Compose"]),
+    "several transforms": (lambda: of_images(transform=[abs, abs]), ["is not callable", "Compose"]),
     "a transform of no target": (lambda: of_images(target_transform=abs), ["without y_key", "Pass y_key"]),
     "a misspelled way to collate": (lambda: of_images(collate_fn="pead"), ["Did you mean 'pad'"]),
     "a class as a transform": (
         lambda: of_images(transform=torch.nn.Identity),
-        ["transform=Identity was given, a class", "Pass an object of it: transform=Identity(...)"],
+        ["transform=Identity is a class", "Pass an object of it: transform=Identity(...)"],
     ),
     "a transform of input and target": (
         lambda: of_images(transform=lambda x, y: (x, y)),
-        ["requires the arguments 'x', 'y'", "called with one, the input of a sample", "batch_transform a batch"],
+        ["requires the arguments 'x', 'y'", "called with one, the input of a sample", "batch_transform with a batch"],
     ),
     "a dtype of no target": (lambda: of_images(y_dtype="int64"), ["y_dtype was given without y_key", "Pass y_key"]),
     "a dtype of text": (
@@ -470,7 +470,7 @@ TORCH = {
     ),
 }
 RUNNING = {
-    "workers by number": (lambda: of_images(workers=4), ["workers=4", "pass num_workers=4"]),
+    "workers by number": (lambda: of_images(workers=4), ["workers=4", "Pass num_workers=4"]),
     "a misspelled option of workers": (lambda: of_images(workers={"persistnt": 1}), ["Did you mean 'persistent'"]),
     "a flag as text": (lambda: of_images(drop_last="false"), ["drop_last='false'", "Pass True or False"]),
     "a flag of an option as text": (
@@ -505,7 +505,7 @@ RUNNING = {
     "an empty batch": (lambda: of_images(batch_size=0), ["batch_size=0", "at least 1"]),
     "batches larger than the data": (
         lambda: of_images(batch_size=100, drop_last=True),
-        ["drop_last leaves nothing of the 60 rows", "Make batch_size smaller"],
+        ["drop_last drops all 60 rows", "Make batch_size smaller"],
     ),
     "a misspelled strategy": (lambda: mixed(strategy="weightd"), ["Did you mean 'weighted'"]),
     "a loader before setup": (

@@ -161,7 +161,7 @@ def test_on_one_node_the_order_is_that_of_the_global_scope(file, monkeypatch, ca
         for scope in ("node", "global")
     )
     assert one == everywhere
-    assert "on one node: the order is that of scope='global'" in caplog.text
+    assert "on one node: the order equals scope='global'" in caplog.text
 
 
 def test_overfitting_takes_the_same_batches_as_ever(file):

@@ -353,7 +353,9 @@ def test_the_log_has_the_reason_and_both_rates(make_h5, monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
         order_of(LazyH5DataModule(path, x_key="x", shuffle={"buffer": "1 MiB"}))
     assert "the rows (5.9 MiB) exceed 80% of the 1.0 MiB that are free to keep them" in caplog.text
-    assert re.search(r"single rows of 'x' come from its disk at about [\d,]+ a second, and runs of them", caplog.text)
+    assert re.search(
+        r"the disk reads about [\d,]+ single rows per second of 'x', and [\d,]+ in runs of rows", caplog.text
+    )
 
 
 @pytest.mark.parametrize("kind", [LazyH5DataModule, CombinedHDF5DataModule])

@@ -179,7 +179,7 @@ class TakesPairs(TakesBatches):
 def test_a_position_that_cannot_be_known_is_refused(tmp_path, file):
     with pytest.raises(RuntimeError, match="stop here"):
         run(TakesPairs(fail_at=3), module(file, Zipped), callbacks=[SaveOnException(tmp_path, "kept")])
-    with pytest.raises(H5ResumeError, match="not known which batches"):
+    with pytest.raises(H5ResumeError, match="batches that the interrupted epoch was trained on are unknown"):
         run(TakesPairs(), module(file, Zipped), tmp_path / "kept.ckpt")
     again, options = TakesPairs(), {"distributed": {"on_resume_mismatch": "restart_epoch"}}
     with pytest.warns(UserWarning, match="epoch 0 starts over"):

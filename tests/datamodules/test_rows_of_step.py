@@ -158,7 +158,7 @@ def test_files_that_changed_are_an_error_by_identity(path, tmp_path, kind):
 
 def test_a_rank_that_there_was_not_is_an_error(path):
     _, datamodule = fit(path)
-    with pytest.raises(H5ValueError, match="step 3 had ranks 0 to 0"):
+    with pytest.raises(H5ValueError, match="step 3 has ranks 0 to 0"):
         datamodule.rows_of_step(3, rank=1)
 
 

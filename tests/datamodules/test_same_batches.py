@@ -271,8 +271,8 @@ def test_a_mixture_has_an_input_and_a_target_or_names_its_sources(folder, arrays
 
 
 REFUSED = {
-    "x_key and fields": ({"x_key": "x", "fields": ["x"]}, "fields and x_key were given"),
-    "y_key and fields": ({"y_key": "y", "fields": ["x"]}, "fields and y_key were given"),
+    "x_key and fields": ({"x_key": "x", "fields": ["x"]}, "fields cannot be combined with x_key"),
+    "y_key and fields": ({"y_key": "y", "fields": ["x"]}, "fields cannot be combined with y_key"),
     "no fields": ({"fields": []}, "fields=.* names no field"),
     "a field twice": ({"fields": ["x", "x"]}, "fields=.* names a field twice"),
     "a mask without a label": ({"x_key": "x", "valid_mask": "is_real"}, "Pass label as well"),

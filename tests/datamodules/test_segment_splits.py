@@ -120,7 +120,7 @@ def test_splits_that_make_no_sense_are_refused(path, split, message):
 
 def test_rows_have_no_lists_of_segments(path):
     module = LazyH5DataModule(path, x_key="data/patient0_run0/x", split={"key": "mask/{split}"})
-    with pytest.raises(H5ValueError, match="divide segments, and samples are rows"):
+    with pytest.raises(H5ValueError, match="divide segments, but samples are rows"):
         module.setup("fit")
 
 
@@ -131,7 +131,7 @@ def test_rows_have_no_lists_of_segments(path):
         (
             {"segments": "data/*", "split": {"key": {"train": "mask/no"}}},
             H5KeyError,
-            "'mask/no', which no training file",
+            "'mask/no', but no training file",
         ),
         ({"segments": "nothing/*"}, H5KeyError, "has no group 'nothing'"),
         ({"segments": "data/*", "window": 30}, H5ValueError, "windows reach over 30 steps, and the longest of 10"),

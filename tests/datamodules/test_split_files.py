@@ -137,7 +137,7 @@ BY_ROW = {"group_key": None, "splits": {"train": [[0, 100]], "val": [[100, ROWS]
             {"group_key": "guid"},
             "has 'p03' in several splits",
         ),
-        (BY_ROW, {"val_path": True}, "gives 20 rows to 'val', which has its own files"),
+        (BY_ROW, {"val_path": True}, "assigns 20 rows to 'val', which has its own files"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(file, tmp_path, text, options, words):
@@ -150,7 +150,7 @@ def test_a_file_that_does_not_fit_is_refused(file, tmp_path, text, options, word
 
 
 def test_a_file_that_is_not_there_is_made_only_where_it_is_said_how(file, tmp_path):
-    with pytest.raises(H5FileError, match="does not exist, and no setting describes how to make it"):
+    with pytest.raises(H5FileError, match="does not exist, and no setting describes how to create it"):
         lazy(file, split={"file": tmp_path / "s.json"}).setup("fit")
     (tmp_path / "not a folder").write_text("")
     with pytest.raises(H5FileError, match="cannot be written"):

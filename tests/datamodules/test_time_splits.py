@@ -94,7 +94,7 @@ def test_a_split_without_rows_is_an_error_that_says_what_is_cut(folder):
     [{"group_key": "g"}, {"group_pattern": "(a)"}, {"stratify_key": "y"}, {"num_folds": 2, "fold": 0}, {"file": "s"}],
 )
 def test_settings_that_a_split_in_time_cannot_follow_are_refused(more):
-    with pytest.raises(H5ValueError, match=f"'time' was given with split.{next(iter(more))}"):
+    with pytest.raises(H5ValueError, match=f"'time' cannot be combined with split.{next(iter(more))}"):
         SplitOptions(by="time", **({} if "fold" in more else {"val_fraction": 0.1}), **more)
 
 

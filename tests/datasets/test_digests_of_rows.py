@@ -259,7 +259,7 @@ def test_digests_that_are_none_are_refused(make_h5, text):
     path = make_h5(x=ROWS)
     with open(digests_path(path), "w") as file:
         file.write(text)
-    with pytest.raises(H5ValueError, match="is not what `lightning-h5 check --write-digests` writes"):
+    with pytest.raises(H5ValueError, match="is not a file of digests"):
         H5LazyDataset(
             path,
             "x",

@@ -144,7 +144,7 @@ def test_a_transform_may_make_several_fields_of_one(path, returned):
         ({"x_key": "action", "y_key": "label", "transform": lambda x: x[:1]}, "'action' has 1 steps in a sample and"),
         ({"x_key": "class", "segments": None}, "samples here are rows, which all have the same number of steps"),
         ({"fields": ["action"], "window": 2}, "samples here are windows"),
-        ({"fields": {"max_seqlen": "action"}}, "there are fields named 'max_seqlen'"),
+        ({"fields": {"max_seqlen": "action"}}, "the data has fields named 'max_seqlen'"),
         ({"x_key": "action", "transform": lambda x: x[:, : len(x)]}, "cannot be joined"),
     ],
 )

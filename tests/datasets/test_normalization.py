@@ -372,7 +372,7 @@ X = {"mean": [0.0] * 3, "std": [1.0] * 3}
 REFUSED = {
     "another field": ({"other": X}, r"fields 'other'; the data has 'x', 'z', 'y', 'name' and no 'other'"),
     "another field as well": ({"x": X, "other": X}, r"and no 'other'"),
-    "another number of channels": ({"x": {"mean": [0.0] * 4, "std": [1.0] * 4}}, r"'x' are of 4 channels .*3 there"),
+    "another number of channels": ({"x": {"mean": [0.0] * 4, "std": [1.0] * 4}}, r"'x' have 4 channels .*3 there"),
     "another shape of rows": (
         {"x": X | {"row_shape": [3, 5]}},
         r"'x' were computed from rows of shape \(3, 5\).*\(3, 4\)",

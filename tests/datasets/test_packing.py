@@ -299,7 +299,7 @@ def test_integers_are_refused_if_it_is_not_known_whether_they_are_unsigned(write
     with pytest.raises(H5ValueError, match="packed integers") as error:
         H5LazyDataset(path, "x")
     assert "or something else" not in str(error.value)
-    with pytest.raises(H5ValueError, match="what _Unsigned means is not known"):
+    with pytest.raises(H5ValueError, match="the meaning of _Unsigned is unknown"):
         CombinedHDF5Dataset(path, ["y"], where={"x": -1})
 
 

@@ -407,7 +407,7 @@ def test_a_shard_that_does_not_fit_is_refused_with_the_sum_and_what_would(large,
         RankMemCachedH5Dataset(large, "x", **nested_files(**options))
     assert str(error.value).startswith(
         f"the shards take {taken}, and 256.0 MiB while they are loaded; 2.25 GiB are left (the control group's "
-        "memory.max). 2.00 GiB would fit: take a smaller dtype"
+        "memory.max). 2.00 GiB would fit: use a smaller dtype"
     )
     assert "H5LazyDataset" in str(error.value)
 

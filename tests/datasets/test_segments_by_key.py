@@ -278,7 +278,7 @@ def test_rows_without_a_group_can_be_left_out_by_a_filter(make_h5):
 REFUSED = {
     "an order without a key": ({"sequence_key": None}, r"segments.sort_key=.* was given without segments.key"),
     "an order of text": ({"sequence_order": "note"}, r"segments.sort_key='note' has values of"),
-    "kept rows": ({"cache_size": 4}, r"row_cache was given"),
+    "kept rows": ({"cache_size": 4}, r"row_cache caches single rows"),
 }
 
 

@@ -160,7 +160,7 @@ def test_numbers_are_promoted_if_a_dtype_holds_all(tmp_path: Path) -> None:
         file["huge"] = np.arange(5)
     dataset = H5LazyDataset(tmp_path / "a.h5", {"x": ["small", "large"]})
     assert dataset.read_batch([3])["x"].tolist() == [[3, 1.5]]
-    with pytest.raises(H5ValueError, match="no dtype holds the numbers of all"):
+    with pytest.raises(H5ValueError, match="no dtype represents the numbers of all"):
         H5LazyDataset(tmp_path / "a.h5", {"x": ["huge", "large"]})
 
 

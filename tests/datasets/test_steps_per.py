@@ -154,7 +154,7 @@ def test_labels_that_do_not_fit_their_rate_are_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps_per": 4}, "is no mapping"),
+        ({"steps_per": 4}, "is not a mapping"),
         ({"steps_per": {"stage": 0}}, "steps_per"),
         ({"steps_per": {"stage": None}}, "steps_per"),
         ({"steps_per": {"hypnogram": 4}}, "names 'hypnogram'"),

@@ -166,9 +166,9 @@ def test_runs_that_were_preempted_at_random_are_together_the_unbroken_run(path, 
 
 
 def test_signals_have_names():
-    with pytest.raises(H5ValueError, match="names of signals"):
+    with pytest.raises(H5ValueError, match="list of signal names"):
         SaveOnPreemption(signals=["SIGNAL"])
-    with pytest.raises(H5ValueError, match="names of signals"):
+    with pytest.raises(H5ValueError, match="list of signal names"):
         SaveOnPreemption(signals="SIGUSR1")
 
 

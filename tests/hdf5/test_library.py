@@ -9,9 +9,9 @@ from lightning_h5.hdf5.library import library_text, published_weaknesses
 @pytest.mark.parametrize(
     ("version", "n", "words"),
     [
-        ((1, 14, 6), 9, "which has at least 9 published vulnerabilities that HDF5 2.2.0 mends"),
-        ((2, 0, 0), 9, "HDF5 2.0.0, which has 9 published vulnerabilities that HDF5 2.2.0 mends"),
-        ((2, 1, 1), 4, "which has 4 published vulnerabilities that HDF5 2.2.0 mends"),
+        ((1, 14, 6), 9, "which has at least 9 published vulnerabilities that HDF5 2.2.0 fixes"),
+        ((2, 0, 0), 9, "HDF5 2.0.0, which has 9 published vulnerabilities that HDF5 2.2.0 fixes"),
+        ((2, 1, 1), 4, "which has 4 published vulnerabilities that HDF5 2.2.0 fixes"),
     ],
 )
 def test_versions_with_published_vulnerabilities_are_named(version, n, words):

@@ -263,7 +263,7 @@ CURES = {
     errno.ENFILE: r".*fs\.file-max",
     errno.ENOMEM: "Free some memory",
     errno.EIO: "Check the disk",
-    errno.EACCES: "Check its permissions",
+    errno.EACCES: "Check the permissions of the path",
 }
 
 

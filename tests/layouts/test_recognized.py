@@ -98,7 +98,7 @@ def test_of_cells_it_names_matrix_and_categories(tmp_path, name):
 def test_of_volumes_it_says_how_patches_are_cut(tmp_path, name):
     text, call, _ = printed(PROJECTS[name](tmp_path).arguments["path"])
     assert first_batch(executed(call)) is not None
-    assert "the argument patch cuts pieces of one size out of it" in " ".join(text.split())
+    assert "the argument patch cuts pieces of one size from it" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -387,7 +387,7 @@ def test_the_cost_of_a_sample_is_that_of_its_chunks(tmp_path):
     assert cost.bytes_decoded == 16 * 16 + 8 * 8
     assert cost.bytes_decoded_in_chunk_order == 8 * 16 * 16 // 128 + 8 * 8
     text, _, _ = printed(tmp_path / "a.h5")
-    assert "128 samples of 2 segments; one has 80 B in 1 chunk." in text
+    assert "128 samples of 2 segments; 80 B each, in 1 chunk." in text
 
 
 # Keys that would be guessed --------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_the_start_of_workers_is_told_from_the_rest(make_h5, capsys):
         workers={"start_method": "spawn"},
     )
     line = limit_of_a_run(module, capsys)
-    assert "for the first batches of epochs. A longer run spends a smaller share on them if" in line
+    assert "for the first batches of epochs. This share shrinks in a longer run if" in line
     assert "persistent_workers" not in line  # they persist already
 
 
@@ -154,7 +154,7 @@ STAGED = QUIET | {"wait_seconds": 5.0, "read_seconds": 9.0, "origin_seconds": 8.
 FILLING = STAGED | {"mirror_bytes": 95.0, "missed_bytes": 5.0, "origin_requests": 1024.0}
 CROWDED = FILLING | {"mirror_bytes": 40.0, "missed_bytes": 60.0}
 SMALL = {"origin_requests": 40 * 1024.0}
-FILLS = "Filling the mirror is the bottleneck: what is read again comes from the local disk."
+FILLS = "Filling the mirror is the bottleneck: later reads of the same rows use the local disk."
 LATER = " Look at a later epoch before you change anything."
 PAST = (
     "Reading past the mirror is the bottleneck: it had room for 40% of the bytes needed. Raise staging.max_bytes, if "

@@ -153,7 +153,7 @@ def test_a_loader_that_cannot_be_repeated_cannot_be_resumed():
     next(iter(loader))
     again = make()
     again.load_state_dict(loader.state_dict())
-    with pytest.raises(H5ResumeError, match="RandomSampler shuffles in another order each time"):
+    with pytest.raises(H5ResumeError, match="RandomSampler shuffles in a new order each time"):
         next(iter(again))
 
 

@@ -482,7 +482,7 @@ def test_workers_that_cannot_be_started_leave_nothing_and_say_what_ran_out(
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fork", refuse_the_second(number))
-        with pytest.raises(H5Error, match=f"2 workers were to be started, and .*{said}.*Use fewer workers"):
+        with pytest.raises(H5Error, match=f"2 workers could not be started: .*{said}.*Use fewer workers"):
             list(loader)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -518,7 +518,7 @@ def test_without_descriptors_for_workers_the_error_names_them(path, n, leaves_no
     before = len(os.listdir("/proc/self/fd"))
     with (
         descriptors_left(n),
-        pytest.raises(H5Error, match="2 workers were to be started, and this process has no desc"),
+        pytest.raises(H5Error, match="2 workers could not be started: this process has no desc"),
     ):
         list(loader)
     gc.collect()

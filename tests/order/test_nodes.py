@@ -412,7 +412,7 @@ def test_nodes_with_different_numbers_of_ranks_are_refused(monkeypatch):
     monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setenv("WORLD_SIZE", "6")
-    with pytest.raises(H5ValueError, match="4 ranks of this node and 6 in all"):
+    with pytest.raises(H5ValueError, match="4 ranks on this node and 6 in all"):
         launched_nodes(6)
 
 

@@ -247,7 +247,7 @@ def test_options_of_a_filter_that_state_larger_chunks_are_damage(make_h5, name):
     number = {"nbit": 5, "scaleoffset": 6}[name]
     open_source(replace(layout, filters=(Filter(number, name, right),)), OpenOptions(), 1, Counters())
     crafted = (*right[:2], 1 << 30, *right[3:])
-    with pytest.raises(H5CorruptError, match="states chunks of"):
+    with pytest.raises(H5CorruptError, match="declares chunks of"):
         open_source(replace(layout, filters=(Filter(number, name, crafted),)), OpenOptions(), 1, Counters())
 
 

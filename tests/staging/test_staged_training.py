@@ -363,7 +363,7 @@ def test_a_folder_without_a_name_is_refused_for_datasets_too(path):
 
 
 def test_one_setting_is_given_once(path, folder):
-    with pytest.raises(H5ValueError, match=r"staging and files\.staging were given"):
+    with pytest.raises(H5ValueError, match=r"staging and files\.staging are the same setting"):
         LazyH5DataModule(path, x_key="x", staging=folder, files={"staging": folder})
 
 

@@ -133,7 +133,7 @@ def test_a_candidate_takes_part_if_it_changes_anything_and_fits(make_file, monke
     assert names("gzip", **large) == (["plain h5py", lazy, all_rows, cached, workers], {})
     found, out = names("gzip", free=1500 << 20, **large)
     assert found == ["plain h5py", lazy, cached, workers]
-    assert out == {all_rows: "it holds 1,000.0 MiB of rows, and 750.0 MiB of memory are left for it"}
+    assert out == {all_rows: "it needs 1,000.0 MiB for rows, and 750.0 MiB of memory are available"}
     found, out = names("gzip", free=None, **large)
     assert found == ["plain h5py", lazy, workers]
     assert set(out) == {all_rows, cached}
@@ -263,7 +263,7 @@ def test_reasons_say_what_there_is_to_know(make_file, monkeypatch):
         return " ".join(bench_file(make_file("contiguous"), "x", "y", num_workers=0).reasons)
 
     assert "that would kill the process" in reasons(files=10)
-    assert "divided over the ranks" in reasons(cached=10)
+    assert "divided among the ranks" in reasons(cached=10)
     assert "is as fast or faster" in reasons(plain=1.2)
     assert "Plain h5py" not in reasons(lazy=10)
 
@@ -301,7 +301,7 @@ def test_a_step_follows_each_batch_and_steps_alone_show_what_loading_costs(path,
     assert len(report.results) == 4
     assert all(each.rows_per_second <= 8 / 0.001 for each in report.results)
     assert 0 < report.unloaded_rows_per_second <= 8 / 0.001
-    assert any(reason.startswith("Steps alone give") for reason in report.reasons)
+    assert any(reason.startswith("Steps alone run at") for reason in report.reasons)
     assert "loading costs" in "\n".join(bench_text(report))
     assert bench_file(path, "x", "y", num_workers=0, step=1, **FAST).unloaded_rows_per_second <= 8 / 0.001
     assert bench_file(path, "x", "y", num_workers=0, **FAST).unloaded_rows_per_second is None

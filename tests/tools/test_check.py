@@ -342,7 +342,7 @@ def test_a_file_whose_arrays_have_different_lengths_is_named(make_h5):
 def test_a_file_alone_whose_arrays_nearly_have_the_same_length_is_a_warning(make_h5):
     report = check_files(make_h5(x=np.arange(1000), y=np.arange(999), train=np.arange(600), test=np.arange(400)))
     assert found(report) == [("warning", "rows", "y")]
-    assert "it has 999 rows, 'x' 1,000" in report.warnings[0].text
+    assert "it has 999 rows, 'x' has 1,000" in report.warnings[0].text
 
 
 def test_the_same_data_twice_is_a_warning(make_h5, tmp_path):
@@ -351,8 +351,8 @@ def test_the_same_data_twice_is_a_warning(make_h5, tmp_path):
     report = check_files([path, tmp_path / "copy.h5"])
     assert found(report) == [("warning", "duplicate", None)]
     assert report.warnings[0].text == (
-        f"its size, its arrays and samples of its bytes are those of {path!r}: if it is a copy, its rows would be "
-        "trained on twice"
+        f"its size, arrays and samples of its bytes equal those of {path!r}: if it is a copy, training would use its "
+        "rows twice"
     )
 
 

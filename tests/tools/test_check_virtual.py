@@ -131,7 +131,7 @@ def test_a_mapping_of_too_many_pieces_is_said_to_be_unknown(tmp_path, monkeypatc
     assert found(check_files(path)) == []
     monkeypatch.setattr(links, "MAX_RUNS", 63)
     (problem,) = check_files(path).warnings
-    assert "too many pieces to find out" in problem.text
+    assert "too many pieces to check" in problem.text
 
 
 def test_arrays_in_other_files_are_said_to_be_not_read(tmp_path):

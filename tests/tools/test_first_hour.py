@@ -37,9 +37,9 @@ def test_the_index_of_a_table_of_pytables_keeps_its_chunks_in_a_copy(tmp_path):
         assert copy["df/table"].chunks == (25,)
         assert copy["df/_i_table/a/sortedLR"].chunks == (10,)
         assert copy["df/_i_table/a/sortedLR"].compression is None
-    with pytest.raises(lightning_h5.H5ValueError, match="has an index of PyTables, which would name other rows"):
+    with pytest.raises(lightning_h5.H5ValueError, match="its index of PyTables would refer to other rows"):
         repack_file(tmp_path / "a.h5", tmp_path / "c.h5", shuffle_rows=1, shuffle_keys=["df/table"])
-    with pytest.raises(lightning_h5.H5FileError, match="is a directory, and one file is copied at a time"):
+    with pytest.raises(lightning_h5.H5FileError, match="is a directory, but repack copies one file at a time"):
         repack_file(tmp_path, tmp_path / "c.h5")
 
 
@@ -99,7 +99,7 @@ def test_files_with_nothing_in_common_are_no_data_set(tmp_path):
             file[name] = np.zeros((40, 3), "f4")
     advice = inspect_folder(tmp_path).example.advice
     assert advice.datamodule is None
-    assert "have different arrays and are no data set together" in advice.reasons[0]
+    assert "have different arrays and are not one dataset" in advice.reasons[0]
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["a"] = np.zeros((40, 3), "f4")
     assert inspect_folder(tmp_path).example.advice.datamodule is not None

@@ -79,7 +79,7 @@ def test_sorted_columns_have_no_split_that_lacks_a_class(tmp_path):
         file["row_attrs/Gene"], file["attrs/LOOM_SPEC_VERSION"] = [f"g{at}" for at in range(12)], "3.0.0"
     advice = inspect_file(tmp_path / "a.loom").advice
     assert "split" not in advice.settings
-    assert "No split: they are sorted" in advice.reasons[0]
+    assert "No split: samples are sorted" in advice.reasons[0]
     with h5py.File(tmp_path / "a.loom", "a") as file:
         file["col_attrs/ClusterID"][...] = np.arange(50) % 5
     advice = inspect_file(tmp_path / "a.loom").advice
@@ -139,10 +139,12 @@ def test_a_file_with_coordinates_alone_says_so(tmp_path):
             file[name].make_scale(name)
     advice = inspect_file(tmp_path / "a.nc").advice
     assert advice.datamodule is None
-    assert advice.reasons[0].startswith("Only coordinates: 'height', 'lat', 'lon'.")
+    assert advice.reasons[0].startswith("The only arrays of numbers are coordinates: 'height', 'lat', 'lon'.")
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["time"], file["date"] = np.arange(40.0), ["2020-01-01"] * 40
-    assert inspect_file(tmp_path / "b.h5").advice.reasons == ("Only coordinates: 'time' has times, by the name.",)
+    assert inspect_file(tmp_path / "b.h5").advice.reasons == (
+        "The only arrays are coordinates: 'time' has times, by the name.",
+    )
 
 
 def test_a_rate_beside_a_recording_makes_windows_and_is_not_sure(tmp_path):

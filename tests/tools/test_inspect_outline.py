@@ -171,7 +171,7 @@ def test_rows_of_one_value_are_a_target_and_whole_floats_are_classes(tmp_path, c
     text = printed(capsys, tmp_path / "a.h5")
     (_, y), _ = batch_of(called(text))
     assert (y.ndim, str(y.dtype)) == (1, "torch.int64")
-    assert "Otherwise pass float32." in " ".join(text.split())
+    assert "If they are not, pass float32." in " ".join(text.split())
 
 
 def test_floats_that_are_no_class_numbers_stay_floats(tmp_path):

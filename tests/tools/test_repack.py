@@ -572,7 +572,9 @@ def test_a_virtual_array_over_other_files_and_shuffled_rows_is_refused(make_h5):
         layout[:10], layout[10:] = h5py.VirtualSource(other, "x", (10,)), h5py.VirtualSource(file["x"])
         file.create_virtual_dataset("v", layout)
     for key in ("x", "y"):
-        with pytest.raises(H5ValueError, match=r"'v' is virtual and shows rows of this file, which may not be moved"):
+        with pytest.raises(
+            H5ValueError, match=r"'v' is virtual and shows rows of this file, which shuffling would move"
+        ):
             repack_file(path, path + ".copy", shuffle_rows=0, shuffle_keys=[key])
 
 
@@ -658,7 +660,7 @@ def test_rows_per_chunk_is_for_every_array_with_rows(
     repack_file(path, path + ".named", keys=["x"], **options)
     is_left = has_others and row_shape == ()
     (noted,) = [array.note for array in report.arrays if array.name == "x"]
-    assert (f"does not get chunks of {rows} rows" in noted) == is_left
+    assert (f"is not written in chunks of {rows} rows" in noted) == is_left
     with h5py.File(path + ".any") as file, h5py.File(path + ".named") as named:
         order = slice(None) if seed is None else np.argsort(places(n_rows, seed))
         assert np.array_equal(file["x"], values[order])
@@ -718,7 +720,7 @@ def test_only_named_arrays_are_laid_out_anew(make_h5):
     with h5py.File(path + ".copy") as copy:
         assert (copy["x"].chunks, copy["x"].compression) == ((50,), "lzf")
         assert (copy["y"].chunks, copy["y"].compression) == ((10,), "gzip")
-    with pytest.raises(H5ValueError, match=r"'s' was named in keys and is variable-length"):
+    with pytest.raises(H5ValueError, match=r"'s' is in keys, but is variable-length"):
         repack_file(path, path + ".other", keys=["x", "s"])
     with pytest.raises(H5KeyError, match=r"'q' is not in"):
         repack_file(path, path + ".other", keys=["q"])
@@ -754,7 +756,7 @@ def test_what_lies_in_other_files_stays_a_link(make_h5, tmp_path):
         assert copy["virtual"][:].tolist() == list(range(10))
         assert copy["external"].external[0][0] == str(tmp_path / "raw.bin")
     assert os.stat(tmp_path / "raw.bin").st_mtime_ns == before
-    with pytest.raises(H5ValueError, match=r"is to be shuffled and lies in other files"):
+    with pytest.raises(H5ValueError, match=r"cannot be shuffled: it is in other files"):
         repack_file(path, path + ".more", shuffle_rows=0)
 
 
@@ -771,7 +773,7 @@ def test_what_is_not_copied_names_another_tool(zoo, make_h5, tmp_path):
     path = make_h5({"x": np.arange(3)})
     with h5py.File(path, "a") as file:
         file["references"] = np.array([file["x"].ref] * 3, dtype=h5py.ref_dtype)
-    with pytest.raises(H5ValueError, match="'references' is to be shuffled and holds references"):
+    with pytest.raises(H5ValueError, match="'references' cannot be shuffled: it holds references"):
         repack_file(path, path + ".copy", shuffle_rows=1)
     with pytest.raises(H5ValueError, match="'virtual' is virtual and shows rows of this file"):
         repack_file(zoo, tmp_path / "copy.h5", shuffle_rows=1, shuffle_keys=["x"])
@@ -788,7 +790,7 @@ def test_rows_that_are_too_large_for_a_chunk_stay_as_they_are(make_h5, monkeypat
     (array,) = repack_file(path, path + ".copy", compression="none", verify=True).arrays
     assert "has rows of more than" in array.note
     assert_same_file(path, path + ".copy")
-    with pytest.raises(H5ValueError, match="'x' is to be shuffled and has rows of more than"):
+    with pytest.raises(H5ValueError, match="'x' cannot be shuffled: it has rows of more than"):
         repack_file(path, path + ".more", shuffle_rows=0)
 
 
@@ -842,7 +844,7 @@ def test_types_that_h5py_cannot_read_are_named(make_h5):
 def test_a_compression_that_is_not_installed_names_what_there_is(make_h5, monkeypatch):
     monkeypatch.setattr("lightning_h5.tools.repack.compression._is_installed", lambda known: known.id in (1, 32000))
     path = make_h5({"x": np.arange(10)})
-    with pytest.raises(H5ValueError, match=r"'zstd' is not installed; there are none, gzip, lzf. Run `pip install"):
+    with pytest.raises(H5ValueError, match=r"'zstd' is not installed; none, gzip, lzf are. Run `pip install"):
         repack_file(path, path + ".copy", compression="zstd")
 
 
@@ -868,7 +870,7 @@ def test_a_target_that_appears_meanwhile_is_left_alone(make_h5, tmp_path, monkey
     for errors in (None, errno.EPERM):  # and on a file system without hard links
         if errors:
             monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
-        with pytest.raises(H5FileError, match=r"was made by another program in the meantime"):
+        with pytest.raises(H5FileError, match=r"was created by another program in the meantime"):
             repack_file(path, target)
         assert target.read_text() == "mine"
         assert sorted(os.listdir(tmp_path)) == ["copy.h5", "data1.h5"]

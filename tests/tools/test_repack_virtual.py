@@ -150,7 +150,7 @@ def test_what_lies_in_other_files_is_refused_with_advice_that_repack_can_take(pa
 def test_a_virtual_array_over_its_own_file_is_refused_by_name_as_well(path):
     with h5py.File(path, "a") as file:
         show(file, "v", (".", "x"))
-    with pytest.raises(H5ValueError, match=r"'v' was named in keys and is virtual and stays so\. Leave it out of keys"):
+    with pytest.raises(H5ValueError, match=r"'v' is in keys, but is virtual and remains so\. Leave it out of keys"):
         repack_file(path, path + ".copy", keys=["v"])
 
 

@@ -265,8 +265,8 @@ def test_rows_are_numbers_a_range_or_a_mask_over_all_files(make_h5):
         ([-1, 3], "row -1 is out of range"),
         (range(40), "row 39 is out of range"),
         ([3, 3], "some of them twice"),
-        ([0.5], "Pass numbers of rows"),
-        (np.ones(29, dtype=bool), r"Pass numbers of rows, or a mask of the shape \(30,\)"),
+        ([0.5], "Pass row numbers"),
+        (np.ones(29, dtype=bool), r"Pass row numbers, or a mask of the shape \(30,\)"),
         ([[1, 2]], r"shape \(1, 2\)"),
     ],
     ids=str,
@@ -435,7 +435,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(signals, tmp_path):
     assert path.read_text() == "mine"
     report.save(path, overwrite=True)
     assert "signal" in read_stats(path)
-    with pytest.raises(H5FileError, match="overwrite the data"):
+    with pytest.raises(H5FileError, match="overwrite its own input"):
         report.save(signals, overwrite=True)
     with pytest.raises(H5FileError, match="there is no directory"):
         report.save(tmp_path / "none" / "stats.json")

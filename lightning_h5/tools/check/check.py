@@ -1,4 +1,4 @@
-"""``check_files``: list the errors and possible problems of files; no file stops the check of another."""
+"""``check_files``: list the errors and possible problems of files; an error in one file does not stop the others."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from .check_rows import Problem, error, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
 
 NEARLY = 0.011
-"""Two arrays of a file were probably meant to have equally many rows if the numbers differ by less than this share."""
+"""Two arrays of a file probably belong together if their numbers of rows differ by less than this share."""
 
 FEW = 90
-"""Up to so many rows such a small difference may be chance."""
+"""Number of rows up to which such a small difference may be chance."""
 
 MIN_SHAPES = 3
-"""So many shapes of an array, none of them in most files, are lengths of recordings or sizes of images."""
+"""Number of different shapes from which an array is assumed to vary, as recordings and images do."""
 
 MIN_ALIKE, MANY_ALIKE = 3, 40
-"""So many alike arrays of a file are segments, if their names differ in numbers, and with any names."""
+"""Numbers of alike arrays from which they are segments: if their names differ in numbers, and for any names."""
 
 MAX_KINDS = 3
-"""So many kinds of files are named."""
+"""Number of kinds of files to name."""
 
 ONCE = ("slow", "no field", "rows")
-"""Kinds of warnings that are reported of one file for all: they follow from how the files were written."""
+"""Kinds of warnings that are reported once for all files: they depend on the program that wrote the files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,11 @@ class CheckReport:
         n_bytes: bytes that were decoded.
         errors: problems that keep rows from being read as they were written, in the order of the files.
         warnings: possible problems, and layouts that make training slow.
-        unchecked: arrays with values that have no checksum in any filter: most damage to them would not show.
-        integrity: how reliably damage is detected, 0 to 3, in the array where it is least; None if no array stores
-            anything.
+        unchecked: arrays of values without checksums: most damage to them goes unnoticed.
+        integrity: the lowest integrity level of all arrays, 0 to 3; None if no array stores values.
         sandboxed: each file was opened in a separate process, and never in this one.
         digested: files for which digests were written.
-        library: versions of h5py and HDF5, and how many published vulnerabilities the latter has.
+        library: versions of h5py and HDF5, and the number of published vulnerabilities of this HDF5.
     """
 
     files: tuple[str, ...]
@@ -93,45 +92,45 @@ def check_files(
     write_digests: bool = False,
     shows_progress: bool = False,
 ) -> CheckReport:
-    """Check that files can be trained from, and belong together.
+    """Check that files are suitable for training, and consistent with each other.
 
     Checks that every file opens; that arrays, dtypes, shapes and numbers of rows agree with most files; that chunk
-    tables are consistent; and that every chunk decodes, on all cores, and matches its checksum if it has one. Links
-    out of a file are listed, not followed. Virtual arrays are read through the HDF5 library, as training would read
-    them; virtual arrays over other files are not read, and the report names them. Without decoding, only metadata are
-    read: about a millisecond an array.
+    tables are consistent; and that every chunk decodes, on all cores, and matches its checksum if it has one. Links to
+    other files are listed, not followed. Virtual arrays are read through the HDF5 library, as in training; virtual
+    arrays over other files are not read, and the report names them. Without decoding, only metadata is read: about a
+    millisecond per array.
 
-    Takes the memory of a few chunks per core. Values without a checksum can be wrong without any error: ``unchecked``
-    lists their arrays. Digests next to a file are compared with it, too.
+    Needs memory for a few chunks per core. Values without a checksum can be wrong without any error: ``unchecked``
+    lists these arrays. If digests are stored next to a file, rows are compared with them.
 
-    A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and the process with
-    it. ``sandbox`` runs the same checks of each file in a subprocess with limits, one file after the other, and costs
-    0.2 s a file. A file that exceeds its limits is a problem of the kind "crashed" (the text names the signal), "hung",
-    "memory" or "died", and the others are checked all the same. The documentation's page on security lists its
+    A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and with it the
+    process. ``sandbox`` runs the same checks in a subprocess with limits, one file after the other, and costs 0.2 s per
+    file. A file that exceeds the limits is a problem of the kind "crashed" (the text names the signal), "hung",
+    "memory" or "died", and the check continues with the other files. The documentation's page on security lists the
     limits.
 
     Args:
-        paths: a file, a glob, a directory, or a list of them.
+        paths: a file, a glob, a directory, or a list of files, globs and directories.
         decode: read all rows.
         keys: arrays to check, which each file must have; None checks all arrays.
-        sandbox: never open a file in this process. Made for Linux.
-        sandbox_memory: address space of the subprocess, in bytes or as a text; more than 256 MiB, which Python and the
-            libraries take themselves.
-        sandbox_seconds: seconds that the check of a file may take, and one more for each 10 MB of the file.
-        write_digests: write a digest of each piece of each array to ``FILE.digests.json`` if no error is found in a
-            file; ``verify="digest"`` compares rows with them. Existing digests are replaced, and not compared.
+        sandbox: never open a file in this process. Only for Linux.
+        sandbox_memory: address space of the subprocess, in bytes or as text; more than 256 MiB, which Python and the
+            libraries need.
+        sandbox_seconds: time limit for a file in seconds, plus one second per 10 MB of the file.
+        write_digests: write a digest of each piece of each array to ``FILE.digests.json`` if the file has no errors;
+            ``verify="digest"`` compares rows with the digests. Existing digests are replaced, and not compared.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
         H5FileError: a path does not exist, or matches nothing; or digests cannot be written.
         H5KeyError: no file has an array with a name in ``keys``.
-        H5ValueError: an argument is not valid, or a file is given twice.
+        H5ValueError: an argument is invalid, or a file is passed twice.
         H5WorkerError: the sandbox cannot be started.
     """
     if write_digests and (sandbox or not decode):
         raise H5ValueError(
-            "write_digests=True vouches for files whose rows were all read, in this process. Check untrusted files "
-            "with sandbox=True first; then write digests without it, and without decode=False."
+            "write_digests=True needs to read all rows in this process, and cannot be combined with sandbox=True or "
+            "decode=False. Check untrusted files with sandbox=True first; then write digests without these arguments."
         )
     limits = SandboxLimits.of(sandbox_memory, sandbox_seconds)
     names = None if keys is None else tuple(key.strip("/") for key in field_names(keys, "keys").keys)
@@ -181,7 +180,7 @@ def check_files(
 
 
 def _ensure_known(names: Sequence[str], all_findings: Sequence[Findings], problems: Iterable[Problem]) -> None:
-    """Raise an error if no file has an array of a given name, which was probably misspelled."""
+    """Raise an error if no file has an array with a name in ``keys``, which is probably misspelled."""
     available = {name for findings in all_findings for name in findings.arrays}
     available |= {problem.array for problem in problems if problem.array is not None and problem.kind != "missing"}
     unknown = next((problem.text for problem in problems if problem.kind == "missing"), None)
@@ -190,7 +189,7 @@ def _ensure_known(names: Sequence[str], all_findings: Sequence[Findings], proble
 
 
 def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield problems, and warnings that are the same for many files once."""
+    """Yield problems; warnings that are the same for many files are joined."""
     times = Counter((problem.kind, problem.array) for problem in problems if problem.severity == "warning")
     for problem in problems:
         n = 1
@@ -202,19 +201,19 @@ def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find files that lack arrays of most files, or have others."""
+    """Find files that lack arrays of most files, or have additional arrays."""
     return _differences([(findings, tuple(findings.arrays)) for findings in files])
 
 
 def _same_kinds(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find files that share no array with others, and compare those that do. Used if no arrays were asked for."""
+    """Find files that share no array with others, and compare the files that do. Used without ``keys``."""
     kinds = _kinds_of_files(files)
     if len(kinds) > 1:
         examples = ", ".join(
-            f"{len(kind):,} such as {kind[0][0].path!r} with {listing(kind[0][1], 3)}" for kind in kinds[:MAX_KINDS]
+            f"{len(kind):,} like {kind[0][0].path!r} with {listing(kind[0][1], 3)}" for kind in kinds[:MAX_KINDS]
         )
         others = f" and {len(kinds) - MAX_KINDS:,} more kinds" if len(kinds) > MAX_KINDS else ""
-        text = f"the files are of {len(kinds):,} kinds, which share no array: {examples}{others}. Train on one kind."
+        text = f"there are {len(kinds):,} kinds of files without common arrays: {examples}{others}. Train on one kind."
         yield warning(kinds[1][0][0].path, None, "kinds", text)
     for kind in kinds:
         yield from _differences(kind)
@@ -252,14 +251,14 @@ def _kinds_of_files(files: Sequence[Findings]) -> list[list[tuple[Findings, Sequ
         kind_of_name.update(dict.fromkeys(names, largest))
     kinds_of_files = sorted({id(kind): kind for kind in kind_of_name.values()}.values(), key=len, reverse=True)
     if kinds_of_files:
-        kinds_of_files[0] += empty  # files without arrays lack those of most
+        kinds_of_files[0] += empty  # files without arrays lack the arrays of most files
     return kinds_of_files
 
 
 def _families(findings: Findings) -> dict[str, str]:
-    """Return the name of each array, with ``*`` for what differs between alike arrays: these are segments.
+    """Return the name of each array, with ``*`` for the differing part of alike arrays, which are segments.
 
-    Alike are arrays of one dtype and number of axes, whose names differ in numbers, or that are very many in a group.
+    Alike arrays have the same dtype and number of axes; their names differ in numbers, or a group has very many.
     """
     numbered: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, (look, _) in findings.arrays.items():
@@ -301,28 +300,29 @@ def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
 
 
 def _are_segments(looks: Counter[str]) -> bool:
-    """Return whether an array has another length, or size, in each file, as recordings and images have.
+    """Return whether the shape of an array varies from file to file, as for recordings and images.
 
-    So it is if several shapes are found and none in most files. Otherwise a few files differ from the usual shape.
+    This is the case if there are several shapes, and most files share none of them. Otherwise a few files differ from
+    the usual shape.
     """
     _, n = looks.most_common(1)[0]
     return len(looks) >= MIN_SHAPES and 2 * n <= looks.total() and len(set(map(_kind_of_look, looks))) == 1
 
 
 def _same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find files in which arrays differ in length that have equal lengths in most files."""
+    """Find arrays that have equal lengths in most files, and different lengths in a few."""
     usual_groups, n = _usual_groups(files)
     for findings in files:
         for group in usual_groups:
             rows = {name: findings.arrays[name][1] for name in group if name in findings.arrays}
             if len(set(rows.values())) > 1:
                 counts = ", ".join(f"{name!r} {count:,}" for name, count in rows.items())
-                text = f"rows are missing: it has {counts} rows; in {n} of {len(files)} files these are equal"
+                text = f"rows are missing: it has {counts} rows; these numbers are equal in {n} of {len(files)} files"
                 yield error(findings.path, None, "rows", text)
 
 
 def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find lengths that differ by a little, in a single file or if all files are so."""
+    """Find lengths that differ by a little, in a single file or in all files."""
     usual_groups, _ = _usual_groups(files)
     group_of = {name: number for number, group in enumerate(usual_groups) for name in group}
     for findings in files:
@@ -337,11 +337,13 @@ def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
         negative_counts = [-rows[name] for name in names]
         for name in names:
             count = rows[name]
-            longest = names[bisect_left(negative_counts, -(count * (1 + NEARLY)))]  # of the arrays of similar length
+            longest = names[bisect_left(negative_counts, -(count * (1 + NEARLY)))]  # among arrays of similar length
             is_usual = name in group_of and group_of[name] == group_of.get(longest)
             if FEW < count < rows[longest] and not is_usual:
                 n_longest = rows[longest]
-                text = f"it has {count:,} rows, {longest!r} {n_longest:,}: if they belong together, some are missing"
+                text = (
+                    f"it has {count:,} rows, {longest!r} has {n_longest:,}: if they belong together, rows are missing"
+                )
                 yield warning(findings.path, name, "rows", text)
 
 
@@ -356,14 +358,14 @@ def _same_data(files: Sequence[Findings]) -> Iterator[Problem]:
     for findings in files:
         if findings.identity is not None and first.setdefault(findings.identity, findings.path) != findings.path:
             text = (
-                f"its size, its arrays and samples of its bytes are those of {first[findings.identity]!r}: if it is a "
-                "copy, its rows would be trained on twice"
+                f"its size, arrays and samples of its bytes equal those of {first[findings.identity]!r}: if it is a "
+                "copy, training would use its rows twice"
             )
             yield warning(findings.path, None, "duplicate", text)
 
 
 def _usual_groups(files: Sequence[Findings]) -> tuple[tuple[tuple[str, ...], ...], int]:
-    """Return the usual groups of arrays with equally many rows, and how many files have them."""
+    """Return the usual groups of arrays with the same number of rows, and the number of files with each group."""
     group_counts = Counter(_groups(findings) for findings in files)
     return max(group_counts.items(), key=lambda item: (item[1], -len(item[0])), default=((), 0))
 
@@ -412,7 +414,7 @@ def _write_digests(path: str, options: CheckOptions, guard: ChangeGuard) -> Iter
     Args:
         path: the file.
         options: selects the arrays.
-        guard: how the file looked when it was checked.
+        guard: state of the file when it was checked.
 
     Yields:
         Warnings about arrays without digests.

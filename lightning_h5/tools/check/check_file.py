@@ -32,7 +32,7 @@ from .check_rows import ArrayDecoder, Problem, error, is_of_memory, warning
 
 MANY_CHUNKS = 16  # per row: a row takes as many reads and decodings
 LARGE_BLOCK = 16 << 20  # decoded bytes of the chunks of a row
-SLOW_BYTES = 16 << 20  # smaller arrays are read once and held
+SLOW_BYTES = 16 << 20  # smaller arrays are read once and held in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class CheckOptions:
     """The options of a check.
 
     Attributes:
-        names: arrays that each file has to have; None takes all.
+        names: arrays that each file must have; None checks all arrays.
         decode: read all rows.
         folder: the working directory of the process that will read the files.
     """
@@ -58,8 +58,8 @@ class Findings:
         path: the file.
         is_open: whether the file could be read.
         arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
-        problems: in the order of the checks.
-        integrity: how reliably damage to each array is detected, 0 to 3 (see ``INTEGRITY``).
+        problems: the problems, in the order of the checks.
+        integrity: integrity level of each array, 0 to 3 (see ``INTEGRITY``).
         identity: the identity of the data; None if it is unknown.
         n_decoded: bytes that were decoded.
     """
@@ -79,7 +79,7 @@ def check_file(path: str, options: CheckOptions, n_cores: int, report: Callable[
     Args:
         path: the file.
         options: the options of the check.
-        n_cores: threads that decode.
+        n_cores: number of threads that decode.
         report: called from time to time, in this thread, with the bytes of the file that were checked since the last
             call.
     """
@@ -135,7 +135,7 @@ def look_of(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def findings_from_json(path: str, reported: Any) -> Findings:
-    """Return findings from values that JSON has. They can be anything, and become text and numbers here."""
+    """Return findings from JSON values. The values are not trusted, and are converted to text and numbers."""
 
     def text(value: Any) -> str | None:
         return None if value is None else str(value)
@@ -176,11 +176,11 @@ class FileMetadata:
     Attributes:
         file: the open file.
         path: its path.
-        folders: where HDF5 searches for other files that it names: its own, and the working directory.
-        entries: all names in it, or only the names in ``keys``.
-        layouts: by key, the arrays that can be read.
-        refused: by key, why an array cannot be; in the order of the file, like all others here.
-        unmapped: by key of a virtual array, how many of its rows have no source, or None if that is unknown.
+        folders: folders that HDF5 searches for linked files: the file's own, and the working directory.
+        entries: all names in the file, or only the names in ``keys``.
+        layouts: the readable arrays, by key, in the order of the file.
+        refused: the reason why an array cannot be read, by key.
+        unmapped: number of rows of a virtual array without a source, by key; None if it is unknown.
     """
 
     file: Any
@@ -193,7 +193,7 @@ class FileMetadata:
 
     @property
     def data(self) -> dict[str, ArrayLayout]:
-        """The arrays that can be read, without structures that other software keeps beside its data."""
+        """The readable arrays, without structures that other software stores beside its data."""
         structures = {entry.name for entry in self.entries if not entry.is_data}
         return {key: layout for key, layout in self.layouts.items() if key not in structures}
 
@@ -203,7 +203,7 @@ class FileMetadata:
 
 
 def look_at(file: Any, path: str, options: CheckOptions) -> FileMetadata:
-    """Describe the arrays of an open file. Reads no rows; faults inside the file are kept, and not raised."""
+    """Describe the arrays of an open file. Reads no rows; faults inside the file are recorded, not raised."""
     keys = options.names
     contents = FileMetadata(file=file, path=path, folders=(os.path.dirname(os.path.abspath(path)), options.folder))
     try:
@@ -258,10 +258,10 @@ def _in_other_files(contents: FileMetadata, key: str) -> Problem | None:
     except Exception:  # the reason is reported where the array is described
         return None
     if missing := [name for name in other_files if "%b" not in name and not contents.exists(name)]:
-        text = f"its rows lie in {listing(missing)}, which is missing: HDF5 itself would read them as fill values"
+        text = f"its rows are in {listing(missing)}, which is missing: HDF5 itself would read them as fill values"
         return warning(path, key, "link", text)
     place = listing(other_files) if other_files else "the file that a link leads to"
-    text = f"its rows lie in {place}, and were not read. Check that by itself; to train from it through this file takes"
+    text = f"its rows lie in {place}, and were not read. Check that by itself; to train through this file, pass"
     return warning(path, key, "not read", f"{text} files=FileOptions(allow_external=True)")
 
 
@@ -318,14 +318,14 @@ def _overlaps(contents: FileMetadata) -> Iterator[Problem]:
 
 
 def _unwritten(contents: FileMetadata) -> Iterator[Problem]:
-    """Find rows that were never written, or have no source in a virtual array: they read as the fill value."""
+    """Find rows that were never written, or have no source in a virtual array, and read as the fill value."""
     for key, layout in contents.data.items():
         rows = f"{layout.n_rows:,} rows"
         if layout.storage == "virtual" and layout.n_rows:
             n_rows, part = contents.unmapped[key], ", in part at least" if layout.axes else ""
             if n_rows == 0:
                 continue
-            text = "it is virtual, with too many pieces to find out whether rows have no source, and read as"
+            text = "it is virtual, with too many pieces to check whether rows have no source, which read as"
             if n_rows is not None:
                 text = f"it is virtual, and {n_rows:,} of {rows} have no source{part}: they read as"
         elif layout.table is not None and (missing := np.flatnonzero(layout.table.offsets < 0)).size:
@@ -350,7 +350,7 @@ def _no_fields(contents: FileMetadata) -> Iterator[Problem]:
     references = {entry.name for entry in contents.entries if has_cells and entry.dtype == "references"}
     for layout in contents.data.values():
         if kind_of(layout.dtype) == "object" and layout.references is None and layout.key not in references:
-            text = f"its dtype {layout.stored} is not a dtype of tensors: it cannot be a field"
+            text = f"its dtype {layout.stored} is not supported by tensors: it cannot be a field"
             yield warning(contents.path, layout.key, "no field", text)
 
 
@@ -364,12 +364,12 @@ def _slow(contents: FileMetadata) -> Iterator[Problem]:
         if n_chunks > MANY_CHUNKS:
             text = f"a row spans {n_chunks:,} chunks, {span / 2**20:,.1f} MiB decoded"
         elif layout.rows_per_chunk > 1 and span > LARGE_BLOCK:
-            text = f"{layout.rows_per_chunk:,} rows share chunks of {span / 2**20:,.1f} MiB decoded, in all"
+            text = f"{layout.rows_per_chunk:,} rows share chunks of {span / 2**20:,.1f} MiB in total, decoded"
         elif (why := fallback_reason(layout)) is not None:
             text = f"only the HDF5 library can read it, one thread at a time: {why}"
         else:
             continue
-        yield warning(contents.path, layout.key, "slow", f"{text}. `lightning-h5 repack` makes a copy that is fast.")
+        yield warning(contents.path, layout.key, "slow", f"{text}. `lightning-h5 repack` writes a faster copy.")
 
 
 FILE_CHECKS: tuple[Callable[[FileMetadata], Iterator[Problem]], ...] = (

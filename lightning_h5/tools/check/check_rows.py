@@ -29,10 +29,10 @@ class Problem:
 
     Attributes:
         file: the file.
-        array: the array, or another name in the file; None if it is the file as a whole.
+        array: the array, or another name in the file; None for the whole file.
         kind: one or two words, the same for all problems of this kind.
-        text: a description in a sentence or two.
-        severity: an error keeps rows from being read as they were written; a warning is worth knowing.
+        text: a description in one or two sentences.
+        severity: "error" if rows cannot be read as they were written, otherwise "warning".
     """
 
     file: str
@@ -43,12 +43,12 @@ class Problem:
 
 
 def error(file: str, array: str | None, kind: str, text: object) -> Problem:
-    """Return a problem that keeps rows from being read as they were written."""
+    """Return an error: rows cannot be read as they were written."""
     return Problem(file=file, array=array, kind=kind, text=f"{text}")
 
 
 def warning(file: str, array: str | None, kind: str, text: object) -> Problem:
-    """Return a problem that is worth knowing."""
+    """Return a warning."""
     return Problem(file=file, array=array, kind=kind, text=f"{text}", severity="warning")
 
 
@@ -64,8 +64,8 @@ def is_of_memory(why: BaseException | None) -> bool:
 class ArrayDecoder:
     """Reads all rows of one array, in tasks for any number of threads, and collects problems.
 
-    Chunks that were never written are skipped. Virtual arrays are read as others are: even if the arrays that they are
-    made of can be read, they may lie elsewhere, or be something else, than the virtual one declares.
+    Chunks that were never written are skipped. Virtual arrays are read like others: even if their sources can be read,
+    the sources may have moved, or differ from the declaration of the virtual array.
 
     Args:
         layout: the array.

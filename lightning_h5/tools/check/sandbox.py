@@ -1,8 +1,8 @@
 """A subprocess with limits on time and memory that checks one file, and returns the findings as plain data.
 
-It is a fresh interpreter, not a fork: a file that takes it over finds nothing of this process's memory or open files in
-it, and its limits hold before the HDF5 library is loaded. That costs 0.2 s a file. Nothing but the standard library is
-imported until the limits are set.
+It is a fresh interpreter, not a fork: a file that takes it over cannot see this process's memory or open files. The
+limits are set before the HDF5 library is loaded; until then, only the standard library is imported. This costs 0.2 s
+per file.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ...sizes import parse_bytes
 from ...threads import task_limits
 
 MIN_MEMORY = 256 << 20
-"""Python, NumPy, HDF5 and the decoders take 130 MB of address space before a file is opened."""
+"""Minimum address space: Python, NumPy, HDF5 and the decoders need 130 MB before a file is opened."""
 
 BYTES_PER_SECOND = 10_000_000
-"""Bytes of a file that the slowest disk checks in a second before it is taken for a hang."""
+"""Bytes per second that the slowest disk is assumed to read; a slower check counts as hanging."""
 
 MAX_REPORT = 16 << 20
-"""Bytes of a report, and of any other file that is written: a file with 100,000 arrays takes about 10 MB."""
+"""Maximum bytes of a report, and of any other output file; the report of 100,000 arrays has about 10 MB."""
 
 KEPT = ("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LC_", "HDF5_", "TZ")
-"""How names of environment variables begin that the HDF5 library and its filters need, or Python to read names."""
+"""Prefixes of environment variables that the HDF5 library and its filters need, or that Python needs to read names."""
 
 # Unused threads and memory arenas would count as address space.
 FEW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -62,7 +62,7 @@ class SandboxLimits:
 
     Attributes:
         memory: bytes of address space.
-        seconds: until it has to have ended, and one more for each 10 MB of the file.
+        seconds: time limit, plus one second per 10 MB of the file.
     """
 
     memory: int
@@ -73,13 +73,13 @@ class SandboxLimits:
         """Parse the limits that a user passed.
 
         Raises:
-            H5ValueError: they make no sense.
+            H5ValueError: a limit is invalid.
         """
         n_bytes = parse_bytes(memory, "sandbox_memory")
         if n_bytes <= MIN_MEMORY:
             raise H5ValueError(
-                f"sandbox_memory={memory!r} is {n_bytes:,} bytes, and Python with its libraries takes up to "
-                f"{MIN_MEMORY:,} itself. Pass more, such as '4 GiB'."
+                f"sandbox_memory={memory!r} is {n_bytes:,} bytes, but Python and its libraries need up to "
+                f"{MIN_MEMORY:,}. Pass more, such as '4 GiB'."
             )
         if isinstance(seconds, bool) or not 0 < seconds < math.inf:
             raise H5ValueError(f"sandbox_seconds={seconds!r} is not a time. Pass seconds, more than 0.")
@@ -105,11 +105,11 @@ def run_in_sandbox(path: str, options: Any, limits: SandboxLimits, n_threads: in
         n_threads: threads that decode.
 
     Returns:
-        The findings as values that JSON has. The file may have taken the subprocess over: they can be anything.
+        The findings as JSON values. Do not trust them: the file may have taken over the subprocess.
 
     Raises:
-        SandboxError: it crashed, took too long or too much memory, or ended without a report.
-        H5WorkerError: it cannot be started.
+        SandboxError: the subprocess crashed, exceeded the time or memory limit, or ended without a report.
+        H5WorkerError: the subprocess cannot be started.
     """
     seconds = limits.seconds_of(path)
     task = {
@@ -142,9 +142,9 @@ def run_in_sandbox(path: str, options: Any, limits: SandboxLimits, n_threads: in
         code, text = -signal.SIGXCPU, b""
     except OSError as why:
         raise H5WorkerError(
-            f"no process could be started to check {path!r} in: {why.strerror} ({task_limits()}). Look for room for "
-            "processes, memory, open files (`ulimit -a`) and in the folder of temporary files, or leave sandbox=True "
-            "out if you trust the file."
+            f"no process could be started to check {path!r}: {why.strerror} ({task_limits()}). Check the limits of "
+            "processes, memory and open files (`ulimit -a`) and the space in the temporary folder, or remove "
+            "sandbox=True if you trust the file."
         ) from why
     if code == -signal.SIGXCPU:
         raise SandboxError(

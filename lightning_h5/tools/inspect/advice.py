@@ -44,38 +44,38 @@ SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
 """Bytes that the data modules mix at a time by default."""
 
 MEMORY_SHARE = 2
-"""The divisor of free memory that leaves the bytes for cached rows; the rest is for the model and its batches."""
+"""The divisor of free memory for cached rows; the rest of the memory is for the model and its batches."""
 
 MAX_SHUFFLE = 4 << 30
 """The largest buffer to suggest for mixing rows, before a copy of the file is suggested instead."""
 
 MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
 MIN_SIDE = 8  # pixels of an image
-MIN_ROWS = 10  # minimum to validate on a tenth of them
+MIN_ROWS = 10  # minimum number of rows to use a tenth of them for validation
 
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # for validation; the first with all classes in both splits is used
 
-MAX_CLASSES = 0.2  # of the rows: more distinct numbers are not classes
+MAX_CLASSES = 0.2  # share of the rows: more distinct numbers are not classes
 
 TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "y", "class", "classes")}
-"""Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
+"""Words in the name of an array that is not the input if there is another array, as ``words_in`` returns them."""
 
 TIMES = {"time", "t", "timestamp", "datetime"}
 """Words in the name of a coordinate of time."""
 
 NO_TARGET_WORDS = {"weight", "qweight", "kweight", "map"}
-"""Words in the name of the only column beside an input that is no target."""
+"""Words in the name of a column that is not a target, even if it is the only column beside an input."""
 
 HEADER_WORDS = {"header", "metadata"}
 """Words in the name of a group with descriptions of data."""
 
-MAX_SETTING = 64  # numbers of the only row of a setting
+MAX_SETTING = 64  # maximum count of numbers in a setting
 
 MAX_COLUMN_ROWS = 1_000_000
 """The longest column that is read for a suggestion."""
 
 OPTION_NAMES = ("split", "shuffle", "files", "segments", "window", "table")
-"""Arguments that take option objects."""
+"""Arguments that accept option objects."""
 
 Column = npt.NDArray[Any] | None
 
@@ -88,7 +88,7 @@ class SampleCost:
         n_samples: number of samples.
         n_segments: number of segments; 0 if rows are samples.
         n_bytes: bytes of a sample as stored.
-        n_chunks: chunks that have a part of it.
+        n_chunks: number of chunks with a part of the sample.
         bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
         bytes_decoded_in_chunk_order: bytes for each sample of an epoch that decodes each chunk once.
     """
@@ -142,13 +142,13 @@ class Advice:
 
 
 def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n_rows: int | None = None) -> Advice:
-    """Return the settings to use for one file, or for several alike, given the free memory of this machine.
+    """Return settings for one file, or for several files with the same arrays, and the free memory of this machine.
 
     Args:
-        path: the file, or the files as their user names them.
-        contents: the contents of one of them.
+        path: the file, or the files in the form of the argument ``train_path``.
+        contents: the contents of one file.
         files: paths of files to read columns from.
-        n_rows: rows of all files; None if there is one.
+        n_rows: rows of all files; None for a single file.
     """
     layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
     sparse = sorted(matrices_among([array.key for array in layouts]))
@@ -163,7 +163,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
         if not layouts and scales:
-            reason = f"Only coordinates: {listing(sorted(scales), 6)}. No other array of numbers is in the file."
+            reason = f"The only arrays of numbers are coordinates: {listing(sorted(scales), 6)}."
         if any(array.structure == WEIGHTS for array in contents.arrays):
             reason = "The file holds weights of a Keras model: there are no samples in it. Name another file."
         return Advice(datamodule=None, settings={}, reasons=(reason,))
@@ -173,7 +173,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     comments = [] if y else [_why_no_target(array.key) for array in other_texts]
     if len(x) == 1 and (why_none := _why_no_samples(x[0], other_arrays, len(contents.layouts))) is not None:
         return Advice(datamodule=None, settings={}, reasons=(why_none,))
-    has_axes = any(array.structure == AXIS for array in contents.arrays)  # and so names its signal
+    has_axes = any(array.structure == AXIS for array in contents.arrays)  # such files name their signal
     if y and not _names_target(y[0].key) and (has_axes or _may_be_places(read_column(files, y[0].key))):
         other_arrays, y = [*other_arrays, *y], []
     if y and _are_dates(files, y[0].key):
@@ -197,7 +197,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     reasons = [
         _why_these(x, y, other_arrays),
         *_why_permute(x),
-        *([f"Arrays in {listing(sorted(header), 2)} are no input, by the name."] if is_left_out else []),
+        *([f"Arrays in {listing(sorted(header), 2)} are not input, because of the name."] if is_left_out else []),
         *why,
         *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
         *comments,
@@ -223,7 +223,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
 
 
 def _splits_beside(keys: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the other splits, val or test, that a file has arrays for if ``train`` in each key is replaced."""
+    """Return the other splits, val or test, whose names in place of ``train`` turn all keys into arrays of the file."""
     if not all(len(re.findall(r"(?<![a-zA-Z])train(?![a-zA-Z])", key)) == 1 for key in keys):
         return []
     return [s for s in ("val", "test") if all(key.replace("train", s, 1) in names for key in keys)]
@@ -238,7 +238,7 @@ def suggest(
     *,
     has_val: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return dtypes, split and batch size for arrays to train from, as arguments of a data module, and why.
+    """Return dtypes, split and batch size for the arrays, as arguments of a data module, and the reasons.
 
     Args:
         x: the input's arrays.
@@ -246,7 +246,7 @@ def suggest(
         n_rows: rows of all files.
         group_key: an array that seems to name groups, if any.
         files: paths of files to read columns from.
-        has_val: whether rows for validation are known, so that none are split off.
+        has_val: whether the file has validation rows of its own, so that the training rows are not split.
     """
     y_key = y[0].key if len(y) == 1 and math.prod(y[0].row_shape) == 1 else None
     labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
@@ -314,7 +314,7 @@ def suggest_dtypes(
     for target in y:
         if kind_of(target.dtype) == "text":
             decode[target.key] = "category"
-            reasons.append(f"decode: {target.key!r} is text, and 'category' gives each distinct text a class number.")
+            reasons.append(f"decode: {target.key!r} is text, and 'category' numbers its distinct values as classes.")
     labels = _class_numbers(labels)
     fits_int64 = labels is None or not (labels > np.iinfo("i8").max).any()
     if (classes := _classes_as_floats(labels)) is not None and _to_cast(y, "f", "int64"):
@@ -323,10 +323,10 @@ def suggest_dtypes(
         shift = f" (from {first}: torch counts from 0, so subtract {first} in target_transform)" if first else ""
         reasons.append(
             f"y_dtype: int64, since the target's values are the {len(classes)} whole numbers {first} to "
-            f"{int(classes[-1])}, which seem to be classes{shift}. Otherwise pass float32."
+            f"{int(classes[-1])}, which seem to be classes{shift}. If they are not, pass float32."
         )
         y = []
-    for kinds, dtype, use in (("biu", "int64", "torch takes class numbers"), ("f", "float32", "losses compare")):
+    for kinds, dtype, use in (("biu", "int64", "torch needs class numbers"), ("f", "float32", "losses compare")):
         if (targets := _to_cast(y, kinds, dtype)) and (dtype == "float32" or fits_int64):
             dtypes["y_dtype"] = dtype
             reasons.append(f"y_dtype: {dtype}, since the target is stored as {targets[0].dtype} and {use} in {dtype}.")
@@ -339,7 +339,7 @@ def suggest_dtypes(
         if packing.unclear is not None and packing.policy == "refuse":
             argument, n_arrays = ("y_dtype", len(y)) if array in y else ("x_dtype", len(x))
             dtypes[argument] = str(array.dtype) if n_arrays == 1 else {array.key: str(array.dtype)}
-            reasons.append(f"{array.key!r} holds packed {kind}, and stays as stored. {packing.how(array.key)}.")
+            reasons.append(f"{array.key!r} holds packed {kind}, which are not decoded. {packing.how(array.key)}.")
             continue
         if packing.policy == "refuse":
             refused_keys.append(array.key)
@@ -374,7 +374,7 @@ def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[Arra
 
 
 def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settings: Mapping[str, Any]) -> int:
-    """Return the bytes of a row of input and target, as stored or in the dtypes of ``settings``, whichever is more."""
+    """Return the bytes of a row of input and target, as stored or in the dtypes of ``settings``; the larger of both."""
     n_bytes = 0
     for arrays, dtype in ((x, settings.get("x_dtype")), (y, settings.get("y_dtype"))):
         for array in arrays:
@@ -387,7 +387,7 @@ def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settin
 def suggest_split(
     n_rows: int, y_key: str | None, labels: Column, group_key: str | None, groups: Column
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return how to split validation rows off: by group, by class, with a share that leaves rows on both sides."""
+    """Return the split of validation rows: by group, by class, with a share that leaves rows on both sides."""
     if n_rows < MIN_ROWS:
         there_are = "There is 1 row" if n_rows == 1 else f"There are {n_rows} rows"
         return {}, [f"{there_are}, too few to hold some out for validation."]
@@ -403,8 +403,8 @@ def suggest_split(
     if group_key is not None:
         split["group_key"] = group_key
         reasons.append(
-            f"group_key: {group_key}, which by its name tells groups apart: all rows of one {group_key!r} are in "
-            "training, or all are in validation."
+            f"group_key: {group_key}, which seems to identify groups, by its name: all rows of one {group_key!r} are "
+            "in training, or all are in validation."
         )
     if classes is not None:
         split["stratify_key"] = y_key
@@ -414,7 +414,7 @@ def suggest_split(
 
 
 def _are_groups(groups: npt.NDArray[Any]) -> bool:
-    """Return whether values can be compared, and some but not all rows have the same."""
+    """Return whether values can be compared, and some but not all rows have equal values."""
     from ...order import group_split  # imports torch, which takes longer than inspecting most files
 
     with suppress(H5ValueError):
@@ -442,18 +442,18 @@ def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool
             if all(np.bincount(codes[rows], minlength=n_classes).all() for rows in parts):
                 return fraction, True
             if np.bincount(codes).min() == 1:
-                break  # a class with one row is on one side, whatever the fraction
+                break  # a class with one row is on one side with any fraction
     return min(usable_fractions, default=FRACTIONS[0]), False
 
 
 def group_key_in(columns: Mapping[str, int], n_rows: int, used_keys: Sequence[str]) -> str | None:
-    """Return the first of some columns with ``n_rows`` rows that seems to name patients, recordings and the like."""
+    """Return the first column with ``n_rows`` rows that seems to identify patients, recordings or similar groups."""
     names = (name for name, length in columns.items() if length == n_rows and name not in used_keys)
     return next((name for name in names if words_in(name) & GROUP_WORDS), None)
 
 
 def _largest_input(layouts: Sequence[ArrayLayout]) -> ArrayLayout:
-    """Return the array that is the input, or one of its members if it is a table: the largest that is no target."""
+    """Return the input: the largest array, or member of a table, that is not a target."""
 
     def size_as_input(array: ArrayLayout) -> tuple[bool, int, int]:
         return bool(array.row_shape), array.n_rows * math.prod(array.row_shape), array.n_bytes
@@ -501,7 +501,7 @@ def _names_target(key: str) -> bool:
 
 
 def _is_setting(array: ArrayLayout) -> bool:
-    """Return whether an array has a few numbers in one row or column, as settings have them beside the data."""
+    """Return whether an array has a few numbers in one row or column, as typical for settings beside the data."""
     n_values = math.prod(array.row_shape)
     return (
         len(array.row_shape) < 2
@@ -511,12 +511,13 @@ def _is_setting(array: ArrayLayout) -> bool:
 
 
 def _why_no_samples(x: ArrayLayout, other_arrays: Sequence[ArrayLayout], n_arrays: int) -> str | None:
-    """Return why the largest array, with others of as many rows, has no samples; None if it may have."""
+    """Return the reason why the largest array, and arrays of its length, are not samples; None if they may be."""
     if _is_time(x) and all(_is_time(array) for array in other_arrays):
         times = [x.key, *(array.key for array in other_arrays)]
-        return f"Only coordinates: {listing(times, 6)} {'has' if len(times) == 1 else 'have'} times, by the name."
+        has = "has" if len(times) == 1 else "have"
+        return f"The only arrays are coordinates: {listing(times, 6)} {has} times, by the name."
     if n_arrays > 1 and not other_arrays and x.n_rows * math.prod(x.row_shape) < MIN_ROWS:
-        return f"{x.key!r}, the largest array, has few numbers, as settings have."
+        return f"{x.key!r}, the largest array, has few numbers: it seems to be a setting."
     return None
 
 
@@ -534,7 +535,7 @@ def _is_time(array: ArrayLayout) -> bool:
 
 
 def _is_coordinate_beside(key: str, keys: Collection[str]) -> bool:
-    """Return whether x, y or z in the name of a column is a coordinate: others are named alike with x and with y."""
+    """Return whether x, y or z in the name of a column is a coordinate: there are columns named alike with x and y."""
     group, slash, name = key.rpartition("/")
     match = re.search(r"(?<![a-zA-Z])[xyz](?![a-zA-Z])", name, re.IGNORECASE)
     if match is None:
@@ -555,7 +556,7 @@ def _may_be_places(values: Column) -> bool:
 
 
 def _text_targets(contents: Contents, n_rows: int, files: Sequence[str]) -> tuple[list[ArrayLayout], list[ArrayLayout]]:
-    """Return a column of text that is a target by its name, if its values are classes; or the one whose are not."""
+    """Return the column of text that is a target by its name and has classes as values, or the one without classes."""
     keys = [key for key in contents.texts if contents.columns[key] == n_rows and _names_target(key)]
     if (key := next((key for key in keys if not _are_dates(files, key)), None)) is None:
         return [], []
@@ -575,8 +576,8 @@ def _are_dates(files: Sequence[str], key: str) -> bool:
 
 def _why_no_target(key: str) -> str:
     return (
-        f"{key!r} is text and left out, since it does not repeat a few classes: y_key={key!r} gives batches a list of "
-        f"str, and decode={{{key!r}: 'category'}} with it a number for each distinct text."
+        f"{key!r} is text and left out, since its values are not a few classes. With y_key={key!r}, batches have a "
+        f"list of str; with decode={{{key!r}: 'category'}} as well, a number for each distinct text."
     )
 
 
@@ -584,7 +585,7 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
     target = ""
     if y:
         is_named = _names_target(y[0].key)
-        evidence = " and is a target by its name" if is_named else ", and no other array has"
+        evidence = " and is a target by its name" if is_named else ", as no other array does"
         target = f", and {y[0].key!r} has one value for each{evidence}"
     hints = ""
     if other_arrays:
@@ -604,14 +605,15 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
         return f"{name!r} is a table: the input is {inputs}{form}{target}.{hints}"
     no_targets = [array.key for array in other_arrays if words_in(array.key) & NO_TARGET_WORDS and not array.row_shape]
     if no_targets and not y:
-        hints += f" By {'its name' if len(no_targets) == 1 else 'their names'}, {listing(no_targets, 4)} is no target."
+        by, is_not = ("its name", "is not a target") if len(no_targets) == 1 else ("their names", "are not targets")
+        hints += f" By {by}, {listing(no_targets, 4)} {is_not}."
     is_larger = [array for array in other_arrays if array.n_bytes > x[0].n_bytes and _is_called_target(array.key)]
-    largest = "is the largest array" if not is_larger else "is, by the names, the largest array that is no target"
+    largest = "is the largest array" if not is_larger else "is, by the names, the largest array that is not a target"
     return f"{x[0].key!r} {largest}{target}.{hints}"
 
 
 def _why_permute(x: Sequence[ArrayLayout]) -> list[str]:
-    """Return a sentence on images with their channels last, as most programs but torch have them."""
+    """Return a sentence on images with channels last, the usual order outside of torch."""
     *pixels, n_channels = x[0].row_shape or (0,)
     if (
         len(x) > 1
@@ -621,8 +623,8 @@ def _why_permute(x: Sequence[ArrayLayout]) -> list[str]:
         or min(pixels) < MIN_SIDE
     ):
         return []
-    why = f"Its rows {x[0].row_shape} have the channels last, and torch's layers take them first: x.permute(2, 0, 1) in"
-    return [f"{why} transform."]
+    why = f"Its rows {x[0].row_shape} have the channels last, but torch's layers expect them first: call"
+    return [f"{why} x.permute(2, 0, 1) in transform."]
 
 
 def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> list[str]:
@@ -635,9 +637,9 @@ def _channels(x: Sequence[ArrayLayout], other_arrays: Sequence[ArrayLayout]) -> 
 
 
 def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: int) -> tuple[str, dict[str, Any], str]:
-    """Return the data module, more choices for it, and why.
+    """Return the data module, further settings for it, and the reason.
 
-    There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
+    There are ``n_files`` times the rows of ``fields``, with ``held_bytes`` in the dtypes of training.
     """
     lazy = "LazyH5DataModule"
     costly_fields = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
@@ -647,9 +649,9 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
             n_bytes, memory = round(n_files * sum(array.n_bytes for array in fields)), page_cache_memory()
             if memory is not None and n_bytes > FREE_SHARE * memory:
                 why = (
-                    f"All rows take {_size_text(n_bytes)}, more than {FREE_SHARE:.0%} of the {_size_text(memory)} that "
-                    "this machine has free to keep them: the default order mixes runs of rows, which are read ten "
-                    "times as fast from a disk as single ones."
+                    f"All rows have {_size_text(n_bytes)}, more than {FREE_SHARE:.0%} of this machine's free memory "
+                    f"({_size_text(memory)}): the default order mixes runs of rows, which a disk reads ten times as "
+                    "fast as single rows."
                 )
                 return lazy, {}, why
             why = "single rows are read by position"
@@ -663,19 +665,22 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
 
     memory_left = available_memory()
     if memory_left is not None and held_bytes <= memory_left.n_bytes // MEMORY_SHARE:
-        why = f"All rows take {_size_text(held_bytes)} decoded and fit the memory of this machine: decode them once."
+        why = f"All rows have {_size_text(held_bytes)} decoded and fit the memory of this machine: decode them once."
         return "RankCachedH5DataModule", {}, why
     block = max(array.rows_per_chunk for array in costly_fields) * sum(array.row_bytes for array in fields)
     if blocks_mixed(SHUFFLE_BYTES, block, 1) >= FEW_BLOCKS:
-        costs = f"A row costs a block of {_size_text(block)}"
-        why = f"{costs}; several blocks are mixed at a time, each decoded once an epoch."
+        costs = f"Reading a row decodes a block of {_size_text(block)}"
+        why = f"{costs}; several blocks are mixed at a time, so that each is decoded once per epoch."
         return lazy, {}, why
     n_mib = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
     if n_mib << 20 <= MAX_SHUFFLE:
-        why = f"A row costs a block of {_size_text(block)}: {n_mib} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
+        why = (
+            f"Reading a row decodes a block of {_size_text(block)}: shuffle.buffer of {n_mib} MiB mixes {FEW_BLOCKS} "
+            "blocks at a time."
+        )
         return lazy, {"shuffle": {"buffer": f"{n_mib} MiB"}}, why
     rows = max(1, (1 << 20) // max(1, costly_fields[0].row_bytes))
-    why = f"A row costs a block of {_size_text(block)}, of which {_size_text(SHUFFLE_BYTES)} mix few."
+    why = f"Reading a row decodes a block of {_size_text(block)}, so shuffle.buffer mixes only a few at a time."
     return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"
 
 
@@ -707,7 +712,7 @@ def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str
 
 
 def _yaml_forms(settings: Mapping[str, Any], comments: list[str], *, has_pattern: bool = False) -> dict[str, Any]:
-    """Return settings as a configuration can have them; adds a comment for each that it cannot."""
+    """Return settings in a form that a configuration supports; add a comment for each unsupported one."""
     forms: dict[str, Any] = {}
     for name, value in settings.items():
         if name in OPTION_NAMES and isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The contents of a file: its names, its arrays, how each is stored, and the cost of a random row."""
+"""The contents of a file: names, arrays, their storage, and the cost of a random row."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class RowCost:
     """The cost of reading a single row, with nothing kept in memory.
 
     Attributes:
-        bytes_read: bytes taken from the file, on average.
+        bytes_read: bytes read from the file, on average.
         bytes_decoded: bytes after decoding; more than the row, if rows share a chunk.
-        n_chunks: chunks with a part of the row; 0 if the array is not chunked.
-        why_slow: why only the HDF5 library can read it, with its lock; None if the bytes are read by position.
+        n_chunks: number of chunks with a part of the row; 0 if the array is not chunked.
+        why_slow: the reason why only the HDF5 library can read the array, under its lock; None if bytes are read by
+            position.
     """
 
     bytes_read: int
@@ -53,19 +54,19 @@ class ArrayReport:
     """One array of a file.
 
     Attributes:
-        name: in the file.
-        shape: all axes, the rows' first; None for an empty dataspace.
-        dtype: in words.
-        storage: how its bytes lie; None if that is unknown.
+        name: name in the file.
+        shape: shape of the array; None for an empty dataspace.
+        dtype: dtype in words.
+        storage: storage layout; None if it is unknown.
         chunks: shape of a chunk, or None.
         filters: names of its filters, in the order of writing, with their level if they have one.
         n_bytes: bytes of all rows as read.
-        n_stored_bytes: bytes that the array takes in the file.
-        ratio: the first over the second; None if nothing is stored.
-        row: the cost of a random row; None if the array has no rows to train from.
-        integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
-        problem: why it cannot be trained from, or None.
-        packing: attributes that declare how its integers are to be decoded, or None.
+        n_stored_bytes: bytes of the array in the file.
+        ratio: compression ratio, ``n_bytes / n_stored_bytes``; None if no bytes are stored.
+        row: the cost of a random row; None if the array has no rows for training.
+        integrity: integrity level, 0 to 3 (see ``INTEGRITY``).
+        problem: the reason why the array cannot be used for training, or None.
+        packing: attributes that declare the decoding of its integers, or None.
         structure: its role in the file format of other software; None for data.
     """
 
@@ -86,7 +87,7 @@ class ArrayReport:
 
     @property
     def is_data(self) -> bool:
-        """Whether it may have values to train from."""
+        """Whether the array may have values for training."""
         return self.structure is None or self.structure in COORDINATES
 
 
@@ -97,8 +98,8 @@ class Contents(NamedTuple):
         entries: all names.
         arrays: the reports of all arrays.
         layouts: trainable arrays and members of tables, by key.
-        texts: arrays and members of tables with one text a row, by key.
-        columns: number of rows of each array, or member of a table, with one number or text a row.
+        texts: arrays and members of tables with one text per row, by key.
+        columns: number of rows of each array, or member of a table, with one number or text per row.
         software: the program or format that marks the file as its own; None if no mark is known.
         described: the descriptions of all arrays, for a catalog of the file.
     """
@@ -127,7 +128,7 @@ def contents_of(path: str) -> Contents:
 class _Describer:
     """Reports on the arrays of an open file, and notes their layouts and columns.
 
-    Arrays of one structure are described once, as far as they do not differ: see ``AlikeArrays``.
+    Arrays with the same structure share a description (see ``AlikeArrays``).
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class _Describer:
         self._file, self._path, self._layouts, self._texts, self._columns = file, path, layouts, texts, columns
         self._files, self._guard = FileOptions(), ChangeGuard.of_open(file, path)
         self.alike = AlikeArrays(remembers=True)
-        # Of groups; those without attributes call none of their arrays an axis.
+        # By group; groups without attributes declare no axis.
         self._axes = {entry.name: set[str]() for entry in entries if entry.kind == "group" and not entry.n_attributes}
         self._reports: dict[Any, ArrayReport] = {}  # by template, rows and stored bytes
 
@@ -153,7 +154,7 @@ class _Describer:
         structure = entry.structure or (AXIS if last in self._axes[group] else None)
         report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype, structure=structure)
         if not report.is_data:
-            return replace(report, problem=f"it is {entry.structure}, and no data")
+            return replace(report, problem=f"it is {entry.structure}, not data")
         alike = f"{DIGITS.sub('#', last)} {entry.dtype} {(entry.shape or ())[1:]}"
         try:
             layout, template = self.alike.describe_alike(
@@ -224,12 +225,12 @@ def _filter_text(label: str, options: tuple[int, ...]) -> str:
 
 
 def _problem(layout: ArrayLayout) -> str | None:
-    """Return the reason why an array cannot be trained from, if there is one."""
+    """Return the reason why an array cannot be used for training; None if it can."""
     kind = kind_of(layout.dtype)
     if not layout.n_rows:
         return "it has no rows"
     if kind == "compound":
         return "it is a table: name its members"
     if kind == "text":
-        return "it is text, which comes as a list of str: a target, or one of several inputs"
+        return "it is text, a list of str in a batch: use it as a target, or as one of several inputs"
     return None if kind == "number" else f"a tensor cannot hold {layout.stored}"

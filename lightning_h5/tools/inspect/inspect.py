@@ -37,7 +37,7 @@ class FileReport:
         path: the file.
         n_bytes: its size.
         entries: all names in it, each group before its members.
-        arrays: its arrays, without further names of the same one.
+        arrays: its arrays, each under one name.
         integrity: the lowest integrity level of the arrays of ``advice``, in words.
         advice: the data module and settings to use.
         store: the cost of reading it from an object store, if it is an object.
@@ -60,10 +60,10 @@ class StoreCost:
 
     Attributes:
         seconds: duration of one request, measured once.
-        n_requests: of an epoch that reads the chunks of the arrays that ``advice`` takes, at most; neighbors are read
-            together.
+        n_requests: maximum number of requests of an epoch over the arrays of ``advice``; adjacent chunks share a
+            request.
         n_bytes: bytes of all requests.
-        n_together: requests at a time.
+        n_together: number of simultaneous requests.
     """
 
     seconds: float
@@ -73,7 +73,7 @@ class StoreCost:
 
     @property
     def epoch_seconds(self) -> float:
-        """Time of the first epoch if the network is no limit."""
+        """Time of the first epoch in seconds, if the network is not the limit."""
         return self.seconds * self.n_requests / self.n_together
 
 
@@ -83,11 +83,11 @@ class FolderReport:
 
     Attributes:
         paths: all files.
-        n_bytes: of all files.
-        n_rows: rows of the arrays that ``advice`` takes, over all files that have them.
+        n_bytes: size of all files.
+        n_rows: rows of the arrays of ``advice``, over all files that have these arrays.
         example: the first file with the usual arrays.
         n_alike: number of files with the usual arrays.
-        outliers: the difference of each other file, or the reason why it cannot be read.
+        outliers: for each other file, the difference, or the reason why it cannot be read.
     """
 
     paths: tuple[str, ...]
@@ -101,18 +101,18 @@ class FolderReport:
 def inspect_file(path: PathLike) -> FileReport:
     """Inspect one file: takes about a millisecond per array, and a second per million chunks.
 
-    Reads metadata, and at most two columns of up to a million rows: the target's classes and the groups, which decide
-    how to split.
+    Reads metadata, and at most two columns of up to a million rows: the target's classes and the groups, to suggest a
+    split.
 
     Args:
         path: the file.
 
     Raises:
-        H5FileError: it does not exist, is no HDF5 file, or cannot be read.
+        H5FileError: the file does not exist, is not an HDF5 file, or cannot be read.
     """
     path = expand_user(path)
     if not (is_url(path) or os.path.exists(path)):
-        expand_paths(path)  # raises an error that names the files that there are
+        expand_paths(path)  # raises an error that names the existing files
     contents = contents_of(path)
     advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents)], contents.described)
     return _report(path, contents, advice)
@@ -198,8 +198,8 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         advice = rows
     if len(all_findings) > 1 and not _is_shared(advice, example_files, all_findings):
         why = (
-            f"These {len(all_findings)} files have different arrays and are no data set together. Inspect one of them, "
-            "or the files that belong together, by their folder or a pattern such as 'run_*.h5'."
+            f"These {len(all_findings)} files have different arrays and are not one dataset. Inspect one of them, or "
+            "only the files that belong together, by their folder or a pattern such as 'run_*.h5'."
         )
         advice = Advice(datamodule=None, settings={}, reasons=(why,))
     outliers = errors | outliers

@@ -1,4 +1,4 @@
-"""The names in a file as an outline: groups and arrays that are alike are one line."""
+"""The names in a file as an outline, in which alike groups and arrays are folded into one line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .contents import ArrayReport
 
 __all__ = ["Branch", "outline_of", "patterns_of"]
 
-MIN_GROUPS = 3  # alike groups that become one line
-MIN_NUMBERED, MIN_ARRAYS = 5, 40  # alike arrays that do: whose names differ in numbers, and with any names
+MIN_GROUPS = 3  # minimum number of alike groups to fold
+MIN_NUMBERED, MIN_ARRAYS = 5, 40  # the same for alike arrays: if names differ in numbers, and for any names
 
 Signature: TypeAlias = tuple[Any, ...]
 
@@ -28,9 +28,9 @@ class Branch:
     Attributes:
         names: the last component of each name, in the order of the file.
         pattern: the name; ``*`` for alike names.
-        entries: the entry of each name, in all groups that are joined with the one above.
-        reports: the report of each, if these are arrays.
-        branches: the names below the first; of all, if these are alike.
+        entries: the entry of each name, in all groups that are folded with the parent group.
+        reports: the report of each array; empty for groups.
+        branches: the names below the first name; joined over all names, if they are alike.
         signature: equal for alike groups or arrays.
     """
 
@@ -43,17 +43,17 @@ class Branch:
 
     @property
     def is_folded(self) -> bool:
-        """Whether these are several alike names; one name may also be an asterisk."""
+        """Whether the branch has several alike names; a single name may be an asterisk."""
         return self.pattern == "*" and len(self.names) > 1
 
     @property
     def has_folded(self) -> bool:
-        """Whether names here or below are folded."""
+        """Whether this branch or one below is folded."""
         return self.is_folded or any(branch.has_folded for branch in self.branches)
 
     @cached_property
     def label(self) -> str:
-        """The name, or the first and the last of alike names, as numbers count."""
+        """The name, or the first and the last of alike names, in natural order."""
         if not self.is_folded:
             return self.pattern
         return f"{min(self.names, key=natural_order)} ... {max(self.names, key=natural_order)}"
@@ -69,11 +69,11 @@ class Branch:
 
     @property
     def has_arrays(self) -> bool:
-        """Whether arrays are below."""
+        """Whether there are arrays below."""
         return any(branch.entries[0].kind == "array" or branch.has_arrays for branch in self.branches)
 
     def leaves(self, prefix: str = "") -> Iterator[tuple[str, Branch]]:
-        """Yield the arrays below, and their names from here."""
+        """Yield the names of the arrays below, relative to this branch, and their branches."""
         for branch in self.branches:
             if branch.branches:
                 yield from branch.leaves(f"{prefix}{branch.label}/")
@@ -162,7 +162,7 @@ def _folded(branches: Sequence[Branch]) -> list[Branch]:
 
 
 def _join(branch: Branch, other: Branch) -> None:
-    """Add an alike branch, and those below it, to another."""
+    """Add an alike branch, including the branches below it, to another."""
     branch.names |= other.names
     branch.entries += other.entries
     branch.reports += other.reports

@@ -1,4 +1,4 @@
-"""How files store samples: which steps belong together, from names, shapes and dtypes by simple rules, and why.
+"""Recognize samples in files: rules that group steps by names, shapes and dtypes, with reasons.
 
 Every rule returns arguments of a data module, which are tried on the files afterwards (see ``sample_advice``).
 """
@@ -58,17 +58,17 @@ LENGTHS, OFFSETS = (
 )
 EPISODES = {"episode", "trajectory", "traj", "demo", "sequence", "rollout"}
 WELL = re.compile(r"t\d_fields/")
-MAX_NESTED = 100  # groups that are searched for groups of their own
+MAX_NESTED = 100  # maximum number of groups to search for nested groups
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
-MAX_READ = 16  # arrays of which a row is read
-N_DECODED = 8  # images whose shapes are compared
-MIN_NAMES = 2  # of images that have names of their own
-MIN_ROWS = 10  # of which some are left to validate on
+MAX_READ = 16  # maximum number of arrays to read a row of
+N_DECODED = 8  # number of images with shapes to compare
+MIN_NAMES = 2  # minimum number of images with their own names
+MIN_ROWS = 10  # minimum number of rows for a validation split
 
 
 def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Return guesses, the likeliest first; none if an index along axis 0 of each array is a sample.
+    """Return guesses, the likeliest first; empty if an index along axis 0 of each array is a sample.
 
     Args:
         files: the arrays of each file; the rules read the first one.
@@ -112,7 +112,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Arrays side by side that differ in their names and lengths are a sample each; a single number is none."""
+    """Arrays side by side that differ in names and lengths are samples; a single number is not."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.n_values > 1 and look.dtype[:4] != "text"}
     groups = {name.rpartition("/")[0] for name in arrays}
     if len(groups) != 1 or len(arrays) < 2 or len(arrays) != len(files[0].arrays):
@@ -281,7 +281,7 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
                 fields_below.setdefault(("/".join(groups[:depth]), look.shape[0]), []).append(field)
     fields_of_times: dict[str, list[str]] = {}
     for name in [name for name in times if not names_rows(name)]:
-        # A coordinate of the arrays beside and below it.
+        # A coordinate applies to the arrays beside and below it.
         if fields := fields_below.get((name.rpartition("/")[0], arrays[name].shape[0])):
             fields_of_times[name] = fields
     for name in sorted(
@@ -300,12 +300,12 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         x_key: Any = names_of(fields) if len(fields) > 1 else fields[0]
         why = (
             f"{name!r} advances by {stride:g} from row to row, so that rows are steps in time, also from file to file. "
-            "A sample is two steps that follow each other."
+            "A sample is two consecutive steps."
         )
         settings: Settings = {"x_key": x_key, "segments": {"join": name}, "window": [0, 2]}
         if sum(file.arrays[name].shape[0] for file in files if name in file.arrays) >= MIN_SERIES:
             settings["split"] = {"val_fraction": 0.1, "by": "time"}
-            why += " The last tenth of them is held out for validation."
+            why += " The last tenth is held out for validation."
         return [Guess(settings=settings, why=why)]
     return []
 
@@ -351,7 +351,7 @@ def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _without_tables(file: FileLooks) -> dict[str, Look]:
-    """Return arrays without groups that are one field: these have one structure, and are no segments."""
+    """Return arrays without groups that are one field: such groups have one structure, and are not segments."""
     held = field_groups_among(file.arrays)
     return {name: look for name, look in file.arrays.items() if name.rpartition("/")[0] not in held}
 
@@ -441,9 +441,9 @@ def _groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks],
 def _why_two_levels(pattern: str, part: FileLooks) -> str:
     """Return a sentence about groups nested in groups that no pattern fits."""
     return (
-        f"Groups in groups have the same arrays ({pattern!r}, and below each such as {part.group!r}), and no pattern "
-        f"fits the names of all. Pass one with a '*' for each level, such as segments={pattern + '/*'!r}, or write a "
-        "file for each."
+        f"Groups in groups have the same arrays ({pattern!r}, and below each such as {part.group!r}), but no pattern "
+        f"matches all names. Pass a pattern with a '*' for each level, such as segments={pattern + '/*'!r}, or write "
+        "each group to a file."
     )
 
 
@@ -462,7 +462,7 @@ def _lists_of_splits(file: FileLooks, parts: Sequence[FileLooks], reader: Reader
 
 
 def _images(files: Sequence[FileLooks]) -> list[Guess]:
-    """Return a guess for the only array of images in files; none without images."""
+    """Return a guess for the only array of encoded images; none without images."""
     arrays = files[0].arrays
     looks = {**arrays, **files[0].of_bytes}
     candidates = [
@@ -484,7 +484,7 @@ def _images(files: Sequence[FileLooks]) -> list[Guess]:
     if n_rows >= MIN_ROWS:
         settings["split"] = 0.1
     kind = "JPEG" if rows[0].startswith(BEGINNINGS[0]) else "PNG"
-    return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one a row, which are decoded to images.")]
+    return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one per row, which are decoded to images.")]
 
 
 def _complex_rows(file: FileLooks) -> list[Guess]:
@@ -512,7 +512,7 @@ def _complex_rows(file: FileLooks) -> list[Guess]:
 
 
 def _named_images(file: FileLooks) -> list[Guess]:
-    """Return a guess for images that are opaque scalars, each with a name of its own."""
+    """Return a guess for images that are opaque scalars, each with its own name."""
     names = [name for name, look in file.of_bytes.items() if not look.shape]
     groups = {name.rpartition("/")[0] for name in names}
     if len(names) < MIN_NAMES or len(groups) > 1 or any(name.rpartition("/")[0] in groups for name in file.arrays):
@@ -527,7 +527,7 @@ def _named_images(file: FileLooks) -> list[Guess]:
         settings["collate_fn"] = "list"
     if len(names) >= MIN_ROWS:
         settings["split"] = 0.1
-    return [Guess(settings=settings, why=f"{len(names):,} opaque values are images, each with a name of its own.")]
+    return [Guess(settings=settings, why=f"{len(names):,} opaque values are images, each with its own name.")]
 
 
 def _lists(files: Sequence[FileLooks]) -> list[Guess]:
@@ -555,7 +555,7 @@ def _may_hold_bytes(look: Look) -> bool:
 
 
 def _first(path: str, name: str) -> list[bytes]:
-    """Return the first rows of an array as bytes; none if the first one does not begin as an image does."""
+    """Return the first rows of an array as bytes; none if the first row does not begin like an image."""
     try:
         with open_h5(path) as file:
             try:
@@ -579,7 +579,7 @@ def _first(path: str, name: str) -> list[bytes]:
 
 
 def _shapes(rows: Sequence[bytes]) -> set[tuple[int, ...]]:
-    """Return the shapes of images; none if they cannot be decoded here."""
+    """Return the shapes of images; none if the images cannot be decoded on this machine."""
     with suppress(Exception):  # trying the settings reports why
         return {Image().row(row).shape for row in rows}
     return set()

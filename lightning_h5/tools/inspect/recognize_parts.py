@@ -1,4 +1,4 @@
-"""Guesses of samples for groups or files that are a segment each, from names, shapes and dtypes."""
+"""Guesses of samples for groups or files that are segments, from names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ TARGETS = {
 PERSON = r"((?:patient|subject|subj|sub|case)[-_]?\w*?\d+)"
 YEAR = re.compile(r"(19|20)\d\d")
 
-MAX_CONSTANT = 1024  # values of an array without steps, if a step has fewer
-MAX_UNUSED = 3  # arrays that are named
+MAX_CONSTANT = 1024  # maximum values of an array without steps, if a step has fewer
+MAX_UNUSED = 3  # maximum number of unused arrays to name
 MAX_PIXEL = 4  # values of a pixel, on the last axis
 MAX_FIELDS, MAX_ATTRIBUTES, N_ACTIONS, MAX_STEPS = 12, 6, 8, 256
 MIN_PICTURE = 16  # pixels of a side
 MIN_SIDE, SIDE = 32, 64  # of volumes that are cut, and of a patch
-MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the axis of time is if nothing else tells
+MAX_CHANNELS, LONGER = 512, 8  # maximum number of channels, and minimum ratio of times to channels
 
 Settings: TypeAlias = dict[str, Any]
 
 
 LISTS_OR_BYTES = re.compile(r"lists of (u?int|float|bool)|\|V\d")
-"""Dtypes in words of rows that may be lists of numbers, or encoded bytes."""
+"""Dtypes in words for rows that may be lists of numbers, or encoded bytes."""
 
 COMPLEX_TABLES = {f"table of {', '.join(members)}" for members in COMPLEX_MEMBERS}
-"""Dtypes in words of tables that are complex numbers."""
+"""Dtypes in words for tables that are complex numbers."""
 
 OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value"}
-"""Attributes that say how values of netCDF are decoded: no fields."""
+"""Attributes that describe the decoding of netCDF values; they are not fields."""
 
 
 class Look(NamedTuple):
@@ -123,7 +123,7 @@ class FileLooks:
 
 
 def looks_of(path: str, contents: Contents) -> FileLooks:
-    """Return the arrays of a file that samples may be made of.
+    """Return the arrays of a file that samples may consist of.
 
     Args:
         path: the file.
@@ -152,12 +152,12 @@ def _holds_values(dtype: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """A way to read files.
+    """A guess of the samples in files.
 
     Attributes:
-        settings: arguments of a data module; none if rows are samples, None if nothing fits.
-        why: a sentence.
-        is_sure: whether no other way is likely.
+        settings: arguments of a data module; empty if rows are samples, None if no settings fit.
+        why: the reason, as a sentence.
+        is_sure: whether no other guess is likely.
     """
 
     settings: Settings | None
@@ -169,10 +169,10 @@ class Reader(NamedTuple):
     """Functions that read files for the rules.
 
     Attributes:
-        values: return all values of a column of the first file; None if it cannot be read.
-        attributes: returns the attributes of some parts that have one number or text, by name, for each part.
-        holds_arrays: returns whether one of the first arrays that an array of references points at has several numbers.
-        cells: returns how the arrays look that an array of the first file refers to; none if it does not make segments.
+        values: returns all values of a column of the first file; None if it cannot be read.
+        attributes: returns the attributes with one number or text, by name, for each part.
+        holds_arrays: returns whether one of the first arrays that an array of references points to has several numbers.
+        cells: returns the looks of the arrays that an array of the first file refers to; none if they are not segments.
     """
 
     values: Callable[[str], Any]
@@ -225,7 +225,7 @@ class AlikeParts:
         return len(set(self._lengths(name, axis))) == 1
 
     def _step_axis(self) -> tuple[int, bool]:
-        """Return the axis of the steps, and whether that is sure."""
+        """Return the axis of the steps, and whether the guess is certain."""
         shapes = self.shapes[self.main]
         if len(shapes[0]) != 2:
             return 0, True
@@ -240,12 +240,12 @@ class AlikeParts:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Steps of each part."""
+        """Number of steps of each part."""
         return self._lengths(self.main, self.step_axis)
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """The axis of the steps of each field that has them: as many as the main array has, or one more or less."""
+        """The axis of the steps of each field with as many steps as the main array, or one more or less."""
         axes_of_fields, max_difference = {}, 1 if self.words & ACTIONS else 0
         for name, shapes in self.shapes.items():
             axes = [self.step_axis, 0] if len(shapes[0]) == 2 else [0]
@@ -268,7 +268,7 @@ class AlikeParts:
 
     @cached_property
     def is_image(self) -> bool:
-        """Whether all arrays have the shape of the main one, but for channels: an image or volume, and its masks."""
+        """Whether all arrays have the shape of the main array, except for channels: an image or volume, and masks."""
         pixels = {tuple(map(_pixels, shapes)) for shapes in self.shapes.values()}
         return len(pixels) == 1
 
@@ -281,8 +281,8 @@ class AlikeParts:
     def _patches(self) -> Guess:
         sizes = [min(SIDE, *self._lengths(self.main, axis)) for axis in range(3)]
         why = (
-            f"{listing(self.shapes)} have one shape, with three long axes: volumes. A sample is a patch, at the same "
-            "place in all of them."
+            f"{listing(self.shapes)} have one shape, with three long axes: they are volumes. A sample is a patch, at "
+            "the same place in all of them."
         )
         settings = self._fields(sample="segment")
         del settings["sample"]
@@ -317,7 +317,7 @@ class AlikeParts:
 
     @property
     def _is_picture(self) -> bool:
-        """Whether the main array is a picture in each part: of about as many rows as columns, and a few channels."""
+        """Whether the main array is a picture in each part: about as many rows as columns, and a few channels."""
         shapes = self.shapes[self.main]
         if self.has_rate or self.words & ACTIONS or any(len(self.shapes[name][0]) > 3 for name in self.shapes):
             return False
@@ -361,8 +361,8 @@ class AlikeParts:
                 why = f"{self.main!r} has rows of several shapes, as many as {columns[0]!r}: each row is a sample."
                 return [Guess(settings=self._fields(sample="row", collate_fn=collate), why=why)]
             why = (
-                f"{self.main!r} has several shapes, along more than one axis: all of it is a sample; the argument patch"
-                " cuts pieces of one size out of it."
+                f"{self.main!r} differs in shape along several axes: the whole array is a sample; the argument patch "
+                "cuts pieces of one size from it."
             )
             segment_guess = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
             if self.are_volumes:
@@ -379,11 +379,11 @@ class AlikeParts:
             return [self._patches(), segment_guess] if self.are_volumes else [segment_guess, rows]
         if self.segments and self._is_picture:
             mark = "by its name" if words_in(self.main) & PICTURES else "by its shape"
-            why = f"{self.main!r} is a picture in each, {mark}: all of it is a sample."
+            why = f"{self.main!r} is a picture in each, {mark}: the whole picture is a sample."
             ragged_settings = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
             return [Guess(settings=self._fields(sample="segment", **ragged_settings), why=why)]
         segment_guess = Guess(
-            settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment."
+            settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is a whole segment."
         )
         ragged_settings = {"collate_fn": "pad"} if self.is_ragged else {}
         windows = Guess(settings=self._fields(window=self._window(), **ragged_settings), why=self._why_window())
@@ -392,13 +392,13 @@ class AlikeParts:
         label = self._target if self._target in self.steps and set(self.segments) <= {"groups"} else None
         has_values = label is not None and len(self.shapes[label][0]) == 1 < len(self.shapes[self.main][0])
         if has_values and self.step_axis == 0 and not self.words & BAGS:
-            why = f"{label!r}, a target by its name, has one value for each step, which is a sample then."
+            why = f"{label!r}, a target by its name, has one value for each step: each step is a sample."
             labeled_rows = replace(rows, why=why)
             is_sure = len(self.shapes[self.main][0]) > 2
             return [replace(labeled_rows, is_sure=is_sure), *([] if is_sure else [segment_guess])]
         if self.words & BAGS and not self.step_axis:
             bag = next(name for name in (self.main, *self.shapes) if words_in(name) & BAGS)
-            why = f"{bag!r} is, by its name, a set of any number of rows: a sample is all of it."
+            why = f"{bag!r} is, by its name, a set of any number of rows: a sample is the whole set."
             return [replace(segment_guess, why=why), *([] if self.segments else [rows])]
         is_series = self.has_rate or bool(words_in(self.main) & SERIES) or self.step_axis == 1
         is_simulation = len(self.shapes[self.main][0]) > 2 and any(min(s[1:3]) > 1 for s in self.shapes[self.main])
@@ -448,7 +448,7 @@ class AlikeParts:
         times = [name for name in steps if words_in(name) & TIMES and len(self.shapes[name][0]) == 1]
         steps = {name: axis for name, axis in steps.items() if name not in times or name == self.main}
         keys = sorted(steps, key=lambda name: -self._n_values(name))[:MAX_FIELDS]
-        if self.words & ACTIONS:  # whatever its size
+        if self.words & ACTIONS:  # for any size
             keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
             if any(_is_observation(name) for name in keys):
                 keys = [name for name in keys if _is_observation(name) or words_in(name) & ACTIONS]
@@ -461,7 +461,7 @@ class AlikeParts:
             if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
         ]
         column_names += self.scalars[:MAX_ATTRIBUTES]
-        if self.words & ACTIONS:  # attributes of episodes describe them, and are no input of a policy
+        if self.words & ACTIONS:  # attributes of episodes describe them, and are not inputs of a policy
             column_names = []
         target = self._target if self._target in keys and not constants and not column_names else None
         names = names_of([*(key for key in keys if key != target), *constants, *column_names])
@@ -483,7 +483,7 @@ class AlikeParts:
         return settings | sample_settings | self._split()
 
     def _is_constant(self, name: str) -> bool:
-        """Return whether an array without steps is small enough to be given with each sample."""
+        """Return whether an array without steps is small enough to be part of each sample."""
         row = self._n_values(self.main) // max(1, sum(self.lengths))
         return name not in self.steps and self._n_values(name) <= len(self.parts) * max(MAX_CONSTANT, row)
 
@@ -500,7 +500,7 @@ def _why_split(guess: Guess) -> str:
     split = (guess.settings or {}).get("split")
     if not isinstance(split, dict):
         return ""
-    return " split.group_pattern keeps together what belongs to one person, by the names."
+    return " split.group_pattern keeps the segments of one person together, by their names."
 
 
 def is_rate(name: str) -> bool:
@@ -521,7 +521,7 @@ def names_of(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _are_names(values: Sequence[Any]) -> bool:
-    """Return whether attributes of parts are text that says nothing of others: dates, or another text in each."""
+    """Return whether attributes of parts are text without common values: dates, or a different text in each part."""
     is_text = all(isinstance(value, str) for value in values)
     return is_text and (len(set(values)) == len(values) or are_dates(values))
 

@@ -1,4 +1,4 @@
-"""How programs store samples, by the marks that they leave in their files: one rule for each."""
+"""Recognize samples in files of known programs, by the marks in the files: one rule for each program."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["recognize_software", "sparse_rows", "split_in_order"]
 
 PIXELS = "pixels/count"  # of cooler
 
-MIN_ROWS = 10  # of which some are left to validate on
-MIN_SERIES = 50  # steps, of which some are held out in time
+MIN_ROWS = 10  # minimum number of rows for a validation split
+MIN_SERIES = 50  # minimum number of steps for a validation split in time
 
 
 def recognize_software(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Return guesses for files with the marks of a program; none without a rule for it."""
+    """Return guesses for files with the marks of a program; empty without a rule for the program."""
     rule = RULES.get(files[0].software or "")
     return [] if rule is None else rule(files, reader)
 
 
 def sparse_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Return a guess for the rows of a sparse matrix, as AnnData and Cell Ranger write it."""
+    """Return a guess for the rows of a sparse matrix in the format of AnnData and Cell Ranger."""
     arrays = files[0].arrays
     matrices = matrices_among(arrays)
     groups = sorted(matrices)
@@ -37,13 +37,13 @@ def sparse_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         if main is None or any(look.n_values > sizes[main][0] for look in arrays.values() if len(look.shape) > 1):
             return []
     n_rows = arrays[matrices[main]].shape[0] - 1
-    why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
+    why = f"{main!r} is a sparse matrix: a row is a sample. It becomes dense in a batch, or remains sparse with "
     why += f"decode={{{main!r}: 'csr'}}."
     return [_cells(files, main, n_rows, why, reader)]
 
 
 def _anndata(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """X is a dense matrix, of which a row is a cell (``sparse_rows`` has the other kind)."""
+    """X is a dense matrix with a row for each cell (see ``sparse_rows`` for sparse ones)."""
     look = files[0].arrays.get("X")
     if look is None or len(look.shape) != 2:
         return []
@@ -51,7 +51,7 @@ def _anndata(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _cells(files: Sequence[FileLooks], main: str, n_rows: int, why: str, reader: Reader) -> Guess:
-    """Return a guess for rows of a matrix, with a column of categories as target, and one to split by."""
+    """Return a guess for rows of a matrix, with a column of categories as target, and a column to split by."""
     arrays = files[0].arrays
     columns = [name for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
     columns += [name for name in arrays if f"obs/{OLD_CATEGORIES}/{name.removeprefix('obs/')}" in arrays]
@@ -62,7 +62,7 @@ def _cells(files: Sequence[FileLooks], main: str, n_rows: int, why: str, reader:
     settings: Settings = {"x_key": main}
     if targets:
         settings["y_key"] = names[targets[0]]
-        why += f" {names[targets[0]]!r}, a target by its name, is a column of categories, whose codes are the same in "
+        why += f" {names[targets[0]]!r}, a target by its name, is a column of categories; its codes are the same in "
         why += "all files (datamodule.categories)."
         values = reader.values(targets[0])
         if values is not None and (values < 0).any():
@@ -121,27 +121,27 @@ def _loom(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def split_in_order(n: int, labels: Any) -> tuple[Settings, str]:
-    """Return a split for the samples of one file that are not along axis 0, and why: such rows are not drawn.
+    """Return a split in time for samples that are not along axis 0, which cannot be split at random, and the reason.
 
     Args:
         n: the number of samples.
-        labels: their target; None without one.
+        labels: target of the samples; None without a target.
     """
     n_train = n - round(0.1 * n)
     is_class = labels is not None and len(set(labels.tolist())) <= n // MIN_ROWS
     if n < MIN_ROWS:
-        return {}, "There are too few to hold some out for validation."
+        return {}, "There are too few samples for a validation split."
     if is_class and {*labels[n_train:].tolist()} != {*labels.tolist()}:
         return {}, (
-            "No split: they are sorted, and the last tenth of them lacks classes. Pass val_path, or write samples "
-            "along axis 0, where rows can be drawn."
+            "No split: samples are sorted, and the last tenth lacks classes. Pass val_path, or write samples along "
+            "axis 0, so that they can be split at random."
         )
-    why = "The last tenth of them is for validation, since random splits need samples along axis 0."
+    why = "The last tenth is for validation, since random splits need samples along axis 0."
     return {"split": {"val_fraction": 0.1, "by": "time"}}, why
 
 
 def _cooler(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Contacts are rows of ``pixels``, sorted by their first bin, of which ``bin1_offset`` has the first rows."""
+    """Contacts are rows of ``pixels``, sorted by their first bin; ``bin1_offset`` has the first row of each bin."""
     arrays = files[0].arrays
     sizes = {name.removesuffix(PIXELS): look.n_values for name, look in arrays.items() if name.endswith(PIXELS)}
     if len(sizes) > 1 and all(re.fullmatch(r"cells/[^/]+/", group) for group in sizes):
@@ -173,7 +173,7 @@ def _cooler(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _h5md(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
-    """Positions of particles and what else has a value for each, by frame; frames with times are steps."""
+    """Positions and other values of particles, by frame; frames with times are steps."""
     arrays = files[0].arrays
     positions = [name for name in arrays if re.fullmatch(r"particles/.+/position/value", name)]
     main = max(positions, key=lambda name: arrays[name].n_values, default=None)
@@ -191,7 +191,7 @@ def _h5md(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         settings |= {"segments": {"join": time}, "window": [0, 2]}
         if "split" in settings:
             settings["split"] = {"val_fraction": 0.1, "by": "time"}
-        why += f" By {time!r} frames are steps in time. A sample is two that follow each other."
+        why += f" By {time!r}, frames are steps in time. A sample is two consecutive frames."
     return [Guess(settings=settings, why=why)]
 
 
@@ -201,7 +201,7 @@ def _nwb(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
 
 
 def _series_with_rate(file: FileLooks) -> list[Guess]:
-    """Rows of a time series of NWB are steps in time; with a rate it has ``starting_time`` in place of time stamps."""
+    """Rows of a time series of NWB are steps in time; a series with a rate has ``starting_time``, not time stamps."""
     data = {name: look for name, look in file.arrays.items() if look.shape and not name.startswith("general/")}
     main = max(data, key=lambda name: data[name].n_values, default="")
     if f"{main.rpartition('/')[0]}/starting_time" not in file.arrays or data[main].shape[0] < MIN_SERIES:
@@ -266,7 +266,7 @@ def _pandas(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         if name != main:
             settings["y_key"] = name
             settings["select"] = select
-            why += f" {name!r} has {column!r}, a target by its name, in column {at}, which select takes."
+            why += f" {name!r} has {column!r}, a target by its name, in column {at}, which select reads."
         else:
             why += f" {column!r}, a target by its name, is its column {at}: separate it in a transform."
     if blocks[main][0].shape[0] >= MIN_ROWS:
@@ -285,4 +285,4 @@ RULES: dict[str, Callable[[Sequence[FileLooks], Reader], list[Guess]]] = {
     "loom": _loom,
     "PyTables": _pandas,
 }
-"""The rule of each program that has one, by its name in ``software_of``."""
+"""The rules by program, as named by ``software_of``."""

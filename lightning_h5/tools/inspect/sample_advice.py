@@ -1,4 +1,4 @@
-"""Advice for samples that are segments or windows: guesses are tried on the files, and their cost is computed."""
+"""Advice for samples that are segments or windows: try guesses on the files, and compute their cost."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from .side_labels import labels_beside
 
 __all__ = ["sample_setting", "with_samples"]
 
-MAX_PARTS = 200  # of which attributes are read
+MAX_PARTS = 200  # maximum number of parts to read attributes of
 MAX_TEXT = 64  # longer attributes are documents, not names
-N_REFERENCES = 20  # of an array that are followed to recognize them
-N_MEASURED = 256  # samples whose chunks are counted
-MAX_STEPS = 1 << 20  # of a segment whose chunks are counted one by one, over all fields
+N_REFERENCES = 20  # number of references of an array to follow
+N_MEASURED = 256  # number of samples with chunks to count
+MAX_STEPS = 1 << 20  # maximum number of steps per segment to count chunks one by one, over all fields
 
 
 def with_samples(
@@ -48,13 +48,13 @@ def with_samples(
 ) -> Advice:
     """Return the advice for files: segments or windows if a guess fits, otherwise ``rows``.
 
-    A guess that a dataset refuses is left out. Reads metadata, and small columns of the first file.
+    A guess that raises an error in a dataset is left out. Reads metadata, and small columns of the first file.
 
     Args:
         rows: the advice if rows are samples.
-        path: the files as the user named them.
+        path: the files in the form of the argument ``train_path``.
         looks: the arrays of each file.
-        described: descriptions of their arrays that were made before.
+        described: earlier descriptions of the arrays.
     """
     if rows.datamodule is None and all(look.has_only_coordinates for look in looks):
         return rows
@@ -86,7 +86,7 @@ def with_samples(
 
 
 def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return attributes with one number or text that all parts have, of the parts and of the named arrays."""
+    """Return the attributes with one number or text that all parts have, on groups and on the named arrays."""
     attributes: list[dict[str, Any]] = []  # of each part
     for path, parts_of_file in groupby(parts[:MAX_PARTS], key=lambda part: part.path):
         attributes += _attributes_in(path, [part.group for part in parts_of_file], names)
@@ -112,13 +112,13 @@ def _holds_arrays(path: str, key: str) -> bool:
         array = find_array(file, key).array
         references = array[tuple(slice(N_REFERENCES) for _ in array.shape)].reshape(-1)[:N_REFERENCES]
         cells = [file[reference] for reference in references if reference]
-        # The name of an object that was found by a reference is searched for in the whole file.
+        # HDF5 searches the whole file for the name of an object that was reached by a reference.
         return any((getattr(cell, "size", 0) or 0) > 1 and not is_text_of_matlab(cell.id) for cell in cells)
     return False
 
 
 def _cells(path: str, key: str) -> list[Look]:
-    """Return the looks of the arrays that an array of references points at; none if it points at other objects."""
+    """Return the looks of the arrays that an array of references points to; none if it points to other objects."""
     with suppress(H5Error, *FAULTS), open_h5(path) as file:
         names = referenced_arrays(file, path, key, FileOptions())
         arrays = [(file[name], is_matlab_text(file, name)) for name in names]
@@ -135,7 +135,7 @@ def _is_plain(value: Any) -> bool:
 def _tried_with_labels(
     guess: Guess, path: str | list[str], files: Sequence[str], described: AlikeArrays | None
 ) -> Advice:
-    """Return the advice for a guess, with targets from a table beside the files if the files have none."""
+    """Return the advice for a guess, with targets from a table beside the files if the files have no target."""
     settings = guess.settings or {}
     if "y_key" not in settings and (labels := labels_beside(files, settings.get("split"))) is not None:
         with suppress(H5Error):
@@ -168,7 +168,7 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str], described:
             segments_by_time(table, SplitOptions(**split))
         except H5ValueError:
             del settings["split"]
-            reasons.append("split is left out: there are too few steps to hold some out.")
+            reasons.append("split is left out: there are too few steps for a validation split.")
     if any(table.is_ragged):  # also a field without steps
         settings.setdefault("collate_fn", "pad")
     cost = _cost_of(table)
@@ -190,14 +190,14 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str], described:
 def _opened(
     files: Sequence[str], settings: Mapping[str, Any], described: AlikeArrays | None
 ) -> tuple[RowTable, list[str], int, set[int]]:
-    """Return the samples that a data module has with some settings, as it opens them, and its fields.
+    """Open the samples of a data module with the given settings.
 
     Returns:
-        The table; the names of the fields; how many of them are the input; the arrays of the table that are columns of
-        sparse matrices, which are no fields.
+        The table; the names of the fields; the number of input fields; the arrays of the table with column numbers of
+        sparse matrices, which are not fields.
 
     Raises:
-        H5Error: the files do not have such samples.
+        H5Error: the settings do not fit the files.
     """
     samples = SampleOptions.parse(
         settings.get("sample"),
@@ -237,7 +237,7 @@ def _n_bytes(table: RowTable) -> int:
 
 
 def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in the order of the arguments of a data module that users read first."""
+    """Return settings in the order of a data module's arguments, the most important first."""
     first = (
         "x_key",
         "y_key",
@@ -255,9 +255,9 @@ def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_dtypes_of(inputs: Mapping[str, ArrayLayout], dtypes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return dtypes with one for the inputs that are not float32, and the reason: one name, or one for each field.
+    """Return ``x_dtype`` for inputs that are not float32, as one name or one per field, and the reason.
 
-    Whole numbers with one value a step may be indices, and stay as they are; "auto" converts float64 anyway.
+    Whole numbers with one value per step may be indices, and are not converted; "auto" converts float64 anyway.
     """
     numbers = {name: array for name, array in inputs.items() if array.packing is None and array.dtype.kind in "biuf"}
     casts = {
@@ -283,7 +283,7 @@ def _cost_of(table: RowTable) -> SampleCost:
     n_chunks = bytes_at_random = bytes_in_chunk_order = 0.0
     boxes = table.boxes(rows) if rows else []
     for field in table.step_fields:
-        # Of many parts only the ones that the samples are in.
+        # With many parts, only the parts of the samples.
         if is_long:
             parts = np.unique(np.linspace(0, table.n_parts - 1, min(table.n_parts, N_MEASURED)).astype(np.int64))
         else:
@@ -322,7 +322,7 @@ def _cost_of(table: RowTable) -> SampleCost:
 
 
 def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
-    """Return ``sample``, if a dataset refuses the files without it, and the reason.
+    """Return ``sample``, if a dataset raises an error without it, and the reason.
 
     Args:
         arrays: input and target of one file.

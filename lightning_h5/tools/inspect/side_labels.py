@@ -31,13 +31,13 @@ class _Column(NamedTuple):
 
 
 def labels_beside(files: Sequence[str], split: object = None) -> tuple[Settings, str] | None:
-    """Return the settings that join a table with a line for each file, and why; None without such a table.
+    """Return settings that join a table with a line for each file, and the reason; None if there is no table.
 
     Looks for CSV and TSV files in the folder of the files, and in the folder above.
 
     Args:
         files: the files.
-        split: the split that is suggested without the table. A fraction becomes one of groups, if a column names them.
+        split: the suggested split without the table. A fraction is applied to groups, if a column names groups.
     """
     folders = {os.path.dirname(os.path.abspath(file)) for file in files}
     if len(files) < 2 or len(folders) != 1 or any(map(is_url, files)) or find_spec("pyarrow") is None:
@@ -58,9 +58,7 @@ def labels_beside(files: Sequence[str], split: object = None) -> tuple[Settings,
             settings["y_key"] = f"table/{targets[0]}"
             why += f", and {targets[0]!r} is {'a target by its name' if named else 'the only other column'}."
         else:
-            why += (
-                ": y_key='table/COLUMN' takes a target from it, with decode={'table/COLUMN': 'category'} if it is text."
-            )
+            why += ": y_key='table/COLUMN' reads a target, with decode={'table/COLUMN': 'category'} if it is text."
         others = [name for name in column.others if name not in targets[:1]]
         why += f" Other columns: {listing(others, 6)}." if others else ""
         group = next((name for name in others if words_in(name) & GROUP_WORDS), None)
@@ -83,7 +81,7 @@ def _tables_in(folder: str) -> list[str]:
 
 
 def _column_of_files(path: str, stems: set[str]) -> _Column | None:
-    """Return the column of a table that has the name of each file once."""
+    """Return the column of a table that contains the name of each file once."""
     with suppress(OSError, ValueError, csv.Error), open(path, newline="", encoding="utf-8") as file:
         header, *lines = list(csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ","))
         if not header or len(set(header)) < len(header) or any(len(line) != len(header) for line in lines):

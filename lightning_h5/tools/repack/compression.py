@@ -56,11 +56,11 @@ _KNOWN = {
     "bitshuffle": _Compression(BITSHUFFLE, plugin="Bitshuffle", codec="lz4"),
 }
 COMPRESSIONS = ("keep", "none", *_KNOWN)
-"""Names of compressions; ``keep`` leaves an array its filters."""
+"""Names of compressions; ``keep`` keeps the filters of an array."""
 
 
 class FilterStep(NamedTuple):
-    """A filter as HDF5 is asked for it: number, flags, and options before HDF5 adds its own."""
+    """A filter in the form that HDF5 accepts: number, flags, and options before HDF5 adds its own."""
 
     id: int
     flags: int
@@ -68,15 +68,15 @@ class FilterStep(NamedTuple):
 
 
 def check_compression(name: str, level: int | None, shuffle_filter: bool) -> None:
-    """Make sure that a compression is known, installed, and takes the level.
+    """Check that a compression is known and installed, and supports the level.
 
     Raises:
-        H5ValueError: it is not, or does not.
+        H5ValueError: it is unknown or not installed, or does not support the level.
     """
     if name not in COMPRESSIONS:
         raise H5ValueError(
-            f"compression={name!r} is not known; there are {', '.join(COMPRESSIONS)}.{near(name, COMPRESSIONS)} "
-            "Pass one of these."
+            f"compression={name!r} is not known; the compressions are {', '.join(COMPRESSIONS)}."
+            f"{near(name, COMPRESSIONS)} Pass one of them."
         )
     compression = _KNOWN.get(name)
     levels = compression.levels if compression else range(0)
@@ -89,8 +89,8 @@ def check_compression(name: str, level: int | None, shuffle_filter: bool) -> Non
     if compression is not None and not _is_installed(compression):
         installed = ", ".join(["none", *(known_name for known_name, known in _KNOWN.items() if _is_installed(known))])
         raise H5ValueError(
-            f"compression={name!r} is not installed; there are {installed}. Run `pip install 'lightning-h5[filters]'`, "
-            "or pass one of these."
+            f"compression={name!r} is not installed; {installed} are. Run `pip install 'lightning-h5[filters]'`, or "
+            "pass one of them."
         )
 
 
@@ -106,11 +106,11 @@ def _is_installed(compression: _Compression) -> bool:
 def filter_steps(
     name: str, level: int | None, shuffle_filter: bool, checksum: bool, itemsize: int, stored: tuple[FilterStep, ...]
 ) -> tuple[FilterStep, ...]:
-    """Return the filters of an array that gets other chunks.
+    """Return the filters of an array that is rewritten.
 
     Args:
         name: a compression that passed ``check_compression``.
-        level: of it; None for the default.
+        level: compression level; None for the default.
         shuffle_filter: shuffle bytes before compressing, if an element has several.
         checksum: store a checksum with each chunk (HDF5's fletcher32).
         itemsize: bytes of an element.
@@ -135,9 +135,9 @@ def filter_steps(
 
 
 def stored_steps(plist: Any) -> tuple[FilterStep, ...]:
-    """Return an array's filters in the form that asks for the same filters again.
+    """Return an array's filters in the form that creates the same filters again.
 
-    Some filters prepend properties of the array to their options, or overwrite them, and would do so twice.
+    Some filters prepend properties of the array to their options, or overwrite options, and would do so twice.
 
     Args:
         plist: the array's creation property list.
@@ -155,7 +155,7 @@ def fitting_steps(steps: tuple[FilterStep, ...], chunks: tuple[int, ...]) -> tup
 
     Args:
         steps: the filters.
-        chunks: shape of a chunk. One of a single element is not compressed by szip.
+        chunks: shape of a chunk. szip does not compress chunks of a single element.
     """
     largest = math.prod(chunks) // 2 * 2
     fitting = []

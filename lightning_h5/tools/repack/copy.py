@@ -20,15 +20,15 @@ MAX_OBJECTS = 1 << 16  # texts, lists and references held as Python objects at a
 
 
 class FileCopy:
-    """Copies a file into a new one; objects with several names stay one object.
+    """Copies a file into a new one; objects with several names remain one object.
 
     Args:
         source: the open file.
-        copy: the open new one.
-        plans: for each array, by its address in the source.
-        order: the new places of rows that are permuted.
+        copy: the open copy.
+        plans: plan for each array, by its address in the source.
+        order: new places of permuted rows.
         pool: threads that decode and encode.
-        folder: for temporary files.
+        folder: folder for temporary files.
 
     Attributes:
         places: a path of each object, the same in both files, by its address in the source.
@@ -45,7 +45,7 @@ class FileCopy:
         """Create all objects and links, without attributes, and without the rows of rewritten arrays.
 
         Raises:
-            H5ValueError: a link is of a kind that HDF5 does not know.
+            H5ValueError: HDF5 does not know the kind of a link.
         """
         for link in links_in(self.source):
             into = h5py.h5o.open(self.copy.id, link.group)
@@ -62,8 +62,8 @@ class FileCopy:
                 into.links.create_external(link.name, *link.value, options)
             else:
                 raise H5ValueError(
-                    f"{link.shown!r} in {self.source.filename!r} is a link of number {link.info.type}, which HDF5 does "
-                    "not know. Remove it from a copy of the file, then repack that."
+                    f"{link.shown!r} in {self.source.filename!r} is a link of type {link.info.type}, which HDF5 does "
+                    "not know. Remove it from a copy of the file, then repack this copy."
                 )
 
     def _make(self, link: Link, into: Any, options: Any) -> None:
@@ -90,7 +90,7 @@ class FileCopy:
                 plist.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
             elif plan.way == "rows":
                 plist.set_chunk(plan.chunks)
-                # With early allocation, each chunk would get a place that it leaves as soon as it is encoded.
+                # With early allocation, each chunk would be allocated twice: encoding moves it.
                 plist.set_alloc_time(h5py.h5d.ALLOC_TIME_INCR)
             stored = link.item.get_type().copy()  # not the named type of the other file
             h5py.h5d.create(into, link.name, stored, link.item.get_space(), plist, options)
@@ -115,12 +115,12 @@ class FileCopy:
                 write_rows(copied, self.rows_of(original, plan), self._pool, report)
 
     def rows_of(self, original: Any, plan: ArrayPlan, *, by_library: bool = False) -> Pieces:
-        """Yield all rows of an array of the source as bytes, in pieces, as the copy has them.
+        """Yield all rows of an array of the source as bytes, in pieces, in the order of the copy.
 
         Args:
             original: h5py's low-level dataset.
-            plan: for it.
-            by_library: read through the HDF5 library alone.
+            plan: plan for the array.
+            by_library: read only through the HDF5 library.
         """
         raw = None if by_library else raw_layout(original, self.source.filename, plan.name)
         pieces = read_rows(original, plan.name, raw, self.folder)
@@ -190,7 +190,7 @@ class FileCopy:
         return type(value)() if place is None else h5py.h5r.create(self.copy.id, place, h5py.h5r.OBJECT)
 
     def place_of(self, reference: Any) -> bytes | None:
-        """Return the path of the object that a reference of the source points at; None if it was deleted."""
+        """Return the path of the object that a reference of the source points to; None if it was deleted."""
         try:
             return self.places.get(address_of(h5py.h5r.dereference(reference, self.source.id))) if reference else None
         except (ValueError, KeyError, RuntimeError, OSError):  # its target was deleted

@@ -1,4 +1,4 @@
-"""Objects of a file as HDF5 keeps them: links, addresses, types and attributes, through h5py's low-level interface."""
+"""Objects of a file: links, addresses, types and attributes, through h5py's low-level interface."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Link(NamedTuple):
 
     Attributes:
         group: path of the group, which ends in a slash.
-        name: in the group.
+        name: name in the group.
         info: h5py's record of the link.
-        value: the target of a soft or external link.
+        value: target of a soft or external link.
         item: h5py's low-level object, for hard links.
-        address: of the object in its file, for hard links.
-        is_first: whether the object has no other name before this one.
+        address: address of the object in its file, for hard links.
+        is_first: whether this is the first name of the object.
     """
 
     group: bytes
@@ -115,7 +115,7 @@ def has_class(stored: Any, *classes: int) -> bool:
 
 
 def is_variable(stored: Any) -> bool:
-    """Return whether elements of a type have no fixed size: text or lists that lie elsewhere in the file."""
+    """Return whether elements of a type have no fixed size: text or lists, which are stored elsewhere in the file."""
     return _contains(stored, lambda kind: isinstance(kind, h5py.h5t.TypeVlenID) or _is_text(kind))
 
 
@@ -134,18 +134,18 @@ def _contains(stored: Any, condition: Callable[[Any], bool]) -> bool:
 
 
 def was_written(array_id: Any) -> bool:
-    """Return whether any row of an array, which lies in its own file, was ever written."""
+    """Return whether any row of an array without external storage was ever written."""
     is_compact = array_id.get_create_plist().get_layout() == h5py.h5d.COMPACT
     return is_compact or bool(array_id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED)
 
 
 def read_attribute(attribute: Any, *, as_objects: bool) -> tuple[npt.NDArray[Any], Any]:
-    """Read an attribute, and return its values with the type that they have in memory.
+    """Read an attribute, and return its values with their type in memory.
 
     Args:
         attribute: h5py's low-level attribute.
-        as_objects: make Python objects of text, lists and references. Otherwise values are bytes; of text and lists,
-            pointers to memory that the library takes back when they are written.
+        as_objects: return text, lists and references as Python objects. Otherwise values are bytes; text and lists are
+            pointers to memory that the library frees when they are written.
 
     Raises:
         H5FileError: h5py does not support the type.
@@ -164,6 +164,6 @@ def read_attribute(attribute: Any, *, as_objects: bool) -> tuple[npt.NDArray[Any
 def unknown_type(name: str, error: TypeError) -> H5FileError:
     """Return the error about values that h5py cannot read."""
     return H5FileError(
-        f"{name!r} holds values of a type that h5py cannot read ({str(error).rstrip('.')}), so that they cannot be "
-        "compared, and references among them cannot be copied. Repack without verify, or use HDF5's own `h5repack`."
+        f"{name!r} holds values of a type that h5py cannot read ({str(error).rstrip('.')}), so they cannot be "
+        "compared, and references in them cannot be copied. Repack without verify, or use HDF5's own `h5repack`."
     )

@@ -1,4 +1,4 @@
-"""The options of a copy, and the plan for each array: decided before the first byte is written."""
+"""The options of a copy, and the plan for each array, made before the first byte is written."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .row_io import chunks_of, raw_layout
 CHUNK_BYTES = 512 << 10
 """The decoded bytes of a chunk, or down to half of it.
 
-A random row costs a chunk, so chunks should be small; but each costs some time to look up, and compressors do
-worse on few bytes. The rows are a power of two, so that chunks of different fields begin at the same rows.
+Reading a random row decodes a whole chunk, so chunks should be small; but looking up a chunk takes time, and small
+chunks compress less. The number of rows is a power of two, so that chunks of different fields begin at the same rows.
 """
 
 STORE_CHUNK_BYTES = 4 << 20
-"""The same for files in object stores, where a request takes as long as a MiB."""
+"""The same for files in object stores, where the latency of a request equals the transfer of a MiB."""
 
 MAX_CHUNK_BYTES = 32 << 20
-"""The largest decoded chunk: each thread holds one, and each random row costs one."""
+"""The largest decoded chunk: each thread holds one chunk, and each random row decodes one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,14 @@ class ArrayPlan:
 
     Attributes:
         name: one of its names in the file.
-        way: copied by the HDF5 library as it is stored; copied as a link to values that lie in other files, or other
-            arrays, and are never read; its values written again in the same layout; its rows written in other chunks,
-            or none.
-        chunks: of the copy; None if it has none. For ``rows`` alone.
-        steps: filters of the copy. For ``rows`` alone.
+        way: "as it is": copied by the HDF5 library as stored; "elsewhere": copied as a link to values in other files or
+            arrays, which are never read; "values": values rewritten in the same layout; "rows": rows rewritten in other
+            chunks, or without chunks.
+        chunks: shape of a chunk in the copy; None without chunks. Only for "rows".
+        steps: filters of the copy. Only for "rows".
         is_shuffled: whether its rows are permuted.
-        n_bytes: of all rows, decoded.
-        note: the reason if an option is not applied to it.
+        n_bytes: decoded bytes of all rows.
+        note: the reason if an option is not applied to the array.
     """
 
     name: str
@@ -106,9 +106,8 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
     """Return the plan for each array of an open file, by its address there.
 
     Raises:
-        H5KeyError: an array that was named does not exist.
-        H5ValueError: an option cannot be applied to the arrays, or an array that would be read declares far more than
-            is stored.
+        H5KeyError: an array in the options does not exist.
+        H5ValueError: an option cannot be applied to the arrays, or an array to read declares far more than it stores.
     """
     arrays = {}
     for link in links_in(file):
@@ -128,21 +127,21 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
         plan = plans[address] = _plan(array, layout_options, options, address in shuffled_addresses, has_rows)
         if plan.note and options.keys is not None and layout_options:
             cure = "Repack the other files by themselves, and leave" if "other files" in plan.note else "Leave"
-            raise H5ValueError(f"{array.name!r} was named in keys and {plan.note}. {cure} it out of keys.")
+            raise H5ValueError(f"{array.name!r} is in keys, but {plan.note}. {cure} it out of keys.")
         if plan.way != "elsewhere":
             _check_plan(file, array.id, plan, options)
     return plans
 
 
 def _check_indexes(arrays: Mapping[int, _Array], shuffled_addresses: Collection[int]) -> None:
-    """Raise an ``H5ValueError`` if a table is to be shuffled that PyTables searches by an index of its rows."""
+    """Raise an ``H5ValueError`` for shuffling a table with an index of PyTables, which stores row numbers."""
     names = [array.name for array in arrays.values()]
     for address in shuffled_addresses:
         group, slash, name = arrays[address].name.rpartition("/")
         if any(other.startswith(f"{group}{slash}{INDEX_PREFIX}{name}/") for other in names):
             raise H5ValueError(
-                f"{arrays[address].name!r} is to be shuffled and has an index of PyTables, which would name other "
-                "rows. Remove the index (table.cols.COLUMN.remove_index() in PyTables), and make it again in the copy."
+                f"{arrays[address].name!r} cannot be shuffled: its index of PyTables would refer to other rows. Remove "
+                "the index (table.cols.COLUMN.remove_index() in PyTables), and create it again in the copy."
             )
 
 
@@ -153,7 +152,7 @@ def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) 
         check_sizes(file, dataset, plan.name, options.files)
         ensure_filters(filters_of(dataset), file.filename, plan.name)
         if may_run_code(array) and (plan.way != "rows" or raw_layout(array, file.filename, plan.name) is None):
-            why = "not all of its chunks are decoded one by one to be copied or compared"
+            why = "not all of its chunks can be decoded one by one to be copied or compared"
             check_library(dataset, file.filename, plan.name, why)
     # Before the HDF5 library reads text and lists, which can hang on a damaged heap.
     if array.shape and is_variable(array.get_type()) and numpy_dtype(dataset) is not None:
@@ -161,15 +160,15 @@ def _check_plan(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) 
 
 
 def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:
-    """Return the addresses of arrays that were named. Opens no other file."""
+    """Return the addresses of named arrays, without opening other files."""
     addresses = set()
     for key in keys:
         try:
             array, members = resolve_path(file, key, allow_external=False)
         except H5ValueError as error:
             raise H5ValueError(
-                f"{argument} names {key!r}, which a link leads to out of {file.filename!r}; no other file is opened. "
-                f"Repack that file by itself, or leave it out of {argument}."
+                f"{argument} names {key!r}, which is a link from {file.filename!r} to another file; repack opens no "
+                f"other file. Repack that file by itself, or leave it out of {argument}."
             ) from error
         if members or not isinstance(array, h5py.Dataset):
             raise H5ValueError(
@@ -180,7 +179,7 @@ def _named_addresses(file: Any, keys: Sequence[str], argument: str) -> set[int]:
 
 
 def _permuted_arrays(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -> set[int]:
-    """Return the addresses of arrays to permute: all with rows, or the named ones; their row counts must agree."""
+    """Return the addresses of arrays to permute: all arrays with rows, or the named ones, with equal row counts."""
     if options.shuffle_rows is None:
         return set()
     if options.shuffle_keys is None:
@@ -193,8 +192,8 @@ def _permuted_arrays(file: Any, arrays: Mapping[int, _Array], options: RepackOpt
         example = [name for name, n in counts.items() if n == usual_count][:4]
         raise H5ValueError(
             f"shuffle_rows was given for arrays of {file.filename!r} with different numbers of rows: {listing(counts)} "
-            f"with {', '.join(f'{n:,}' for n in list(counts.values())[:12])} rows. Name those that belong together, "
-            f"such as shuffle_keys={example!r}."
+            f"with {', '.join(f'{n:,}' for n in list(counts.values())[:12])} rows. Name the arrays that belong "
+            f"together, such as shuffle_keys={example!r}."
         )
     return chosen
 
@@ -209,7 +208,7 @@ def _plan(
         layout_options: the options for its layout; None if ``keys`` leaves it out.
         options: the options of the copy.
         is_shuffled: whether its rows are permuted.
-        has_rows: whether the file has other arrays than columns.
+        has_rows: whether the file has arrays other than columns.
     """
     stored, plist, shape = array.id.get_type(), array.id.get_create_plist(), array.shape
     n_bytes = array.row_bytes * shape[0] if shape else 0
@@ -218,7 +217,7 @@ def _plan(
     if layout == h5py.h5d.VIRTUAL or plist.get_external_count():
         return _plan_elsewhere(plan, h5py.Dataset(array.id), options)
     if is_in_index(array.name):
-        return replace(plan, note="belongs to an index of PyTables and stays as it is")
+        return replace(plan, note="belongs to an index of PyTables and is copied unchanged")
     has_references = has_class(stored, h5py.h5t.REFERENCE)
     is_moved = layout == h5py.h5d.CHUNKED and moves_axis(array.id)
     # HDF5's own copy loses references, and can crash if it reports wrong coordinates of chunks.
@@ -237,11 +236,11 @@ def _plan(
         why = "has a filter that may lose digits if it is applied again"
     if why and is_shuffled:
         cure = "Name a compression" if loses else "Leave it out"
-        raise H5ValueError(f"{plan.name!r} is to be shuffled and {why}. {cure}.")
+        raise H5ValueError(f"{plan.name!r} cannot be shuffled: it {why.rstrip(',')}. {cure}.")
     if why and is_moved and loses:
         raise H5ValueError(f"{plan.name!r} {why}, and grows along another axis. Name a compression, or use `h5repack`.")
     if why:
-        return replace(as_stored, note=f"{why} and stays as it is")
+        return replace(as_stored, note=f"{why} and is copied unchanged")
     if n_bytes and (is_shuffled or (layout_options and layout != h5py.h5d.COMPACT)):
         return _plan_rows(array, layout_options, plan, as_stored, has_rows)
     return as_stored
@@ -253,15 +252,15 @@ def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> Arra
     is_own = any(source.file_name in (".", array.file.filename) for source in sources)
     if plan.is_shuffled:
         raise H5ValueError(
-            f"{plan.name!r} is to be shuffled and {'is virtual' if is_own else 'lies in other files'}. Repack these by "
-            "themselves, and leave it out here."
+            f"{plan.name!r} cannot be shuffled: it {'is virtual' if is_own else 'is in other files'}. Repack the other "
+            "files by themselves, and leave it out."
         )
     if is_own and options.shuffle_rows is not None:
         raise H5ValueError(
-            f"{plan.name!r} is virtual and shows rows of this file, which may not be moved below it. Write its values "
-            "to an ordinary array first, or repack without shuffle_rows."
+            f"{plan.name!r} is virtual and shows rows of this file, which shuffling would move. Write its values to an "
+            "ordinary array first, or repack without shuffle_rows."
         )
-    note = "is virtual and stays so" if is_own else "lies in other files and stays a link"
+    note = "is virtual and remains so" if is_own else "is in other files and remains a link"
     return replace(plan, way="elsewhere", note=note)
 
 
@@ -292,8 +291,8 @@ def _plan_rows(
     rows_before = old_chunks[0] if old_chunks and old_chunks[0] * row_bytes <= MAX_CHUNK_BYTES else None
     if is_left:
         note = (
-            f"does not get chunks of {rows_per_chunk} rows, which are meant for arrays with larger rows; name it in "
-            "keys to get them"
+            f"is not written in chunks of {rows_per_chunk} rows, which are for arrays with larger rows; name it in "
+            "keys to do so"
         )
         plan, as_stored = replace(plan, note=note), replace(as_stored, note=note)
         if steps == stored and not plan.is_shuffled:
@@ -309,9 +308,9 @@ def _plan_rows(
     )
     if rows * row_bytes > MAX_CHUNK_BYTES:
         raise H5ValueError(
-            f"rows_per_chunk={rows} makes chunks of {rows * row_bytes / 2**20:,.0f} MiB of {plan.name!r}, and a "
-            f"random row costs a whole chunk. Pass {MAX_CHUNK_BYTES // row_bytes} or fewer "
-            f"({MAX_CHUNK_BYTES >> 20} MiB at most), or name the arrays that are meant with keys."
+            f"rows_per_chunk={rows} makes chunks of {rows * row_bytes / 2**20:,.0f} MiB of {plan.name!r}, and reading "
+            f"a random row decodes a whole chunk. Pass {MAX_CHUNK_BYTES // row_bytes} or fewer "
+            f"({MAX_CHUNK_BYTES >> 20} MiB at most), or name the arrays to rewrite in keys."
         )
     can_grow = maxshape[0] == h5py.h5s.UNLIMITED or maxshape[0] > shape[0]
     if not (isinstance(rows_per_chunk, int) and can_grow):

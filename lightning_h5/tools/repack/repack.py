@@ -1,4 +1,4 @@
-"""A copy of a file with other chunks, another compression, or its rows in random order; all else stays."""
+"""Copy a file with other chunks, another compression, or its rows in random order; everything else is preserved."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class RepackedArray:
 
     Attributes:
         name: one of its names in the file.
-        n_bytes: of all rows, decoded.
-        is_rewritten: whether its rows were written again; otherwise it is stored as before.
+        n_bytes: decoded bytes of all rows.
+        is_rewritten: whether its rows were rewritten; otherwise it is stored as before.
         is_shuffled: whether its rows were permuted.
         before: how the source stores it.
         after: how the copy stores it.
@@ -112,61 +112,61 @@ def repack_file(
     trusted: bool = False,
     shows_progress: bool = False,
 ) -> RepackReport:
-    """Copy a file, its arrays in chunks for training: a random row should cost little more than itself.
+    """Copy a file with chunks for training: reading a random row should decode little more than the row.
 
-    Everything else stays as it is: attributes, groups, links of all kinds, dimension scales, references to objects,
-    fill values, limits of growth, the user block. Arrays that were made with a named type have an equal one of their
-    own. Data in other files (external links and storage, virtual arrays) stays a link; no other file is opened.
-    References to regions of arrays are refused; HDF5's own ``h5repack`` copies them.
+    Everything else is preserved: attributes, groups, links of all kinds, dimension scales, references to objects, fill
+    values, maximum shapes, the user block. Arrays with a named type get an equal type of their own. Data in other files
+    (external links and storage, virtual arrays) remains a link; no other file is opened. References to regions of
+    arrays raise an error; HDF5's own ``h5repack`` copies them.
 
-    The copy has another name until it is complete and, on request, verified. It never replaces a file. After an error,
-    Ctrl-C or a full disk nothing is left of it.
+    The copy has a temporary name until it is complete and, on request, verified. It never replaces a file. After an
+    error, Ctrl-C or a full disk, it is removed.
 
-    Chunks are decoded in threads, and encoded in threads for gzip and zstd. Holds less than 512 MiB, of any file,
-    unless one stored chunk or one row of text takes more. Rows that share chunks and take more than 64 MiB together are
-    put together in a temporary file in the target's folder.
+    Chunks are decoded in threads, and encoded in threads for gzip and zstd. Needs less than 512 MiB for a file of any
+    size, unless one stored chunk or one row of text is larger. Rows that share chunks and have more than 64 MiB in
+    total are assembled in a temporary file in the target's folder.
 
     Args:
-        source: the file to copy. It must not be written to meanwhile.
+        source: the file to copy. It must not change during the copy.
         target: the copy, which must not exist.
-        rows_per_chunk: rows of a chunk, which holds them whole; "auto" takes a power of two that makes 256 to 512 KiB
-            of them, decoded, or a single row. Arrays with rows above 32 MiB stay as they are. A number is for arrays
-            with rows. Columns (one-dimensional arrays, but for tables) stay contiguous, or in their chunks, if the file
-            has other arrays. Their ``note`` in the report mentions it. If filters are requested, contiguous columns
-            get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks; others stay
-            without, if no option needs chunks.
+        rows_per_chunk: number of whole rows per chunk. "auto" chooses a power of two, so that a decoded chunk has 256
+            to 512 KiB, or a single row. Arrays with rows above 32 MiB are copied unchanged. A number applies to arrays
+            with rows of several values; columns (one-dimensional arrays except tables) keep their layout if the file
+            has other arrays, as their ``note`` in the report mentions. If you request filters, contiguous columns get
+            "auto". Name columns in ``keys`` to rewrite them as well. None is "auto" for chunked arrays; contiguous
+            arrays remain contiguous, unless an option needs chunks.
         compression: ``gzip``, ``lzf``, ``none``, or with the extra ``filters`` ``zstd``, ``lz4``, ``blosc``,
-            ``blosc-zstd``, ``blosc2``, ``bitshuffle``. None, or ``keep``, leaves each array the filters that it has.
-        level: how hard to compress: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
+            ``blosc-zstd``, ``blosc2``, ``bitshuffle``. None, or ``keep``, keeps the filters of each array.
+        level: compression level: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
         shuffle_filter: shuffle bytes before compressing, which helps with numbers of several bytes.
         checksum: store a checksum with each chunk, which is verified whenever the chunk is read.
-        shuffle_rows: a seed to permute the rows of all arrays alike. The new places are
-            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation``, which never changes.
-            Decoded rows above 64 MiB pass through a temporary file of their size in the target's folder. Text is
-            written row by row, about 20 microseconds each. Virtual arrays and references cannot be shuffled.
-        shuffle_keys: the arrays that belong together. Needed if arrays of the file have different numbers of rows.
-        keys: arrays that get other chunks or filters; None for all. Others are copied as stored, unless they
-            are shuffled.
-        verify: read the copy and the source with the HDF5 library, on one core, and compare all of them before the copy
-            gets its name. Of virtual arrays, the mappings are compared, not the values.
-        for_object_store: lay the file out for an object store, where each request takes tens of milliseconds: "auto"
-            makes chunks of 2 to 4 MiB, and the file's own tables lie together in pages of 1 MiB. From a local disk, a
-            random row costs more then.
-        trusted: accept chunks over 1 GiB, decoded, which are held whole, and arrays that declare over 4 GiB and over
-            1,000 times their stored bytes.
+        shuffle_rows: a seed to permute the rows of all arrays in the same order. The new places are
+            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation``, which never changes. Decoded
+            rows of more than 64 MiB pass through a temporary file of their size in the target's folder. Text is written
+            row by row, about 20 microseconds each. Virtual arrays and references cannot be shuffled.
+        shuffle_keys: the arrays that belong together. Required if arrays of the file have different numbers of rows.
+        keys: arrays to write with other chunks or filters; None for all. Others are copied as stored, unless they are
+            shuffled.
+        verify: read the copy and the source with the HDF5 library, on one core, and compare them completely before the
+            copy is renamed. For virtual arrays, the mappings are compared, not the values.
+        for_object_store: write a file for an object store, where each request takes tens of milliseconds: "auto"
+            chooses chunks of 2 to 4 MiB, and metadata is stored together in pages of 1 MiB. On a local disk, reading a
+            random row is then more expensive.
+        trusted: accept chunks of more than 1 GiB, decoded, which are held whole, and arrays that declare over 4 GiB and
+            over 1,000 times their stored bytes.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
         The result, array by array.
 
     Raises:
-        H5FileError: the source cannot be read, or the target cannot be written: it exists, or the disk is full, or the
+        H5FileError: the source cannot be read, or the target cannot be written: it exists, the disk is full, or the
             folder is missing or not writable.
-        H5KeyError: an array that was named does not exist.
-        H5ValueError: an argument makes no sense for this file, a compression is not installed, or an array declares far
+        H5KeyError: an array in the options does not exist.
+        H5ValueError: an argument does not apply to this file, a compression is not installed, or an array declares far
             more than it stores.
         H5CorruptError: the source is damaged, or the copy differs from it.
-        H5DataChangedError: the source was written to meanwhile.
+        H5DataChangedError: the source changed during the copy.
     """
     options = RepackOptions(
         rows_per_chunk=rows_per_chunk,
@@ -183,7 +183,7 @@ def repack_file(
     )
     source, target = expand_user(source), expand_user(target)
     if os.path.isdir(source):
-        raise H5FileError(f"{source!r} is a directory, and one file is copied at a time. Pass each of its files.")
+        raise H5FileError(f"{source!r} is a directory, but repack copies one file at a time. Pass a file.")
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
         raise H5FileError(f"{target!r} is the file to be repacked. Name another file; rename it afterwards.")
     try:
@@ -224,8 +224,8 @@ def _repack_file(file: Any, source: str, target: str, options: RepackOptions, sh
             arrays = tuple(_report_arrays(file_copy, copy))
         if not _is_unchanged(guard):
             raise H5DataChangedError(
-                f"{source!r} was written to, replaced or deleted while it was copied; the copy is discarded. Leave "
-                "the file alone, and repack it again."
+                f"{source!r} was written to, replaced or deleted while it was copied; the copy is discarded. Repack it "
+                "again when no other program changes it."
             )
         n_after = os.path.getsize(partial)
     return RepackReport(
@@ -249,12 +249,12 @@ def _translate_errors(source: str, target: str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError, KeyError, MemoryError) as error:
         reported = re.search(r"errno = (\d+)", str(error))  # format of the HDF5 library
         number = int(reported[1]) if reported else getattr(error, "errno", None)
-        cure = "look for damage with `lightning-h5 check`, and at the disk and the permissions of both folders."
+        cure = "look for damage with `lightning-h5 check FILE`, and check the disk and permissions of both folders."
         if isinstance(error, MemoryError) or "memory allocation failed" in str(error):
             number = errno.ENOMEM
             cure = (
-                "a chunk, or a row of text, is held whole: see the sizes in `lightning-h5 inspect`, and repack on a "
-                "machine with more memory. A crafted file of a few bytes can ask for any amount."
+                "a chunk, or a row of text, is held in memory: see the sizes in `lightning-h5 inspect`, and repack on "
+                "a machine with more memory. A crafted file of a few bytes can request any amount."
             )
         elif number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             cure = "make room on the disk, or name a target on another one."

@@ -49,7 +49,7 @@ def row_bytes_of(array_id: Any) -> int:
 
 
 def rows_box(shape: tuple[int, ...], first: int, n_rows: int) -> Box:
-    """Return the part of an array that is made of some rows."""
+    """Return the part of an array with some of its rows."""
     return (first, *[0] * (len(shape) - 1)), (n_rows, *shape[1:])
 
 
@@ -65,12 +65,12 @@ def read_box(array_id: Any, name: str, box: Box, out: Bytes | None = None) -> By
 
     Args:
         array_id: h5py's low-level dataset.
-        name: of it, for messages.
+        name: name of the array, for messages.
         box: the part.
-        out: memory to read into; None makes some.
+        out: memory to read into; None allocates it.
 
     Raises:
-        H5CorruptError: it cannot be read.
+        H5CorruptError: the part cannot be read.
     """
     stored = array_id.get_type()
     out = np.empty(math.prod(box[1]) * stored.get_size(), dtype=np.uint8) if out is None else out.reshape(-1)
@@ -86,9 +86,9 @@ def read_box(array_id: Any, name: str, box: Box, out: Bytes | None = None) -> By
 
 
 def raw_layout(array_id: Any, path: str, name: str) -> ArrayLayout | None:
-    """Return an array as one of bytes, if its chunks can be decoded without the HDF5 library; otherwise None.
+    """Return an array of bytes for an array that can be decoded without the HDF5 library; otherwise None.
 
-    The library reads chunks that may have left out filters without a record of it.
+    The library has to read chunks that may have skipped filters without a record.
     """
     dataset, plist = h5py.Dataset(array_id), array_id.get_create_plist()
     if chunks_of(array_id) is None or not plist.get_nfilters() or numpy_dtype(dataset) is None:
@@ -106,8 +106,8 @@ def read_rows(array_id: Any, name: str, raw: ArrayLayout | None, folder: str) ->
     Args:
         array_id: h5py's low-level dataset, with rows of at least a byte.
         name: of the array.
-        raw: the array as one of bytes, to decode its chunks on all cores; None to read through the HDF5 library alone.
-        folder: for temporary files.
+        raw: the array as an array of bytes, to decode its chunks on all cores; None reads through the HDF5 library.
+        folder: folder for temporary files.
 
     Raises:
         H5CorruptError: a chunk cannot be decoded.
@@ -130,7 +130,7 @@ def read_rows(array_id: Any, name: str, raw: ArrayLayout | None, folder: str) ->
 
 
 def make_buffer(n_bytes: int, folder: str) -> Bytes:
-    """Return memory, in a temporary file without a name if it is much."""
+    """Return memory; large amounts are in a temporary file without a name."""
     if n_bytes <= MAX_IN_MEMORY:
         return np.empty(n_bytes, dtype=np.uint8)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -139,14 +139,14 @@ def make_buffer(n_bytes: int, folder: str) -> Bytes:
 
 
 def shuffle_pieces(pieces: Pieces, order: Order, n_rows: int, row_bytes: int, folder: str) -> Pieces:
-    """Yield rows in another order; all of them are held, in a temporary file if they take more than 64 MiB.
+    """Yield rows in another order; all rows are held, in a temporary file if they have more than 64 MiB.
 
     Args:
         pieces: all rows, in storage order.
-        order: their new places.
-        n_rows: how many there are.
-        row_bytes: of each.
-        folder: for the temporary file.
+        order: new places of the rows.
+        n_rows: number of rows.
+        row_bytes: bytes of a row.
+        folder: folder for the temporary file.
     """
     held = make_buffer(n_rows * row_bytes, folder)
     rows_held = held.view(f"V{row_bytes}")
@@ -160,7 +160,7 @@ def shuffle_pieces(pieces: Pieces, order: Order, n_rows: int, row_bytes: int, fo
 
 
 def write_rows(copied: Any, pieces: Pieces, pool: Executor, report: Callable[[int], object]) -> None:
-    """Write rows to a new array. Whole chunks are encoded in threads, if ``encoder_of`` can.
+    """Write rows to a new array. Whole chunks are encoded in threads, if ``encoder_of`` supports their filters.
 
     Args:
         copied: h5py's low-level dataset with chunks of whole rows.
@@ -195,7 +195,7 @@ def write_rows(copied: Any, pieces: Pieces, pool: Executor, report: Callable[[in
 
 
 def _in_whole_chunks(pieces: Pieces, size: int) -> Pieces:
-    """Yield rows in multiples of a chunk's, but for the last ones."""
+    """Yield rows in multiples of a chunk, except for the last rows."""
     first, rest = 0, None
     for start, rows in pieces:
         first, rows = (start, rows) if rest is None else (first, np.concatenate([rest, rows]))

@@ -26,7 +26,7 @@ class CopyVerifier:
     ``hdf5.checks``).
 
     Args:
-        file_copy: wrote the copy.
+        file_copy: the object that wrote the copy.
         copy: the copy, open for reading.
         report: called with the decoded bytes of rows that were compared.
     """
@@ -101,7 +101,7 @@ class CopyVerifier:
             self._report(rows.nbytes)
 
     def _equal(self, original: Any, copied: Any) -> bool:
-        """Return whether values are equal to the bit, and references point at copies of the same objects."""
+        """Return whether values are equal to the bit, and references point to copies of the same objects."""
         if isinstance(original, np.ndarray) and isinstance(copied, np.ndarray):
             if original.shape != copied.shape or original.dtype != copied.dtype:
                 return False
