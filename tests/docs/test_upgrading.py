@@ -19,19 +19,26 @@ PAGE = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
 
 
 def rows(heading: str) -> list[Any]:
-    """Return old code, new code and pieces of the error for each row of the table under a heading."""
+    """Return old code, new code and pieces of the error for each row of the tables under a heading.
+
+    If the head of a table has a call with three dots, cells stand for the dots.
+    """
     section = re.search(rf"^### {heading}\n(.*?)^(### |```)", PAGE, flags=re.M | re.S)[1]
-    lines = re.findall(r"^\| (`.*`) \| (`.*`) \| (.*) \|$", section, flags=re.M)
-    assert len(lines) == section.count("\n| `") > 0
-    return [
-        pytest.param(old.strip("`"), new.strip("`"), re.findall(r"`([^`]*)`", error), id=old.strip("`"))
-        for old, new, error in lines
-    ]
+    found = []
+    for head, body in re.findall(r"^(\|.*)\n\|---\|---\|---\|\n((?:\|.*\n)+)", section, flags=re.M):
+        call = re.search(r"`(.*)`", head)
+        for row in body.splitlines():
+            old, new, error = re.fullmatch(r"\| `([^`]*)` \| `([^`]*)` \| (.*) \|", row).groups()
+            if call is not None:
+                old, new = (call[1].replace("...", code) for code in (old, new))
+            found.append(pytest.param(old, new, re.findall(r"`([^`]*)`", error), id=old))
+    assert found
+    return found
 
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """The names of the package and a dataset, in a folder with its file, which has episodes, too."""
+    """The names of the package, and those that the page uses beside them; in a folder with a.h5."""
     monkeypatch.chdir(tmp_path)
     with h5py.File("a.h5", "w") as file:
         file.create_dataset("x", data=np.ones((400, 8), "f4"), chunks=(20, 8))
@@ -40,7 +47,10 @@ def names(tmp_path, monkeypatch):
             file[f"episodes/{number}/obs"] = np.ones((20 + number, 3), "f4")
             file[f"episodes/{number}/action"] = np.ones((20 + number, 2), "f4")
     package = {name: getattr(lightning_h5, name) for name in lightning_h5.__all__}
-    return package | {"dataset": lightning_h5.H5LazyDataset("a.h5", x_key="x")}
+    return package | {
+        "cost": lightning_h5.inspect_file("a.h5").advice.cost,
+        "datasets": {"a": lightning_h5.H5LazyDataset("a.h5", x_key="x")},
+    }
 
 
 @pytest.mark.parametrize(("old", "new", "error"), [*rows("In Python"), *rows("For extenders")])
