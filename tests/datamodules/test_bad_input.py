@@ -78,7 +78,7 @@ CASES = {
     ),
     "text for a number": ("good.h5", IMAGES | {"num_workers": "2"}, H5ValueError, ["num_workers='2'", "whole number"]),
     "text for a share": ("good.h5", IMAGES | {"val_fraction": "0.1"}, H5ValueError, ["val_fraction='0.1'"]),
-    "a transform that is none": ("good.h5", IMAGES | {"transform": "x"}, H5ValueError, ["transform='x'", "called"]),
+    "a transform that is none": ("good.h5", IMAGES | {"transform": "x"}, H5ValueError, ["transform='x'", "callable"]),
     "an unknown start method": (
         "good.h5",
         IMAGES | {"multiprocessing_context": "threads"},

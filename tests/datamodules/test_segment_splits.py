@@ -153,7 +153,7 @@ def test_rows_have_no_lists_of_segments(path):
         ({"segments": "data/*", "sample": "window"}, H5ValueError, "without window"),
         ({"segments": "data/*", "window": 3, "sample": "row"}, H5ValueError, "with sample='row'"),
         ({"segments": {"groups": "data/*", "constants": ["z"]}}, H5KeyError, "'z' of segments.constants is not in"),
-        ({"segments": "data/*", "window": [3, 1]}, H5ValueError, "are none"),
+        ({"segments": "data/*", "window": [3, 1]}, H5ValueError, "are empty"),
     ],
 )
 def test_segments_and_windows_that_make_no_sense_are_refused(path, options, error, message):
