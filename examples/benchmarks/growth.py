@@ -21,7 +21,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from common import add_outputs, environment, line_of, table, write_outputs
+from common import add_outputs, environment, line_of, setting_of, table, write_outputs
 from scale import FIELDS, walk, write_groups
 from setup import loop, write_files
 
@@ -191,7 +191,8 @@ COLUMNS = ("", "h5py, ms", "setup, ms", "first batch, ms", "samples/s", "next ep
 def page(results: dict[str, Any]) -> str:
     """The documentation's table."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in lines_of(results["results"]))]) + "\n"
+    lines += (f"| {' | '.join(line)} |" for line in lines_of(results["results"]))
+    return "\n".join([*lines, "", f"{setting_of(results['environment'], 'growth')}."]) + "\n"
 
 
 def main() -> None:
