@@ -18,16 +18,16 @@ def faults(root: Path, tag: str) -> list[str]:
     """Return what is wrong with a release of the repository in `root` under a tag."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     version = re.search(r'__version__ = "(.*)"', (root / "lightning_h5" / "_version.py").read_text(encoding="utf-8"))[1]
-    found = []
+    problems = []
     if tag != f"v{version}":
-        found.append(f"The tag is {tag!r}, and lightning_h5/_version.py requires 'v{version}'.")
+        problems.append(f"The tag is {tag!r}, and lightning_h5/_version.py requires 'v{version}'.")
     urls = project.get("urls", {})
     if missing := [name for name in URLS if not urls.get(name, "").startswith("https://")]:
-        found.append(f"[project.urls] in pyproject.toml needs an https:// address for {', '.join(missing)}.")
+        problems.append(f"[project.urls] in pyproject.toml needs an https:// address for {', '.join(missing)}.")
     citation = (root / "CITATION.cff").read_text(encoding="utf-8")
     if not re.search(r"^repository-code: .*https://", citation, flags=re.M):
-        found.append("CITATION.cff has no repository-code.")
-    return found + _faults_of_changelog(root, version, citation) + _faults_of_readme(root, project)
+        problems.append("CITATION.cff has no repository-code.")
+    return problems + _faults_of_changelog(root, version, citation) + _faults_of_readme(root, project)
 
 
 def _faults_of_changelog(root: Path, version: str, citation: str) -> list[str]:
@@ -36,15 +36,15 @@ def _faults_of_changelog(root: Path, version: str, citation: str) -> list[str]:
             r"^## \[(.*?)\](.*?)(?=^## |\Z)", (root / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M | re.S
         )
     )
-    found = []
+    problems = []
     if sections.get("Unreleased", "").strip():
-        found.append(f"CHANGELOG.md has changes under [Unreleased]. Move them to [{version}].")
+        problems.append(f"CHANGELOG.md has changes under [Unreleased]. Move them to [{version}].")
     date = re.match(r" - (\d{4}-\d\d-\d\d)\n", sections.get(version, ""))
     if date is None:
-        found.append(f"CHANGELOG.md has no section '## [{version}] - YYYY-MM-DD'.")
+        problems.append(f"CHANGELOG.md has no section '## [{version}] - YYYY-MM-DD'.")
     elif not re.search(rf"^date-released: [\"']?{date[1]}[\"']?$", citation, flags=re.M):
-        found.append(f"CITATION.cff has another date than CHANGELOG.md, which states {date[1]} for {version}.")
-    return found
+        problems.append(f"CITATION.cff has another date than CHANGELOG.md, which states {date[1]} for {version}.")
+    return problems
 
 
 def _faults_of_readme(root: Path, project: dict[str, object]) -> list[str]:
@@ -59,9 +59,9 @@ def _faults_of_readme(root: Path, project: dict[str, object]) -> list[str]:
 
 def main() -> int:
     """Print the faults and return the exit code."""
-    found = faults(ROOT, sys.argv[1])
-    sys.stdout.writelines(f"{fault}\n" for fault in found)
-    return 1 if found else 0
+    problems = faults(ROOT, sys.argv[1])
+    sys.stdout.writelines(f"{fault}\n" for fault in problems)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def stored_outputs(executed: dict[str, Any]) -> dict[str, Any]:
 
     Images are written to files.
     """
-    found: dict[str, Any] = {}
+    outputs_by_cell: dict[str, Any] = {}
     heading = ""
     for cell in executed["cells"]:
         source = "".join(cell["source"])
@@ -67,8 +67,8 @@ def stored_outputs(executed: dict[str, Any]) -> dict[str, Any]:
                 (IMAGES / name).write_bytes(image)
                 alt = f"What the cell above draws: {heading.lower()}"
                 outputs.append({"image": name, "alt": alt})
-        found[cell["id"]] = {"source": source, "outputs": outputs}
-    return found
+        outputs_by_cell[cell["id"]] = {"source": source, "outputs": outputs}
+    return outputs_by_cell
 
 
 def execute() -> None:

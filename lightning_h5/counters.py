@@ -65,6 +65,9 @@ a part of ``read_seconds``; bytes that readers got from a mirror, and bytes that
 ``kept_bytes`` is not summed over time: bytes of rows that workers keep in memory now."""
 
 
+ROWS_AT, BATCHES_AT, WAIT_AT = (COUNTED.index(name) for name in ("rows", "batches", "wait_seconds"))
+"""Places of the counters of a delivered batch."""
+
 FORKED_WORKERS = 16
 """Workers of torch's own loaders that a dataset can count: their number is unknown before they are forked."""
 
@@ -159,7 +162,6 @@ class Counters:
     def __init__(self, more: tuple[str, ...] = (), n_workers: int = 0) -> None:
         self.names = (*COUNTED, *more)
         self._places = {name: at for at, name in enumerate(self.names)}
-        self._of_batch = self._places_of_batch()
         # After the names come the times of requests by class; the last column is the batch in progress.
         shape = n_workers + 1, len(self.names) + RequestTimes.N_CLASSES + 1
         memory = mmap(-1, 8 * shape[0] * shape[1]) if n_workers else bytearray(8 * shape[1])
@@ -168,9 +170,6 @@ class Counters:
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
         self._pid = os.getpid()
-
-    def _places_of_batch(self) -> tuple[int, int, int]:
-        return self._places["rows"], self._places["batches"], self._places["wait_seconds"]
 
     def share(self, n_workers: int) -> None:
         """Add rows for workers that are about to start; counts are kept."""
@@ -188,18 +187,17 @@ class Counters:
                 row[self._places[name]] += amount
 
     def add_batch(self, rows: int, waited: float) -> None:
-        """Count a delivered batch, in a third of the time of ``add``.
+        """Count a delivered batch, in about half the time of ``add``.
 
         Args:
             rows: rows of the batch.
             waited: seconds of waiting for it.
         """
         with self._process_lock():
-            row = self._own if self._own is not None else self._own_row()
-            rows_at, batches_at, seconds_at = self._of_batch
-            row[rows_at] += rows
-            row[batches_at] += 1
-            row[seconds_at] += waited
+            row = self._own_row()
+            row[ROWS_AT] += rows
+            row[BATCHES_AT] += 1
+            row[WAIT_AT] += waited
 
     def add_request(self, n_bytes: int, seconds: float) -> None:
         """Count a request to the origin of a file that is staged.
@@ -282,7 +280,6 @@ class Counters:
         tensor: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle has its own memory
         self._shared, self._block = tensor, tensor.numpy()
         self.names, self._places = state["names"], state["_places"]
-        self._of_batch = self._places_of_batch()
         self._lock = threading.Lock()
         self._own = None
         self._pid = os.getpid()

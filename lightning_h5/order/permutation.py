@@ -32,10 +32,10 @@ TABLE_ROWS = 10_000_000
 """Above this many rows nothing of their size is held: 120 MB and a second of sorting an epoch."""
 
 WHOLE_ROWS = 1 << 22
-"""Up to so many rows all are sorted at once: in a tenth of a second, and half the time of doing it in parts."""
+"""Maximum number of rows that are sorted at once: they take 0.13 to 0.2 s, and 0.3 s in parts (2026-11-29)."""
 
 PART_ROWS = 1 << 20
-"""Rows of a part, about, if there are more: the first batches of 10^7 rows wait for one part of sixteen."""
+"""Approximate number of rows of a part of a longer order: the first batches of 10^7 rows wait for 1 part of 16."""
 
 SLICE_ROWS = 1 << 17  # keys that are looked at together: a megabyte
 

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 STEPS_TOGETHER = 64
-"""Steps whose rows are looked up together: at 64 rows a batch, looking up takes as long as copying a few rows."""
+"""Maximum number of steps whose rows are looked up together, to share the time of Python among them."""
 
 PLAN_VERSION = 1
 """Part of every saved state: raised when the order of any mode changes."""
