@@ -172,7 +172,7 @@ CAUSES = {
     "full, as HDF5 says it": (OSError(f"write failed, errno = {errno.EDQUOT}, quota"), "make room on the disk"),
     "memory": (MemoryError(), "see the sizes in `lightning-h5 inspect`"),
     "memory, as HDF5 says it": (OSError("Can't read data (memory allocation failed for chunk)"), "see the sizes in"),
-    "a broken disk": (OSError(errno.EIO, "Input/output error"), "look for damage .* at the disk"),
+    "a broken disk": (OSError(errno.EIO, "Input/output error"), "look for damage .* check the disk"),
     "damage": (RuntimeError("wrong checksum"), "look for damage"),
 }
 
