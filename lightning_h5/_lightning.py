@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.tuner.tuning import Tuner
-    from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+    from lightning.pytorch.utilities import move_data_to_device, rank_zero_info, rank_zero_only, rank_zero_warn
 
 __all__ = [
     "PACKAGE",
@@ -39,6 +39,8 @@ __all__ = [
     "is_logging_step",
     "logged_step",
     "models_of_the_other_package",
+    "move_data_to_device",
+    "overrides",
     "passed_loaders",
     "rank_zero_info",
     "rank_zero_only",
@@ -72,6 +74,7 @@ if not TYPE_CHECKING:
     Tuner = import_module(f"{PACKAGE}.tuner").Tuner
     Checkpoint = import_module(f"{PACKAGE}.callbacks").Checkpoint
     _utilities = import_module(f"{PACKAGE}.utilities")
+    move_data_to_device = _utilities.move_data_to_device
     rank_zero_info = _utilities.rank_zero_info
     rank_zero_only = _utilities.rank_zero_only
     rank_zero_warn = _utilities.rank_zero_warn
@@ -103,6 +106,12 @@ def models_of_the_other_package() -> list[str]:
     models = sys.modules[other_package].LightningModule.__subclasses__()
     packages = (other_package.split(".")[0], PACKAGE.split(".")[0])
     return [f"{c.__module__}.{c.__qualname__}" for c in models if c.__module__.split(".")[0] not in packages]
+
+
+def overrides(module: Any, hook: str) -> bool:
+    """Return whether a model or data module, or its class, overrides one of Lightning's hooks."""
+    base = LightningModule if isinstance(module, LightningModule) else LightningDataModule
+    return hook in vars(module) or getattr(type(module), hook, None) is not getattr(base, hook)
 
 
 def takes_loaders_from(trainer: Any, datamodule: Any) -> bool:

@@ -53,6 +53,7 @@ class LoaderArguments:
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool | Literal["auto"]
+    prefetch_to_device: int
     shuffle: ShuffleOptions
     workers: WorkerOptions
     files: FileOptions
@@ -65,6 +66,12 @@ class LoaderArguments:
         check_whole(self.prefetch_factor, "prefetch_factor", 1)
         if self.pin_memory not in (True, False, "auto"):
             raise H5ValueError(f"pin_memory={self.pin_memory!r} was given. Pass True, False or 'auto'.")
+        check_whole(self.prefetch_to_device, "prefetch_to_device", 0, allow_none=False)
+        if self.prefetch_to_device and self.pin_memory is False:
+            raise H5ValueError(
+                f"prefetch_to_device={self.prefetch_to_device} was given with pin_memory=False; only copies from "
+                "page-locked memory run beside the model. Remove pin_memory=False, or prefetch_to_device."
+            )
         check_flag(self.drop_last, "drop_last")
         if not isinstance(self.collate_fn, str):
             check_callable(self.collate_fn, "collate_fn")

@@ -261,6 +261,7 @@ class BaseH5DataModule(NamesRows):
         if self.is_bystander:
             return
         self.check_device_transform()
+        self.check_prefetch_to_device()
         if self._set_since_setup:  # no dataset may be used again
             for dataset in self._datasets.values():
                 dataset.close()

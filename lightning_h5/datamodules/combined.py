@@ -90,6 +90,7 @@ class CombinedHDF5DataModule(FilesH5DataModule):
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
+        prefetch_to_device: int = 0,
         split: SplitOptions | float | list[float] | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
         sample: Literal["row", "window", "segment"] | MakesIndexer | None = None,

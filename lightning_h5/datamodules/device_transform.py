@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .._lightning import LightningDataModule, LightningModule
+from .._lightning import LightningDataModule, LightningModule, overrides
 from ..datasets import AskedFor, asked_for, fresh_draws, generators, note_rows, own_streams
 from ..errors import H5ValueError, listing, named, near
 from ..loading import H5DataLoader
@@ -193,9 +193,7 @@ def _by_stage(setting: Any) -> dict[Stage, Callable[..., Any]]:
 
 
 def _overrides_hook(model: Any) -> bool:
-    return isinstance(model, LightningModule) and (
-        HOOK in vars(model) or type(model).on_after_batch_transfer is not LightningModule.on_after_batch_transfer
-    )
+    return isinstance(model, LightningModule) and overrides(model, HOOK)
 
 
 def _device_of(batch: Any) -> torch.device:

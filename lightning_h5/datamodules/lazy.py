@@ -102,6 +102,8 @@ class LazyH5DataModule(FilesH5DataModule):
             of batches that this process reads ahead; None is 4, or twice the number of batches that are read together,
             if that is more.
         pin_memory: put batches into page-locked memory. "auto" does so if batches are copied to a GPU.
+        prefetch_to_device: number of batches that are copied to the GPU ahead of the present one, while the model
+            computes. They take GPU memory. 0 leaves the copy to Lightning, before each step. No effect without CUDA.
         split: how the training files are split: a float (``val_fraction``), the fractions of all splits (``[train,
             val]`` or ``[train, val, test]``, which sum to 1) or ``SplitOptions`` (``val_fraction``, ``test_fraction``,
             ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``, ``key``,
@@ -196,6 +198,7 @@ class LazyH5DataModule(FilesH5DataModule):
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
+        prefetch_to_device: int = 0,
         split: SplitOptions | float | list[float] | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
         sample: Literal["row", "window", "segment"] | MakesIndexer | None = None,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._lightning import check_trainer, rank_zero_info
+from .._lightning import check_trainer, overrides, rank_zero_info
 from ..cores import share_cores
 from ..datasets import BadSampleLedger, RowDataset, TableDataset
 from ..errors import H5ValueError
@@ -349,6 +349,18 @@ class MakesLoaders(RecordsSettings):
         fixed = self.trainer is not None or self._options.distributed.rank is not None
         return Replica(self.rank or 0, self.world_size or 1) if fixed and self.rank is not None else (None, None)
 
+    def check_prefetch_to_device(self) -> None:
+        """Raise an error if Lightning would pass batches that are on the device already to a hook for host memory."""
+        n_ahead = self._options.prefetch_to_device
+        for module in (self, getattr(self.trainer, "lightning_module", None)):
+            for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
+                if n_ahead and module is not None and overrides(module, hook):
+                    raise H5ValueError(
+                        f"prefetch_to_device={n_ahead} was given, but {type(module).__name__} overrides {hook}, which "
+                        "would get batches that are on the device already. Remove prefetch_to_device, or use "
+                        "batch_transform (in host memory) or device_transform (on the device) instead of the hook."
+                    )
+
     # Loaders -------------------------------------------------------------------------------------------------
 
     def _make_loader(self, split: Split) -> H5DataLoader | NoRows:
@@ -370,6 +382,8 @@ class MakesLoaders(RecordsSettings):
             num_workers=options.num_workers,
             collate_fn=options.collate_function and SampleCollate(options.collate_function, dataset.batch_transform),
             pin_memory=self._pin_memory(),
+            prefetch_to_device=options.prefetch_to_device,
+            device=self._batch_device(),
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.workers.persistent,
             multiprocessing_context=options.workers.start_method,
@@ -382,8 +396,14 @@ class MakesLoaders(RecordsSettings):
     def _pin_memory(self) -> bool:
         if self._options.pin_memory != "auto":
             return self._options.pin_memory
-        device = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
-        return torch.cuda.is_available() and (device is None or device.type == "cuda")
+        return torch.cuda.is_available() and self._batch_device().type == "cuda"
+
+    def _batch_device(self) -> torch.device:
+        """Return the device that batches are copied to: the trainer's, or the present CUDA device without a trainer."""
+        device: torch.device | None = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
+        if device is not None:
+            return device
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     # Log -----------------------------------------------------------------------------------------------------
 

@@ -123,6 +123,7 @@ class RankCachedH5DataModule(FilesH5DataModule):
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
+        prefetch_to_device: int = 0,
         split: SplitOptions | float | list[float] | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
         sample: Literal["row", "window", "segment"] | MakesIndexer | None = None,
@@ -174,6 +175,12 @@ class RankCachedH5DataModule(FilesH5DataModule):
                 f"memory.device={self._memory.device!r} cannot be combined with "
                 f"num_workers={self._options.num_workers}: worker processes cannot read a GPU's memory. Pass "
                 "num_workers=0; batches are built on the GPU."
+            )
+        if self._memory.device != "cpu" and self._options.prefetch_to_device:
+            raise H5ValueError(
+                f"memory.device={self._memory.device!r} cannot be combined with "
+                f"prefetch_to_device={self._options.prefetch_to_device}: batches are built on the GPU, so nothing is "
+                "copied there. Remove prefetch_to_device."
             )
 
     # Datasets ------------------------------------------------------------------------------------------------

@@ -28,37 +28,50 @@ class HoldLimits(NamedTuple):
 
 
 class HeldBatches:
-    """The next batches of an iteration, which are read together."""
+    """The next batches of an iteration, read before they are taken."""
 
     def __init__(self) -> None:
         self._batches: deque[Any] = deque()
         self._error: Exception | None = None  # error of the batch after the held ones
 
-    def read(self, next_batch: Callable[[], Any], limits: HoldLimits) -> None:
-        """Read batches.
+    def add(self, next_batch: Callable[[], Any]) -> None:
+        """Read a batch. Its error is raised when the batch is taken.
 
         Args:
-            next_batch: reads the next batch. Its error is raised when the batch is taken.
+            next_batch: reads the batch.
+        """
+        try:
+            self._batches.append(next_batch())
+        except Exception as error:
+            self._error = error
+
+    def read(self, next_batch: Callable[[], Any], limits: HoldLimits) -> None:
+        """Read several batches, up to the first error.
+
+        Args:
+            next_batch: reads the next batch.
             limits: limits of reading; at least one batch is read.
         """
         n_bytes, began = 0, perf_counter()
         while len(self._batches) < limits.n_batches and n_bytes < limits.n_bytes:
-            try:
-                batch = next_batch()
-            except Exception as error:
-                self._error = error
+            self.add(next_batch)
+            if self.has_failed:
                 return
-            self._batches.append(batch)
-            tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in tree_leaves(self._batches[-1]) if isinstance(leaf, torch.Tensor)]
             n_bytes += sum(tensor.nbytes for tensor in tensors)
             if perf_counter() - began > limits.seconds or any(tensor.device.type != "cpu" for tensor in tensors):
                 return
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a batch could not be read."""
+        return self._error is not None
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __bool__(self) -> bool:
-        return bool(self._batches) or self._error is not None
+        return bool(self._batches) or self.has_failed
 
     def take(self) -> Any:
         """Return the next batch; raise the error of a batch that could not be read."""

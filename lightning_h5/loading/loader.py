@@ -34,6 +34,7 @@ from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
 from .choose_order import choose_order
+from .device_ahead import STREAMS, DeviceAhead
 from .held_batches import HeldBatches, HoldLimits
 from .pass_tokens import PassTokens
 from .prefetch import CLOSED, Batches, FinishAll, InMemoryIterator, ReadAhead
@@ -113,6 +114,7 @@ class Iteration:
         self._record: LoopRecord | None = None
         self._to_hold: HoldLimits | None = None
         self._held = HeldBatches()
+        self._ahead: DeviceAhead | None = None
 
     def hold(self, limits: HoldLimits) -> None:
         """Read the next batches together when the next one is requested, then yield them one by one from memory.
@@ -148,7 +150,9 @@ class Iteration:
             raise StopIteration
         is_first = not self.has_begun
         try:
-            batch = self._next_of(self._begin() if is_first else self._batches)
+            if is_first:
+                self._begin()
+            batch = self._next_batch()
         except StopIteration:
             self._batches, self._is_over = None, True
             self._leave()
@@ -181,16 +185,16 @@ class Iteration:
             loader.counters.add(start_seconds=wait_seconds)
         return batch
 
-    def _begin(self) -> Batches:
+    def _begin(self) -> None:
         loader = self._loader
-        batches, self._tokens, self._plan, self.progress = loader.start(self)
-        self._batches, self._n_taken = batches, self._tokens.n_taken or self._plan.n_steps
+        self._batches, self._tokens, self._plan, self.progress = loader.start(self)
+        self._n_taken = self._tokens.n_taken or self._plan.n_steps
+        self._ahead = loader.batches_ahead()
         loader.running.add(self)
         loader.show_rows_of(self._plan)
         self._record = LoopRecord.begin()
         if self._record is not None:
             weakref.finalize(self, self._record.end).atexit = False
-        return batches
 
     def _leave_batches(self) -> None:
         """Pass reading ahead on to the next pass, if another one is certain."""
@@ -203,31 +207,46 @@ class Iteration:
         if self._record is not None:
             self._record.end()
 
-    def _next_of(self, batches: Batches | None) -> Any:
-        """Return the next batch, from the held ones if any; raise StopIteration after the last one."""
+    def _next_batch(self) -> Any:
+        """Return the next batch, on the device if it was copied ahead; raise StopIteration after the last one."""
+        if self._ahead is None:
+            return self._next_of_host()
+        return self._ahead.next(self._next_of_host, self._is_ready, self._n_taken - self.progress.n_given)
+
+    def _next_of_host(self) -> Any:
+        """Return the next batch in host memory, from the held ones if any."""
         if self._to_hold is not None and not self._held:
             limits, self._to_hold = self._to_hold, None
-            n_left = self._n_taken - self.progress.n_given
-            self._held.read(partial(self._read_next, batches), limits._replace(n_batches=min(limits.n_batches, n_left)))
-        return self._held.take() if self._held else self._read_next(batches)
+            n_batches = min(limits.n_batches, self._n_taken - self._n_read)
+            self._held.read(self._read_next, limits._replace(n_batches=n_batches))
+        return self._held.take() if self._held else self._read_next()
 
-    def _read_next(self, batches: Batches | None) -> Any:
+    def _is_ready(self) -> bool:
+        """Return whether the next batch in host memory is read without waiting."""
+        return bool(self._held) or (self._batches is not None and self._batches.is_ready)
+
+    @property
+    def _n_read(self) -> int:
+        """Number of batches of the plan that were read, yielded or not."""
+        return self.progress.n_given + self.n_held + (0 if self._ahead is None else len(self._ahead))
+
+    def _read_next(self) -> Any:
         """Read the next batch; raise StopIteration after the last step of the plan, and never before it."""
-        if batches is None:  # left to the next pass
+        if self._batches is None:  # left to the next pass
             raise StopIteration
         try:
-            return next(batches)
+            return next(self._batches)
         except StopIteration as error:
-            n_steps, n_given = self._n_taken, self.progress.n_given + self.n_held
-            if n_given == n_steps:
+            n_steps, n_read = self._n_taken, self._n_read
+            if n_read == n_steps:
                 raise
             raise H5Error(
-                f"the epoch has {n_steps} batches left, but ended after {n_given}: making the next one raised "
+                f"the epoch has {n_steps} batches left, but ended after {n_read}: making the next one raised "
                 "StopIteration. Raise another error in that code (see above)."
             ) from error
 
     def _fail(self, error: BaseException) -> None:
-        batches, self._batches = self._batches, None
+        batches, self._batches, self._ahead = self._batches, None, None
         self._leave()
         if error.args == (CLOSED,):
             self._failed = CLOSED
@@ -279,6 +298,9 @@ class H5DataLoader(DataLoader[Any]):
             memory are read ahead if the consumer's steps are longer than copying them.
         collate_fn: runs on the dataset's batch for a token; None leaves the batch unchanged.
         pin_memory: put batches into page-locked memory.
+        prefetch_to_device: number of batches to copy to ``device`` ahead of the one that is yielded, if it is a CUDA
+            device. 0 yields batches in host memory. Batches that are not ready yet are not waited for.
+        device: the device to copy batches to.
         prefetch_factor: number of batches to read ahead, per worker or in this process. None is 2 per worker. In this
             process it is 4, or twice the number of batches that are read together: up to 16 batches of 3 MiB in all, of
             8 MiB for rows in memory and with ``shuffle="chunks"``, or of 16 MiB if chunks are decoded.
@@ -308,6 +330,8 @@ class H5DataLoader(DataLoader[Any]):
         num_workers: int = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
+        prefetch_to_device: int = 0,
+        device: torch.device | None = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         multiprocessing_context: str | BaseContext | None = None,
@@ -335,6 +359,7 @@ class H5DataLoader(DataLoader[Any]):
         )
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns if it cannot
         dataset.pin_batches(self._pins and not num_workers)
+        self.prefetch_to_device, self.device = prefetch_to_device, device
         self._n_assigned = dataset.n_assigned
         self._iterator: Any = None  # persistent workers; Lightning sets torch's name to None after a stage
         self.passes = Passes(self.sampler)
@@ -429,6 +454,13 @@ class H5DataLoader(DataLoader[Any]):
         n_following = None if following is None else self.sampler.n_taken(following, iteration)
         tokens.consume(epoch, following, n_taken=n_taken, n_following=n_following)
         return batches, tokens, plan, progress
+
+    def batches_ahead(self) -> DeviceAhead | None:
+        """Return copies of batches on the device; None if batches are yielded in host memory."""
+        stream = None if self.device is None else STREAMS.get(self.device.type)
+        if self.device is None or stream is None or not self.prefetch_to_device:
+            return None
+        return DeviceAhead(stream(self.device), self.prefetch_to_device)
 
     def keep_for_next(self, batches: Batches, tokens: PassTokens) -> None:
         """Keep reading ahead for the next pass."""

@@ -70,6 +70,11 @@ class Batches(Protocol):
         ...
 
     @property
+    def is_ready(self) -> bool:
+        """Whether ``next`` would neither wait nor read."""
+        ...
+
+    @property
     def can_go_on(self) -> bool:
         """Whether another pass may have its batches from here: nothing was closed, and no worker has ended."""
         ...
@@ -201,6 +206,7 @@ class ReadAhead:
         near, far = (-(-n // together) * together for n in (lookahead, max(lookahead, far)))
         self._queue = _Queue(source, tokens, passes, together, depth, (near, far))
         self._batches: Iterator[Any] | None = None  # of the present reading
+        self._n_left = 0  # number of batches of the present reading that were not yielded
         self._ended = self._closed = False
         # The threads must not hold this object, or it would never be collected.
         self._n_team = len(source.work.start_team(team))
@@ -215,8 +221,10 @@ class ReadAhead:
     def __next__(self) -> Any:
         try:
             for batch in self._batches or ():
+                self._n_left -= 1
                 return batch
-            self._batches = self._next_reading().batches(self._finish_all)
+            reading = self._next_reading()
+            self._batches, self._n_left = reading.batches(self._finish_all), len(reading) - 1
             return next(self._batches)
         except BaseException:
             self._end()
@@ -241,13 +249,18 @@ class ReadAhead:
         self.close()
 
     @property
+    def is_ready(self) -> bool:
+        """See ``Batches.is_ready``."""
+        return self._n_left > 0 or self._queue.is_ready()
+
+    @property
     def can_go_on(self) -> bool:
         """See ``Batches.can_go_on``."""
         return not self._closed
 
     def end_pass(self) -> None:
         """See ``Batches.end_pass``: the present reading has batches of that pass alone."""
-        self._batches = iter(())
+        self._batches, self._n_left = iter(()), 0
 
     def close(self) -> None:
         """End the threads; wait until their present reads are done."""
@@ -328,6 +341,11 @@ class _Queue:
             return None
         self._calls.put(True)
         return reading
+
+    def is_ready(self) -> bool:
+        """Return whether the oldest batches are read."""
+        oldest = next(iter(tuple(self._begun)), None)
+        return oldest is not None and oldest.is_done()
 
     def end(self) -> None:
         """Drop all, and end the thread. Waits for nothing: the collector may call it from anywhere."""
@@ -492,6 +510,11 @@ class InMemoryIterator:
         return (
             batch for token in tokens for batch in self._finish_all(self._source.gather(token.rows, epoch), [token])
         )
+
+    @property
+    def is_ready(self) -> bool:
+        """See ``Batches.is_ready``: rows in memory are copied at once."""
+        return not self._is_over if self._ahead is None else self._ahead.is_ready
 
     @property
     def can_go_on(self) -> bool:

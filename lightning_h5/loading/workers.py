@@ -255,14 +255,21 @@ class WorkerPool:
                     name, loading = f"worker {worker}", self._what_it_was_loading(worker)
                     raise H5WorkerError(why_it_was_killed(name, seconds, loading, has_begun=has_begun))
 
-    def _take_answers(self) -> bool:
+    def has_answer(self, task: _Task) -> bool:
+        """Return whether a task is done, after receiving what has arrived."""
+        with self._lock:
+            while not (task.is_done or self.is_ended) and self._take_answers(seconds=0):
+                pass
+        return task.is_done
+
+    def _take_answers(self, seconds: float = POLL_SECONDS) -> bool:
         """Wait a moment for answers; return whether any arrived."""
         has_answers = False
         for queue in self._queues:
             if not queue.is_closed:
                 events = select.POLLIN | select.POLLOUT if queue.flush() else select.POLLIN
                 self._poll.modify(queue.connection, events)
-        ready = {descriptor for descriptor, _ in self._poll.poll(POLL_SECONDS * 1000)}
+        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
         for queue in self._queues:
             if queue.connection.fileno() not in ready:
                 continue
@@ -433,6 +440,11 @@ class WorkerBatches:
         return answer
 
     @property
+    def is_ready(self) -> bool:
+        """See ``Batches.is_ready``."""
+        return bool(self._tasks) and self._pool.has_answer(self._tasks[0])
+
+    @property
     def can_go_on(self) -> bool:
         """See ``Batches.can_go_on``. Workers that do not persist end with a pass."""
         return self._pool.persists and not self._is_closed and self._pool.is_whole()
@@ -486,6 +498,11 @@ class PinnedBatches:
             self.close()
             raise error
         return batch
+
+    @property
+    def is_ready(self) -> bool:
+        """See ``Batches.is_ready``."""
+        return not self._pinned.empty()
 
     @property
     def can_go_on(self) -> bool:

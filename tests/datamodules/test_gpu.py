@@ -126,6 +126,27 @@ def test_memory_is_not_used_again_while_a_copy_of_it_is_under_way(name, file):
     datamodule.teardown("fit")
 
 
+@pytest.mark.parametrize("name", ["lazy", "lazy with workers", "rank cached", "combined"])
+def test_batches_that_are_copied_ahead_keep_their_values_until_their_step_has_run(name, file):
+    kind, own = SOURCES[name]
+    keys = {"fields": {"x": "x", "y": "y"}} if kind is CombinedHDF5DataModule else {"x_key": "x", "y_key": "y"}
+    datamodule = kind(file, **nested(**keys | own | {"batch_size": BATCH, "prefetch_to_device": 2}))
+
+    class Late(Rows):
+        def training_step(self, batch, batch_idx):
+            torch.cuda._sleep(20_000_000)  # the step runs some milliseconds later, and the loop does not wait
+            x, y = pair(batch)
+            assert x.device.type == y.device.type == "cuda"
+            self.rows.append((x.double().sum((1, 2)), y.clone()))
+            return self.layer(x.flatten(1) / 1e6).mean()
+
+    model, sums = Late(stored()), stored().double().sum((1, 2))
+    Trainer(max_epochs=2, **QUIET).fit(model, datamodule=datamodule)
+    rows = torch.cat([y for _, y in model.rows]).cpu()
+    assert sorted(rows.tolist()) == sorted([*range(ROWS)] * 2)
+    assert torch.equal(torch.cat([x for x, _ in model.rows]).cpu(), sums[rows])
+
+
 @pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore:The AccumulateGrad node's stream")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", ["lazy with workers", "on the device"])
