@@ -221,6 +221,11 @@ class LazyH5DataModule(FilesH5DataModule):
     ) -> None:
         super().__init__(locals())
 
+    decodes_on_device = True
+
     def dataset_of(self, samples: FileSamples, split: Split, *, n_sources: int = 1) -> H5LazyDataset:
         """See ``FilesH5DataModule.dataset_of``."""
-        return H5LazyDataset.of(samples)
+        dataset = H5LazyDataset.of(samples)
+        for name, reason in dataset.decoded_on_cpu().items():
+            self._log_once(f"files.decode_on: {name!r} is decoded on the CPU, since {reason}")
+        return dataset

@@ -67,6 +67,8 @@ class MakesLoaders(RecordsSettings):
     """
 
     seed: int | None
+    decodes_on_device = False
+    """Whether ``files.decode_on`` is supported."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__(arguments)
@@ -93,6 +95,8 @@ class MakesLoaders(RecordsSettings):
         )
         self._keeps_together = self._kind.segments.keep_together
         _check_scope(options.shuffle, arguments, self._kind.segments)
+        if options.files.decode_on != "cpu":
+            self._check_decoding(options.files.decode_on, arguments)
 
     @property
     def rank(self) -> int | None:
@@ -348,6 +352,22 @@ class MakesLoaders(RecordsSettings):
         """Rank and number of replicas for loaders; None leaves them to the start of iteration."""
         fixed = self.trainer is not None or self._options.distributed.rank is not None
         return Replica(self.rank or 0, self.world_size or 1) if fixed and self.rank is not None else (None, None)
+
+    def _check_decoding(self, decode_on: str, arguments: Mapping[str, Any]) -> None:
+        """Raise an error if the arguments do not allow to decode on a device."""
+        given = f"files.decode_on={decode_on!r} was given"
+        if not self.decodes_on_device:
+            raise H5ValueError(
+                f"{given} to {type(self).__name__}, which keeps decoded rows elsewhere. Use LazyH5DataModule, or "
+                "remove files.decode_on."
+            )
+        if self._options.num_workers:
+            raise H5ValueError(
+                f"{given} with num_workers={self._options.num_workers}; a GPU's memory is not shared with workers. "
+                "Pass num_workers=0: threads read ahead."
+            )
+        if arguments.get("mixture") is not None:
+            raise H5ValueError(f"{given} with mixture, whose batches are put together on the CPU. Remove one of them.")
 
     def check_prefetch_to_device(self) -> None:
         """Raise an error if Lightning would pass batches that are on the device already to a hook for host memory."""

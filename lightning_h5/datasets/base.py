@@ -21,6 +21,7 @@ from ..hdf5 import ArrayLayout, ChangeGuard
 from ..options import BadRowOptions
 from ..order import BlockTable
 from ..readers import TaskQueue
+from ..readers.on_device import DecodingDevice
 from ..samples import ReadCost
 from ..types import BatchToken, Draws, Identity, IntArray
 from .bad_rows import RaiseBadRows, SkipBadRows
@@ -144,6 +145,11 @@ class RowDataset(HasTransforms, Dataset[Any]):
     def cost(self) -> ReadCost:
         """The cost of reading. Except for ``is_in_memory``, it depends only on the files and on ``read_with``."""
         return ReadCost.of_several([source.cost for source in self.sources])
+
+    @property
+    def decoding_device(self) -> DecodingDevice | None:
+        """The device that decodes chunks, and that batches are on; None if they are decoded on the CPU."""
+        return None
 
     @property
     def n_rows(self) -> int:

@@ -15,11 +15,12 @@ from ..counters import Counters
 from ..hdf5 import OpenOptions
 from ..readers import Boxes, ChunkedReader, EncodedReader, TaskQueue, images_alike, is_pooled, open_chunked
 from ..readers.buffers import BufferPool, tensor_of
+from ..readers.on_device import DecodingDevice, open_on_device, why_not_on_device
 from ..samples import RowTable, RowUnits, reads_of_blocks
 from ..types import IntArray, RowReader
 from .sample_layout import FieldPlan
 
-__all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each"]
+__all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each", "why_decoded_on_cpu"]
 
 RowsByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
 """For each part, the positions of its rows in the batch (None for all) and their row numbers in the part."""
@@ -38,6 +39,7 @@ def open_chunked_fields(
     in_runs: bool,
     work: TaskQueue,
     counters: Counters,
+    device: DecodingDevice | None = None,
 ) -> dict[int, ChunkedReader]:
     """Return the readers of the fields that are decoded ahead, each for all files, by field number.
 
@@ -53,6 +55,7 @@ def open_chunked_fields(
         in_runs: see ``RowDataset.read_with``.
         work: threads that decode.
         counters: counters of rows, bytes and seconds.
+        device: device that decodes fields, as far as it can; None decodes all on the CPU.
     """
     kinds, indexer = table.layouts.examples, table.indexer
     of_segments = {*table.fields_of_segments}
@@ -71,22 +74,60 @@ def open_chunked_fields(
         return indexer.segments.numbers_of(located()) if field in of_segments else None  # samples are whole segments
 
     changed_later = {field for field in chunked if indexer.cuts(field) or plans[field].guard is not None}
-    return {
-        field: open_chunked(
-            table.layouts.of_field(field),
+    readers: dict[int, ChunkedReader] = {}
+    for field in chunked:
+        layouts, share = table.layouts.of_field(field), n_bytes * row_bytes[field] // total
+        rows = rows_used(field)
+        reads = None if field in of_segments else partial(reads_of_blocks, table, samples, field)
+        if device is not None and why_decoded_on_cpu(table, plans, field, options, device) is None:
+            readers[field] = open_on_device(
+                device,
+                layouts,
+                options,
+                n_bytes=share,
+                work=work,
+                counters=counters,
+                rows=rows,
+                retain=retain,
+                reads=reads,
+            )
+            continue
+        readers[field] = open_chunked(
+            layouts,
             options,
             rows_per_run=rows_per_run,
-            n_bytes=n_bytes * row_bytes[field] // total,
+            n_bytes=share,
             work=work,
             counters=counters,
-            rows=rows_used(field),
-            reads=None if field in of_segments else partial(reads_of_blocks, table, samples, field),
+            rows=rows,
+            reads=reads,
             retain=retain,
             prepare=None if field in changed_later else plans[field].affine,
             dtype=None if field in changed_later else plans[field].gathered,
         )
-        for field in chunked
-    }
+    return readers
+
+
+def why_decoded_on_cpu(
+    table: RowTable, plans: Sequence[FieldPlan], field: int, options: OpenOptions, device: DecodingDevice
+) -> str | None:
+    """Return why a field is decoded on the CPU, in a few words; None if a device decodes it.
+
+    Args:
+        table: the files.
+        plans: plans of all fields.
+        field: number of the field.
+        options: how files are opened.
+        device: the device.
+    """
+    if plans[field].guard is not None:
+        return "its values are checked for missing ones"
+    if table.indexer.cuts(field):
+        return "its rows are cut into patches"
+    if options.swmr or options.gives_back:
+        return "its file has a live writer" if options.swmr else "its chunks leave the page cache"
+    arrays = [arrays[field] for arrays in table.layouts.examples]
+    return next((why for array in arrays if (why := why_not_on_device(array, device)) is not None), None)
 
 
 def read_each(

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import get_worker_info
 
 from ..cores import is_forked
 from ..counters import Counters
-from ..errors import H5DataChangedError
+from ..errors import H5DataChangedError, H5ValueError
 from ..hdf5 import OpenOptions, process_pool
 from ..order import BlockTable
 from ..readers import (
@@ -32,12 +33,13 @@ from ..readers import (
     open_reader,
 )
 from ..readers.buffers import Column
+from ..readers.on_device import DecodingDevice, DeviceReader, open_device
 from ..samples import HELD_BYTES, BatchRows, ReadCost, RowTable, blocks_of, cost_of_files
 from ..types import IntArray, RowReader, cached_property
-from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each
+from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each, why_decoded_on_cpu
 from .fields import Fields
 from .raw_batch import RawBatch
-from .sample_layout import Transform
+from .sample_layout import FieldPlan, Transform
 from .table_dataset import TableDataset
 
 __all__ = ["CACHE_BYTES", "FileDataset"]
@@ -66,7 +68,7 @@ class FileDataset(TableDataset):
         holds_all: keep whole arrays of any size in memory after the first read.
     """
 
-    _of_process = (*TableDataset._of_process, "_readers", "_chunked", "_n_prepared", "_lock", "_turn")
+    _of_process = (*TableDataset._of_process, "_readers", "_chunked", "_n_prepared", "_lock", "_turn", "_device")
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class FileDataset(TableDataset):
         self._readers: dict[tuple[int, int], RowReader] = {}
         self._chunked: dict[int, ChunkedReader] | None = None
         self._n_prepared = 0  # number of workers prepared for
+        self._device: DecodingDevice | None = None
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     # Reading -------------------------------------------------------------------------------------------------
@@ -106,10 +109,14 @@ class FileDataset(TableDataset):
     ) -> Callable[[], list[Column]]:
         """Begin to read the rows of samples (see ``RowDataset.begin``); the function returns the rows of each field."""
         all_cores, boxes = at_once and not is_forked(), self.table.boxes(batch.fields)
-        reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
+        reads: dict[int, tuple[BegunRead, npt.NDArray[Any] | torch.Tensor]] = {}
         with ExitStack() as undo, self._blames_changes(boxes):
             for field, reader in self._chunked_readers().items():
                 plan, patches = self.plans[field], batch.fields[field].patches
+                if isinstance(reader, DeviceReader):
+                    reads[field] = self._begin_on_device(reader, plan, boxes[field], epoch)
+                    undo.callback(reads[field][0].cancel)
+                    continue
                 shape = (len(boxes[field].rows), *plan.row_shape) if patches is None else patches.shape
                 memory = self._buffers.array(shape, plan.gathered)
                 out = memory if patches is None else partial(patches.copy_to, memory)
@@ -118,12 +125,22 @@ class FileDataset(TableDataset):
             undo.pop_all()
         return partial(self._complete, n_samples, batch, boxes, reads, all_cores=all_cores)
 
+    @staticmethod
+    def _begin_on_device(
+        reader: DeviceReader, plan: FieldPlan, boxes: Boxes, epoch: int | None
+    ) -> tuple[BegunRead, torch.Tensor]:
+        """Begin to read rows to memory of a device, normalized and cast there."""
+        assert plan.dtype is not None, "devices decode numbers"
+        memory = reader.memory((len(boxes.rows), *plan.row_shape), plan.dtype)
+        change = None if plan.affine is None else plan.affine.of_tensor
+        return reader.begin(boxes, reader.copy_to(memory, change), epoch), memory
+
     def _complete(
         self,
         n_samples: int,
         batch: BatchRows,
         boxes: Sequence[Boxes],
-        reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]],
+        reads: dict[int, tuple[BegunRead, npt.NDArray[Any] | torch.Tensor]],
         *,
         all_cores: bool,
     ) -> list[Column]:
@@ -310,7 +327,41 @@ class FileDataset(TableDataset):
             in_runs=self.in_runs,
             work=self.work,
             counters=self.counters,
+            device=self.decoding_device,
         )
+
+    @property
+    def decoding_device(self) -> DecodingDevice | None:
+        """See ``RowDataset.decoding_device``.
+
+        Raises:
+            H5ValueError: there is no such device, or this is a worker process.
+            H5FileError: the library that decodes there is not installed.
+        """
+        decode_on = self.options.files.decode_on
+        if decode_on == "cpu":
+            return None
+        self._check_process()
+        if get_worker_info() is not None:
+            raise H5ValueError(
+                f"files.decode_on={decode_on!r} was given, but a worker process reads the rows. Pass num_workers=0: a "
+                "GPU's memory is not shared with workers."
+            )
+        if self._device is None:
+            self._device = open_device(decode_on)
+        return self._device
+
+    def decoded_on_cpu(self) -> dict[str, str]:
+        """Return the fields that are read on demand and not decoded on the device, by name, with the reason."""
+        device = self.decoding_device
+        if device is None:
+            return {}
+        reasons = {
+            self.fields.names[field]: why_decoded_on_cpu(self.table, self.plans, field, self.options, device)
+            for field in self._read_on_demand
+            if field < len(self.fields.names)
+        }
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def read_with(
         self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False, gives_back: bool = False

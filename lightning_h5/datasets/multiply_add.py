@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ..jit import compiled
 from ..readers import CopyChange, Unpack, checked_places, row_slices
@@ -78,6 +79,7 @@ class Affine:
     ) -> None:
         self.mean, self.scale, self.work, self.row_shape = mean, scale, work, row_shape
         self._by_shape: dict[tuple[int, ...], Affine] = {}
+        self._on_devices: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # the constants
         self._by_numpy = _constants(mean, scale, row_shape, work, LONG_LOOP)
         view, high, low, scale_of = _constants(mean, scale, row_shape, work, SHORT_LOOP)
         n_numbers, n_after = math.prod(row_shape), view[2] if len(view) == 3 else 0
@@ -143,6 +145,21 @@ class Affine:
         out = np.empty(rows.shape, self.work)
         self.take(rows, None, out)
         return out
+
+    def of_tensor(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return changed copies of rows on any device, in the dtype of the computation, with the same operations."""
+        shape, high, low, scale = self._by_numpy
+        constants = self._on_devices.get(rows.device)
+        if constants is None:
+            arrays = (high, high if low is None else low, scale)
+            constants = tuple(torch.from_numpy(array).to(rows.device) for array in arrays)
+            self._on_devices[rows.device] = constants
+        view = rows.to(constants[0].dtype, copy=True).view(shape)
+        view -= constants[0]
+        if low is not None:
+            view -= constants[1]
+        view *= constants[2]
+        return view.view(rows.shape)
 
     def take(
         self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], out_places: IntArray | None = None

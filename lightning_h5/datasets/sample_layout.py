@@ -113,8 +113,10 @@ class FieldPlan:
             affine.take(stored, None, rows)
         return self.cast(rows, buffers)
 
-    def cast(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
-        """Return normalized rows in the dtype of a batch, or text as lists."""
+    def cast(self, rows: npt.NDArray[Any] | torch.Tensor, buffers: BufferPool) -> Column:
+        """Return normalized rows in the dtype of a batch, or text as lists; return tensors unchanged."""
+        if isinstance(rows, torch.Tensor):
+            return rows
         if self.dtype is None:
             values: list[Any] = rows.tolist()
             return [as_tensor(value, self.element) for value in values]

@@ -30,6 +30,7 @@ from ..errors import MAX_LETTERS, H5Error
 from ..options import ShuffleOptions
 from ..order import EpochPlan, OrderParameters, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
+from ..readers.on_device import DecodingDevice
 from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
@@ -115,6 +116,7 @@ class Iteration:
         self._to_hold: HoldLimits | None = None
         self._held = HeldBatches()
         self._ahead: DeviceAhead | None = None
+        self._device: DecodingDevice | None = None
 
     def hold(self, limits: HoldLimits) -> None:
         """Read the next batches together when the next one is requested, then yield them one by one from memory.
@@ -189,7 +191,7 @@ class Iteration:
         loader = self._loader
         self._batches, self._tokens, self._plan, self.progress = loader.start(self)
         self._n_taken = self._tokens.n_taken or self._plan.n_steps
-        self._ahead = loader.batches_ahead()
+        self._ahead, self._device = loader.batches_ahead(), loader.dataset.decoding_device
         loader.running.add(self)
         loader.show_rows_of(self._plan)
         self._record = LoopRecord.begin()
@@ -210,11 +212,15 @@ class Iteration:
     def _next_batch(self) -> Any:
         """Return the next batch, on the device if it was copied ahead; raise StopIteration after the last one."""
         if self._ahead is None:
-            return self._next_of_host()
-        return self._ahead.next(self._next_of_host, self._is_ready, self._n_taken - self.progress.n_given)
+            batch = self._next_read()
+        else:
+            batch = self._ahead.next(self._next_read, self._is_ready, self._n_taken - self.progress.n_given)
+        if self._device is not None:
+            self._device.own(batch)
+        return batch
 
-    def _next_of_host(self) -> Any:
-        """Return the next batch in host memory, from the held ones if any."""
+    def _next_read(self) -> Any:
+        """Return the next batch as it was read, from the held ones if any."""
         if self._to_hold is not None and not self._held:
             limits, self._to_hold = self._to_hold, None
             n_batches = min(limits.n_batches, self._n_taken - self._n_read)
@@ -222,7 +228,7 @@ class Iteration:
         return self._held.take() if self._held else self._read_next()
 
     def _is_ready(self) -> bool:
-        """Return whether the next batch in host memory is read without waiting."""
+        """Return whether the next batch is read without waiting."""
         return bool(self._held) or (self._batches is not None and self._batches.is_ready)
 
     @property
@@ -536,6 +542,9 @@ class H5DataLoader(DataLoader[Any]):
     ) -> ReadAhead:
         cost = self.dataset.cost
         n_ahead = -(-2 * cost.rows_per_chunk // self.sampler.mean_rows)
+        is_on_device = self.dataset.decoding_device is not None
+        if is_on_device:  # as many chunks as there is room for, so that many are decoded together
+            n_ahead = MAX_LOOKAHEAD
         return ReadAhead(
             self.dataset,
             _weakly(weakref.WeakMethod(self._finish_all)),
@@ -545,7 +554,8 @@ class H5DataLoader(DataLoader[Any]):
             together=together,
             lookahead=min(MAX_LOOKAHEAD, n_ahead),
             far=self._n_far,
-            team=max(1, usable_cores() - 1) if cost.rows_per_chunk else 0,
+            # On a single core, one thread reads while another waits for the device.
+            team=max(2 if is_on_device else 1, usable_cores() - 1) if cost.rows_per_chunk else 0,
         )
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:

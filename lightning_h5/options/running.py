@@ -265,6 +265,9 @@ class FileOptions(Options):
             declare over 4 GiB and over 1,000 times their stored size, and arrays with several compressors that only
             the HDF5 library can read. Off by default: a tiny file can declare petabytes.
         min_integrity: lowest integrity level to accept, from 0 (damage goes unnoticed) to 4 (all damage is detected).
+        decode_on: "cpu", or "cuda" to decode chunks of gzip, LZ4, Zstandard and bitshuffle on the rank's GPU, to the
+            same values in the same order. ``cache_bytes`` is then memory of the GPU. Other arrays are decoded on the
+            CPU. Only for ``LazyH5DataModule`` and ``H5LazyDataset``, without workers.
         verify: "digest" compares rows with the digests next to the files, which ``lightning-h5 check --write-digests``
             writes. None relies on the files' own checksums.
         catalog_dir: folder that caches the contents of files with more than 2,000 arrays in segments (groups or
@@ -280,6 +283,7 @@ class FileOptions(Options):
     allow_external: bool = False
     trusted: bool = False
     min_integrity: int = 0
+    decode_on: Literal["cpu", "cuda"] = "cpu"
     verify: Literal["digest"] | None = None
     catalog_dir: str | None = "auto"
     staging: StagingOptions | PathLike | None = None
@@ -294,6 +298,7 @@ class FileOptions(Options):
         if self.catalog_dir == "":
             raise H5ValueError("catalog_dir='' was given. Pass the path of a folder, 'auto' or None.")
         check_choice(self.min_integrity, "min_integrity", range(MAX_INTEGRITY + 1))
+        check_choice(self.decode_on, "files.decode_on", ("cpu", "cuda"))
         if self.verify not in (None, "digest"):
             raise H5ValueError(
                 f"verify={self.verify!r} was given. Pass 'digest', which compares rows with the digests that "

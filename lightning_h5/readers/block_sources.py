@@ -31,6 +31,7 @@ __all__ = [
     "Change",
     "CopyChange",
     "FieldLayouts",
+    "LaterSource",
     "PreparedSource",
     "ReaderSource",
 ]
@@ -275,7 +276,7 @@ class BlockSources(Sequence[BlockSource]):
         return len(self._layouts)
 
     def __getitem__(self, number: Any) -> Any:
-        return _LaterSource(self, int(number), self.examples[self._layouts.kinds[number]])
+        return LaterSource(self, int(number), self.examples[self._layouts.kinds[number]])
 
     @property
     def each(self) -> Sequence[BlockSource]:
@@ -307,7 +308,7 @@ class BlockSources(Sequence[BlockSource]):
         return source
 
 
-class _LaterSource:
+class LaterSource:
     """A source that is opened when a block is loaded: if that fails, the error belongs to the block.
 
     Args:
@@ -324,15 +325,19 @@ class _LaterSource:
         self.rows_per_block, self.n_parts = example.rows_per_block, example.n_parts
         self.parts_together, self.picks_rows = example.parts_together, example.picks_rows
 
+    def opened(self) -> BlockSource:
+        """Return the source, opened now or kept open."""
+        return self._sources.opened(self._number)
+
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""
         with suppress(OSError, ValueError, KeyError):  # loading the blocks raises it
-            self._sources.opened(self._number).will_need(blocks)
+            self.opened().will_need(blocks)
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
-        self._sources.opened(self._number).load(blocks, parts, memory)
+        self.opened().load(blocks, parts, memory)
 
     def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See ``BlockSource.pick``."""
-        self._sources.opened(self._number).pick(block, rows, out)
+        self.opened().pick(block, rows, out)

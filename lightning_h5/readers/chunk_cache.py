@@ -51,14 +51,21 @@ class ChunkCache:
         slot_rows: rows of a slot.
         row_shape: shape of a row.
         dtype: of its numbers.
+        rows: memory of the slots, shape ``(n_slots * slot_rows, ...)``; None allocates it in this machine's memory.
     """
 
     def __init__(
-        self, n_blocks: int, n_slots: int, slot_rows: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]
+        self,
+        n_blocks: int,
+        n_slots: int,
+        slot_rows: int,
+        row_shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        rows: Any = None,
     ) -> None:
         self.slot_rows = slot_rows
         # The system provides memory when it is first written to; slots are reused before new ones are touched.
-        self.rows: npt.NDArray[Any] = np.empty((n_slots * slot_rows, *row_shape), dtype)
+        self.rows: Any = np.empty((n_slots * slot_rows, *row_shape), dtype) if rows is None else rows
         self._changed = threading.Condition()
         self._slot_of = np.full(n_blocks, NOWHERE, dtype=np.int32)
         self._block_of = np.full(n_slots, NOWHERE, dtype=np.int64)
@@ -86,7 +93,8 @@ class ChunkCache:
     @property
     def kept_bytes(self) -> int:
         """Bytes of slots that were ever written to."""
-        return self._n_touched * self.slot_rows * math.prod(self.rows.shape[1:]) * self.rows.itemsize
+        row_bytes: int = math.prod(self.rows.shape[1:]) * self.rows.itemsize
+        return self._n_touched * self.slot_rows * row_bytes
 
     def places(self, blocks: IntArray) -> IntArray:
         """Return the slot of each block of a complete cache."""

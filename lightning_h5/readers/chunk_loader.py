@@ -35,6 +35,7 @@ class ChunkLoader:
         gives_back: chunks leave the system's page cache once they are decoded.
 
     Attributes:
+        layout: the array.
         chunks: shape of a chunk.
         table: the positions of the chunks.
 
@@ -45,7 +46,7 @@ class ChunkLoader:
     def __init__(self, layout: ArrayLayout, counters: Counters, *, gives_back: bool = False) -> None:
         if layout.table is None or layout.chunks is None:
             raise ValueError(f"{layout.key!r} has no chunk table: {layout.plain_reason}")
-        self._layout, self.table, self._counters = layout, layout.table, counters
+        self.layout, self.table, self._counters = layout, layout.table, counters
         self._gives_back = gives_back
         self.chunks, self._pipeline = layout.chunks, Pipeline(layout)
         self.n_rows, self.rows_per_block = layout.n_rows, layout.chunks[0]
@@ -68,7 +69,7 @@ class ChunkLoader:
 
     def compile(self) -> None:
         """Compile reading and decoding, if that is possible (see ``Pipeline.compile``)."""
-        if self._layout.digests is None:  # digests need the stored bytes
+        if self.layout.digests is None:  # digests need the stored bytes
             self._loop = self._pipeline.compile()
 
     def will_need(self, blocks: IntArray) -> None:
@@ -80,7 +81,7 @@ class ChunkLoader:
         """Begin to fetch chunks by their numbers (see ``BlockSource.will_need``)."""
         if self._kept is not None:
             chunks = self._kept.lacking(chunks)
-        prefetch_stored(self._layout, *self._stored_pieces(chunks), self._counters)
+        prefetch_stored(self.layout, *self._stored_pieces(chunks), self._counters)
 
     def _stored_pieces(self, chunks: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """Return position in the file, and stored bytes, of those chunks that were written."""
@@ -117,7 +118,7 @@ class ChunkLoader:
         began = perf_counter()
         for part in range(self.n_parts):
             (values,) = self.values([block * self.n_parts + part])
-            region = self._region(part)
+            region = self.region(part)
             inside: tuple[Any, ...] = tuple(slice(0, s.stop - s.start) for s in region)
             out[(slice(None), *region)] = values[(rows, *inside)]
         self._counters.add(decode_seconds=perf_counter() - began)
@@ -129,7 +130,7 @@ class ChunkLoader:
         """
         if self._loop is None or not self._is_plain(chunks):
             return False
-        loop, layout, n_bytes = self._loop, self._layout, self._chunk_bytes
+        loop, layout, n_bytes = self._loop, self.layout, self._chunk_bytes
         offsets, sizes = self.table.offsets[chunks], self.table.sizes[chunks]
         began = perf_counter()
         took = read_with(
@@ -165,12 +166,12 @@ class ChunkLoader:
                 self._decode_lacking(self._kept, np.asarray(chunks, np.int64), out, firsts)
         except MemoryError as error:
             raise H5MemoryError(
-                f"there is not enough memory to decode {self._name(chunks[0])} of {self._layout.key!r} in "
-                f"{self._layout.path!r}: a chunk has {bytes_text(self._chunk_bytes, digits=2)}. Pass a smaller "
+                f"there is not enough memory to decode {self.name(chunks[0])} of {self.layout.key!r} in "
+                f"{self.layout.path!r}: a chunk has {bytes_text(self._chunk_bytes, digits=2)}. Pass a smaller "
                 "batch_size, a smaller cache_bytes, or a smaller num_workers."
             ) from error
         if self._gives_back:
-            give_back(self._layout, *self._stored_pieces(chunks))
+            give_back(self.layout, *self._stored_pieces(chunks))
             if self._kept is not None:
                 self._kept.give_back(np.asarray(chunks, np.int64))
 
@@ -193,12 +194,12 @@ class ChunkLoader:
         try:
             self._decode(chunks, out, firsts)
         except H5CorruptError:
-            if not forget_stored(self._layout, *self._stored_pieces(chunks)):
+            if not forget_stored(self.layout, *self._stored_pieces(chunks)):
                 raise
             self._decode(chunks, out, firsts)  # the mirror may be damaged, and the file right
 
     def _decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
-        layout, table, n_bytes = self._layout, self.table, self._chunk_bytes
+        layout, table, n_bytes = self.layout, self.table, self._chunk_bytes
         offsets, sizes, masks = table.offsets[chunks], table.sizes[chunks], table.masks[chunks]
         missing = offsets < 0
         if missing.any():
@@ -215,7 +216,7 @@ class ChunkLoader:
         data = scratch("stored", int(stops[-1]) if len(stops) else 0)
         began = perf_counter()
         if len(chunks):
-            read_stored(layout, data, starts, stops, offsets, lambda i, at: self._name(chunks[i]), self._counters)
+            read_stored(layout, data, starts, stops, offsets, lambda i, at: self.name(chunks[i]), self._counters)
         took = perf_counter() - began
         if layout.digests is not None:
             pieces = zip(chunks, starts.tolist(), stops.tolist(), masks.tolist(), strict=True)
@@ -229,13 +230,13 @@ class ChunkLoader:
 
     def _load_line(self, values: npt.NDArray[Any], part: int, rows: npt.NDArray[Any]) -> None:
         """Copy chunks that are neighbors along the last axis: short runs are then written a line at a time."""
-        region = self._region(part)
+        region = self.region(part)
         if not region:
             rows[: self.chunks[0]] = values[0]
             return
         *lead, last = region
         inside = (slice(None), slice(None), *(slice(0, s.stop - s.start) for s in lead))
-        step, size, axis = self.chunks[-1], self._layout.axes[-1], len(self.chunks) - 1
+        step, size, axis = self.chunks[-1], self.layout.axes[-1], len(self.chunks) - 1
         n_whole = min(len(values), (size - last.start) // step)  # the last chunk can reach beyond the edge
         middle = last.start + n_whole * step
         if n_whole:
@@ -250,7 +251,7 @@ class ChunkLoader:
 
     def values(self, chunks: Sequence[int]) -> npt.NDArray[Any]:
         """Return values of chunks, of one member, in memory that the next call of this thread overwrites."""
-        layout, n_bytes = self._layout, self._chunk_bytes
+        layout, n_bytes = self.layout, self._chunk_bytes
         decoded, firsts = scratch("decoded", len(chunks) * n_bytes), np.arange(len(chunks)) * n_bytes
         self.decode(chunks, decoded, firsts)
         values: npt.NDArray[Any] = np.ndarray((len(chunks), *self.chunks), layout.stored, decoded)
@@ -264,28 +265,29 @@ class ChunkLoader:
 
     def _broken(self, chunk: int, n_bytes: int, why: object) -> H5CorruptError:
         return H5CorruptError(
-            f"{self._name(chunk)} of {self._layout.key!r} in {self._layout.path!r} (byte "
+            f"{self.name(chunk)} of {self.layout.key!r} in {self.layout.path!r} (byte "
             f"{self.table.offsets[chunk]:,}, {n_bytes:,} bytes) does not decode: {why}. "
             "The file is damaged there; copy it again, or write it again without these rows."
         )
 
-    def _region(self, part: int) -> tuple[slice, ...]:
+    def region(self, part: int) -> tuple[slice, ...]:
         """Return the slices of a part along the axes of a row."""
         region: list[slice] = []
-        axes = list(zip(self.table.grid[1:], self.chunks[1:], self._layout.axes, strict=True))
+        axes = list(zip(self.table.grid[1:], self.chunks[1:], self.layout.axes, strict=True))
         for n, step, size in reversed(axes):
             part, at = divmod(part, n)
             region.append(slice(at * step, min((at + 1) * step, size)))
         return tuple(reversed(region))
 
-    def _name(self, chunk: int) -> str:
+    def name(self, chunk: int) -> str:
+        """Return the name of a chunk, for messages."""
         first = int(chunk) // self.n_parts * self.rows_per_block
         return f"chunk {int(chunk)} (rows {first} to {min(first + self.rows_per_block, self.n_rows) - 1})"
 
     def _check_places(self) -> None:
-        guard = self._layout.guard
+        guard = self.layout.guard
         try:
-            n_bytes = size_of(self._layout.path) if guard.staging is None else guard.n_bytes
+            n_bytes = size_of(self.layout.path) if guard.staging is None else guard.n_bytes
         except OSError:
             return  # open raises a better error
         table = self.table
@@ -293,8 +295,8 @@ class ChunkLoader:
         if len(wrong):
             chunk = int(wrong[0])
             raise H5CorruptError(
-                f"{self._name(chunk)} of {self._layout.key!r} lies at byte {table.offsets[chunk]:,} with "
-                f"{table.sizes[chunk]:,} bytes, and {self._layout.path!r} has {n_bytes:,}. It was truncated or "
+                f"{self.name(chunk)} of {self.layout.key!r} lies at byte {table.offsets[chunk]:,} with "
+                f"{table.sizes[chunk]:,} bytes, and {self.layout.path!r} has {n_bytes:,}. It was truncated or "
                 "damaged; copy it again."
             )
 

@@ -279,11 +279,11 @@ class ChunkedReader:
         """Return the cache; None if not even one block fits into it."""
         with self._lock:
             if self._cache is None and self._slot_bytes and (n_slots := self._n_bytes // self._slot_bytes):
-                n_blocks = self.map.n_blocks
-                self._cache = ChunkCache(
-                    n_blocks, min(n_slots, n_blocks), self.rows_per_block, self.row_shape, self.dtype
-                )
+                self._cache = self._new_cache(min(n_slots, self.map.n_blocks))
             return self._cache
+
+    def _new_cache(self, n_slots: int) -> ChunkCache:
+        return ChunkCache(self.map.n_blocks, n_slots, self.rows_per_block, self.row_shape, self.dtype)
 
     def _file_of(self, blocks: IntArray) -> IntArray:
         return self.map.array_of(blocks)

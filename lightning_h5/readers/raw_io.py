@@ -31,7 +31,7 @@ def read_stored(
 
     Args:
         layout: the array.
-        out: contiguous memory that the pieces fill.
+        out: contiguous memory for the pieces.
         starts: where in ``out`` each piece begins, shape ``(n_pieces,)``.
         stops: where in ``out`` each piece ends.
         offsets: where in the file each piece begins.
@@ -50,7 +50,7 @@ def read_stored(
             with process_pool().descriptor(layout.path, layout.guard) as fd:
                 _count_cached(fd, offsets, stops - starts, counters)
                 # No piece is longer than requested, so the sum is right only if all are complete.
-                if read_pieces(fd, out, starts, stops, offsets) == len(out):
+                if read_pieces(fd, out, starts, stops, offsets) == (stops - starts).sum():
                     return
         with process_pool().reading(layout.path, layout.guard) as pread:
             pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), strict=True)
@@ -83,7 +83,7 @@ def _read_staged(
         with suppress(OSError):  # of the local disk
             if is_there.all():
                 _count_cached(mirror.fd, offsets, sizes, counters)
-                is_complete = read_pieces(mirror.fd, out, starts, stops, offsets) == len(out)
+                is_complete = read_pieces(mirror.fd, out, starts, stops, offsets) == sizes.sum()
             elif is_there.any():
                 n_read = read_pieces(mirror.fd, out, starts[is_there], stops[is_there], offsets[is_there])
                 is_complete = n_read == sizes[is_there].sum()

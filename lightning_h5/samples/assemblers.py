@@ -147,4 +147,6 @@ def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:
     if place == axis or not isinstance(steps, torch.Tensor):
         return steps
     moved = steps.movedim(axis, place)
+    if moved.device.type != "cpu":
+        return moved.contiguous()
     return buffers.tensor(tuple(moved.shape), moved.dtype).copy_(moved)

@@ -9,6 +9,7 @@ from lightning_h5 import FileOptions
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import OpenOptions, find_array, kind_of, layout_of, open_h5
 from lightning_h5.readers import TaskQueue, block_sources, chunk_loader, open_chunked
+from lightning_h5.readers.on_device import open_on_device, why_not_on_device
 
 OPTIONS = OpenOptions(files=FileOptions(trusted=True))  # the library decodes any filters
 RUN = 3  # rows per block in arrays without chunks
@@ -51,6 +52,21 @@ def open_pool(*layouts, n_blocks=EVERYTHING, work=None, counters=None, rows=None
             rows=rows,
             retain=False if is_large else retain,
         )
+
+
+def open_pool_on_device(device, *layouts, n_blocks=EVERYTHING, counters=None, work=None, retain=None):
+    """A reader for one field of some files that are decoded on a device; None if that leaves them to the CPU."""
+    if any(why_not_on_device(layout, device) is not None for layout in layouts):
+        return None
+    return open_on_device(
+        device,
+        layouts,
+        OPTIONS,
+        n_bytes=n_blocks * block_bytes(layouts),
+        work=work or TaskQueue(),
+        counters=counters or Counters(),
+        retain=retain,
+    )
 
 
 TASK_BYTES = chunk_loader.TASK_BYTES

@@ -27,9 +27,19 @@ from factories import (
     random_values,
     rows_by_h5py,
 )
+from fake_decoding import FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decoded, open_pool
+from pools import (
+    EVERYTHING,
+    IS_COMPILED,
+    OPTIONS,
+    can_be_pooled,
+    look,
+    n_decoded,
+    open_pool,
+    open_pool_on_device,
+)
 from range_server import RangeServer
 from tiers import examples
 
@@ -183,6 +193,18 @@ WAYS = {
     "in a store, pool of 2": of_store(partial(pool, n_blocks=2)),
     "staged, compared": compared(lambda layout: open_reader(staged(layout), OPTIONS)),
 }
+
+
+def on_device(layout, *, n_blocks):
+    """The array, decoded on a device; None if that leaves it to the CPU."""
+    device = FakeDevice(alignment=1 if n_blocks == 1 else 16)
+    return open_pool_on_device(device, layout, n_blocks=n_blocks)
+
+
+WAYS |= {
+    f"on a device, pool of {n_blocks}": partial(on_device, n_blocks=n_blocks) for n_blocks in (0, 1, 2, EVERYTHING)
+}
+WAYS["on a device, staged"] = lambda layout: on_device(staged(layout), n_blocks=2)
 
 
 def all_readers(layout, ways=WAYS):

@@ -10,9 +10,19 @@ import h5py
 import numpy as np
 import pytest
 from factories import Stored, edit, encode, in_threads, is_decodable, known_filters, run_forked
+from fake_decoding import FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import EVERYTHING, OPTIONS, TASK_BYTES, can_be_pooled, load_at_a_time, look, open_pool
+from pools import (
+    EVERYTHING,
+    OPTIONS,
+    TASK_BYTES,
+    can_be_pooled,
+    load_at_a_time,
+    look,
+    open_pool,
+    open_pool_on_device,
+)
 from tiers import examples
 
 from lightning_h5.errors import H5CorruptError, H5FileError
@@ -76,8 +86,11 @@ def name_of(layout):
 def assert_only_bad_rows_fail(layout):
     """However often it is tried, and in whatever company; afterwards each slot of the pool is as good as before."""
 
-    def check(n_blocks, *, is_large=False):
-        reader = open_pool(layout, n_blocks=n_blocks, is_large=is_large)
+    def check(n_blocks, *, is_large=False, device=None):
+        if device is None:
+            reader = open_pool(layout, n_blocks=n_blocks, is_large=is_large)
+        elif (reader := open_pool_on_device(device, layout, n_blocks=n_blocks)) is None:
+            return
         for rows in (np.array([15]), np.array([0, 39, 19, 4]), np.arange(ROWS)) * 2:
             with pytest.raises(H5CorruptError, match=re.escape(name_of(layout))) as error:
                 reader.read(rows)
@@ -93,6 +106,7 @@ def assert_only_bad_rows_fail(layout):
     def check_all():
         for n_blocks in (0, 1, EVERYTHING):
             check(n_blocks)
+            check(n_blocks, device=FakeDevice())
         check(2, is_large=True)
 
     if layout.filters[0].id in (LZ4, BITSHUFFLE):  # our own loops over blocks: one without end must not go on for ever

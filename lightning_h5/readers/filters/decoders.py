@@ -34,7 +34,7 @@ from .pipeline import (
     register_bounded,
 )
 
-__all__ = ["fletcher32", "shuffled"]
+__all__ = ["FLETCHER32_BYTES", "fletcher32", "shuffled", "strip_fletcher32"]
 
 BZIP2, BLOSC, BLOSC2 = 307, 32001, 32026
 MAX_LZF = 2**32 - 1  # bytes
@@ -281,18 +281,22 @@ def _whole_chunk(n_bytes: int, out: Bytes) -> None:
 
 WORDS = 256  # words per line; the sums of a line fit easily into 32 bits
 MOD = 65535
-CHECKSUM_BYTES = 4
+FLETCHER32_BYTES = 4
 U64 = np.uint64
 
 
 @register(FLETCHER32)
 def _with_fletcher32(step: Filter, itemsize: int) -> Checksum:
-    return Checksum(CHECKSUM_BYTES, _strip_fletcher32)
+    return Checksum(FLETCHER32_BYTES, strip_fletcher32)
 
 
-def _strip_fletcher32(data: Bytes) -> Bytes:
-    """Return the data without the checksum at its end."""
-    body, stored = data[:-CHECKSUM_BYTES], int.from_bytes(data[-CHECKSUM_BYTES:].tobytes(), "little")
+def strip_fletcher32(data: Bytes) -> Bytes:
+    """Return the data without the checksum at its end.
+
+    Raises:
+        ValueError: the checksum is wrong.
+    """
+    body, stored = data[:-FLETCHER32_BYTES], int.from_bytes(data[-FLETCHER32_BYTES:].tobytes(), "little")
     checksum = fletcher32(body)
     # HDF5 before 1.6.3 wrote it with swapped bytes on some machines; the library accepts both.
     swapped = (checksum & 0x00FF00FF) << 8 | (checksum >> 8) & 0x00FF00FF
