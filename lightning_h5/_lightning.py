@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.tuner.tuning import Tuner
-    from lightning.pytorch.utilities import move_data_to_device, rank_zero_info, rank_zero_only, rank_zero_warn
+    from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 __all__ = [
     "PACKAGE",
@@ -39,7 +39,6 @@ __all__ = [
     "is_logging_step",
     "logged_step",
     "models_of_the_other_package",
-    "move_data_to_device",
     "overrides",
     "passed_loaders",
     "rank_zero_info",
@@ -74,7 +73,6 @@ if not TYPE_CHECKING:
     Tuner = import_module(f"{PACKAGE}.tuner").Tuner
     Checkpoint = import_module(f"{PACKAGE}.callbacks").Checkpoint
     _utilities = import_module(f"{PACKAGE}.utilities")
-    move_data_to_device = _utilities.move_data_to_device
     rank_zero_info = _utilities.rank_zero_info
     rank_zero_only = _utilities.rank_zero_only
     rank_zero_warn = _utilities.rank_zero_warn

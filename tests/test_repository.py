@@ -15,7 +15,12 @@ ROOT = Path(__file__).parents[1]
 WORKFLOWS = ROOT / ".github" / "workflows"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
-CONDA_NAMES = {"torch": "pytorch", "blosc2": "python-blosc2", "matplotlib": "matplotlib-base"}
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "blosc2": "python-blosc2",
+    "matplotlib": "matplotlib-base",
+    "nvidia-nvcomp-cu12": "libnvcomp",
+}
 
 
 def load(path):

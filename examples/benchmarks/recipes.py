@@ -118,8 +118,7 @@ class Ours:
             self._data.path,
             x_key="x",
             y_key="labels",
-            batch_size=BATCH_SIZE,
-            **{"shuffle": True, "num_workers": 0, **self._options},
+            **{"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": 0, **self._options},
         )
         self._module.setup("fit")
         self._loader = self._module.train_dataloader()

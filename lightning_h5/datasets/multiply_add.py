@@ -79,7 +79,7 @@ class Affine:
     ) -> None:
         self.mean, self.scale, self.work, self.row_shape = mean, scale, work, row_shape
         self._by_shape: dict[tuple[int, ...], Affine] = {}
-        self._on_devices: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # the constants
+        self._on_devices: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # scale, and what is subtracted
         self._by_numpy = _constants(mean, scale, row_shape, work, LONG_LOOP)
         view, high, low, scale_of = _constants(mean, scale, row_shape, work, SHORT_LOOP)
         n_numbers, n_after = math.prod(row_shape), view[2] if len(view) == 3 else 0
@@ -151,14 +151,14 @@ class Affine:
         shape, high, low, scale = self._by_numpy
         constants = self._on_devices.get(rows.device)
         if constants is None:
-            arrays = (high, high if low is None else low, scale)
+            arrays = (scale, high) if low is None else (scale, high, low)
             constants = tuple(torch.from_numpy(array).to(rows.device) for array in arrays)
             self._on_devices[rows.device] = constants
-        view = rows.to(constants[0].dtype, copy=True).view(shape)
-        view -= constants[0]
-        if low is not None:
-            view -= constants[1]
-        view *= constants[2]
+        factor, *shifts = constants
+        view = rows.to(factor.dtype, copy=True).view(shape)
+        for shift in shifts:
+            view -= shift
+        view *= factor
         return view.view(rows.shape)
 
     def take(

@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from .._lightning import move_data_to_device
 from ..errors import H5ValueError
 from .held_batches import HeldBatches
 
@@ -42,7 +41,7 @@ class CudaStream:
     def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
         """See ``DeviceStream.begin``. Copies from page-locked memory do not block the caller."""
         with torch.cuda.stream(self._stream):
-            copied = move_data_to_device(batch, self._device)
+            copied = apply_to_collection(batch, _Movable, partial(_moved, device=self._device))
         return copied, self._stream.record_event()
 
     def end(self, pending: tuple[Any, torch.cuda.Event]) -> Any:
@@ -108,6 +107,10 @@ class _Movable(Protocol):
     """A tensor, or an object that moves itself to devices, such as a graph of torch_geometric."""
 
     def to(self, device: torch.device) -> Any: ...
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value.to(device)
 
 
 def _record(value: Any, stream: torch.cuda.Stream) -> None:

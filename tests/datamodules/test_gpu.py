@@ -1,5 +1,7 @@
 """The data modules on a CUDA device: batches are pinned, arrive there, and hold the right rows."""
 
+from importlib.util import find_spec
+
 import h5py
 import numpy as np
 import pytest
@@ -145,6 +147,56 @@ def test_batches_that_are_copied_ahead_keep_their_values_until_their_step_has_ru
     rows = torch.cat([y for _, y in model.rows]).cpu()
     assert sorted(rows.tolist()) == sorted([*range(ROWS)] * 2)
     assert torch.equal(torch.cat([x for x, _ in model.rows]).cpu(), sums[rows])
+
+
+COMPRESSED = {
+    "gzip": {"compression": "gzip"},
+    "shuffle and gzip": {"compression": "gzip", "shuffle": True},
+    "gzip and checksum": {"compression": "gzip", "fletcher32": True},
+    "split rows": {"compression": "gzip", "chunks": (7, 2, 500)},
+}
+
+
+def write_compressed(path, name):
+    options = {"chunks": (7, 3, 1024)}
+    if name in COMPRESSED:
+        options |= COMPRESSED[name]
+    else:
+        plugin = pytest.importorskip("hdf5plugin")
+        filters = {
+            "lz4": plugin.LZ4(),
+            "zstd": plugin.Zstd(),
+            "bitshuffle lz4": plugin.Bitshuffle(),
+            "bitshuffle zstd": plugin.Bitshuffle(cname="zstd"),
+        }
+        options |= filters[name]
+    with h5py.File(path, "w") as handle:
+        handle.create_dataset("x", data=stored().numpy(), **options)
+        handle["y"] = np.arange(ROWS)
+
+
+@pytest.mark.skipif(find_spec("nvidia") is None or find_spec("nvidia.libnvcomp") is None, reason="nvCOMP is missing")
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("name", [*COMPRESSED, "lz4", "zstd", "bitshuffle lz4", "bitshuffle zstd"])
+def test_chunks_are_decoded_on_the_device(name, ahead, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("a chunk was decoded on the CPU")
+
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", -1)
+    monkeypatch.setattr("lightning_h5.readers.chunk_loader.ChunkLoader.load", fail)
+    write_compressed(tmp_path / "rows.h5", name)
+    datamodule = LazyH5DataModule(
+        tmp_path / "rows.h5",
+        x_key="x",
+        y_key="y",
+        batch_size=BATCH,
+        prefetch_to_device=ahead,
+        files={"decode_on": "cuda", "cache_bytes": 40 * 3 * 1024 * 4},
+    )
+    model = Rows(stored())
+    Trainer(max_epochs=3, **QUIET).fit(model, datamodule=datamodule)
+    assert sorted(model.rows) == sorted([*range(ROWS)] * 3)
+    assert model.after == {"cuda"}
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore:The AccumulateGrad node's stream")
