@@ -419,11 +419,12 @@ class MakesLoaders(RecordsSettings):
         return torch.cuda.is_available() and self._batch_device().type == "cuda"
 
     def _batch_device(self) -> torch.device:
-        """Return the device that batches are copied to: the trainer's, or the present CUDA device without a trainer."""
+        """Return the device that batches are copied to: the trainer's, or CUDA's present one without a trainer.
+
+        It initializes nothing: worker processes may still be forked.
+        """
         device: torch.device | None = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
-        if device is not None:
-            return device
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
 
     # Log -----------------------------------------------------------------------------------------------------
 

@@ -312,6 +312,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
             samples: return a list of samples instead of a batch, without running ``batch_transform``.
             draws: seed of the generators that transforms request; None draws differently each time.
         """
+        self.take_over(raw)
         all_draws, errors, numbers = self._draws(draws), self.bad_rows.errors(), raw.rows
         finish = self.sample_layout.samples if samples else self.sample_layout.batch
         batch = finish(raw.columns, numbers, all_draws, self.describe, errors)
@@ -323,6 +324,11 @@ class RowDataset(HasTransforms, Dataset[Any]):
         )
         self._count_finished(numbers)
         return finished
+
+    def take_over(self, raw: RawBatch) -> None:
+        """Let the caller's stream own the memory of rows on a device: before anything uses them, and frees them."""
+        if (device := self.decoding_device) is not None:
+            device.own(raw.columns)
 
     def _count_finished(self, numbers: IntArray) -> None:
         """Count the rows of a finished batch, beyond what loaders count."""

@@ -16,7 +16,7 @@ from ..hdf5 import OpenOptions
 from ..readers import Boxes, ChunkedReader, EncodedReader, TaskQueue, images_alike, is_pooled, open_chunked
 from ..readers.buffers import BufferPool, tensor_of
 from ..readers.on_device import DecodingDevice, open_on_device, why_not_on_device
-from ..samples import RowTable, RowUnits, reads_of_blocks
+from ..samples import RowTable, RowUnits, SparseRows, reads_of_blocks
 from ..types import IntArray, RowReader
 from .sample_layout import FieldPlan
 
@@ -122,6 +122,8 @@ def why_decoded_on_cpu(
     """
     if plans[field].guard is not None:
         return "its values are checked for missing ones"
+    if isinstance(table.indexer, SparseRows):
+        return "rows of a sparse matrix are put together on the CPU"
     if table.indexer.cuts(field):
         return "its rows are cut into patches"
     if options.swmr or options.gives_back:

@@ -428,3 +428,6 @@ class FileDataset(TableDataset):
         self._forget()
         self._readers.clear()
         self.work.clear()
+        for reader in (self._chunked or {}).values():
+            if isinstance(reader, DeviceReader):
+                reader.forget_tasks()

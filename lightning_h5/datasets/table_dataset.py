@@ -6,6 +6,7 @@ A column has the rows of one field. Windows, segments and patches have several r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 
@@ -92,10 +93,12 @@ class TableDataset(RowDataset):
             batch: rows of the samples.
             read: returns the rows of each field, from files or from memory.
         """
-        columns: list[Column] = [
-            assembler.column(rows, column, self._buffers)
-            for assembler, rows, column in zip(self.assemblers, batch.fields, read(), strict=True)
-        ]
+        device = self.decoding_device
+        with nullcontext() if device is None else device.work():
+            columns: list[Column] = [
+                assembler.column(rows, column, self._buffers)
+                for assembler, rows, column in zip(self.assemblers, batch.fields, read(), strict=True)
+            ]
         for at in sorted(self.fields.matrices, reverse=True):  # the two arrays of a matrix make one column
             values, indices = map(torch.as_tensor, columns[at : at + 2])
             lengths = batch.fields[at].lengths_of(len(numbers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -36,7 +36,7 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(device)
 
     def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
         """See ``DeviceStream.begin``. Copies from page-locked memory do not block the caller."""
@@ -58,6 +58,12 @@ class CudaStream:
         stream.wait_event(event)
         apply_to_collection(copied, _Movable, partial(_record, stream=stream))
         return copied
+
+
+@cache  # the allocator keeps free memory for each stream, so iterations share one
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
 
 
 STREAMS: dict[str, Callable[[torch.device], DeviceStream]] = {"cuda": CudaStream}

@@ -30,7 +30,6 @@ from ..errors import MAX_LETTERS, H5Error
 from ..options import ShuffleOptions
 from ..order import EpochPlan, OrderParameters, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
-from ..readers.on_device import DecodingDevice
 from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
@@ -116,7 +115,6 @@ class Iteration:
         self._to_hold: HoldLimits | None = None
         self._held = HeldBatches()
         self._ahead: DeviceAhead | None = None
-        self._device: DecodingDevice | None = None
 
     def hold(self, limits: HoldLimits) -> None:
         """Read the next batches together when the next one is requested, then yield them one by one from memory.
@@ -191,7 +189,7 @@ class Iteration:
         loader = self._loader
         self._batches, self._tokens, self._plan, self.progress = loader.start(self)
         self._n_taken = self._tokens.n_taken or self._plan.n_steps
-        self._ahead, self._device = loader.batches_ahead(), loader.dataset.decoding_device
+        self._ahead = loader.batches_ahead()
         loader.running.add(self)
         loader.show_rows_of(self._plan)
         self._record = LoopRecord.begin()
@@ -212,12 +210,8 @@ class Iteration:
     def _next_batch(self) -> Any:
         """Return the next batch, on the device if it was copied ahead; raise StopIteration after the last one."""
         if self._ahead is None:
-            batch = self._next_read()
-        else:
-            batch = self._ahead.next(self._next_read, self._is_ready, self._n_taken - self.progress.n_given)
-        if self._device is not None:
-            self._device.own(batch)
-        return batch
+            return self._next_read()
+        return self._ahead.next(self._next_read, self._is_ready, self._n_taken - self.progress.n_given)
 
     def _next_read(self) -> Any:
         """Return the next batch as it was read, from the held ones if any."""
@@ -578,6 +572,7 @@ class H5DataLoader(DataLoader[Any]):
         are_tensors = all(isinstance(column, torch.Tensor) for column in raw.columns)
         as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is and not tokens[0].samples
         if as_read and are_tensors and not self._pins:
+            self.dataset.take_over(raw)
             return map(self.dataset.sample_layout.built, raw.split_columns(sizes))
         # Not `map`, which a StopIteration in one batch would end, losing the others.
         return (self._finish(raw_batch, token) for raw_batch, token in zip(raw.split(sizes), tokens, strict=True))

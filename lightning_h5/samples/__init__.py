@@ -19,7 +19,7 @@ from .segment_choice import (
 )
 from .segment_fields import MakesIndexer, SampleKind, SampleOptions, Select, selected
 from .selection import Selection
-from .sparse_rows import CsrRows, SparseField
+from .sparse_rows import CsrRows, SparseField, SparseRows
 from .sparse_tables import with_matrices
 from .windows import WholeSegments
 
@@ -45,6 +45,7 @@ __all__ = [
     "Select",
     "Selection",
     "SparseField",
+    "SparseRows",
     "Where",
     "WholeSegments",
     "blocks_of",

@@ -5,23 +5,25 @@ Values of all layouts are compared in ``test_readers_match_h5py``, damaged chunk
 
 import re
 import zlib
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from factories import Stored, known_filters, random_values
-from fake_decoding import FakeDevice
+from factories import Stored, in_threads, known_filters, random_values
+from fake_decoding import FakeCodec, FakeDevice
 from hypothesis import given
 from hypothesis import strategies as st
 from pools import EVERYTHING, look, n_decoded, open_pool, open_pool_on_device
 
-from lightning_h5 import H5MemoryError
+from lightning_h5 import H5Error, H5MemoryError
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import Filter
 from lightning_h5.readers import TaskQueue
 from lightning_h5.readers.filters.pipeline import SHUFFLE, decoder_of
 from lightning_h5.readers.on_device import loader, why_not_on_device
+from lightning_h5.readers.on_device.pieces import zstd_pieces
 from lightning_h5.readers.on_device.undo import adler32, unshuffled, without_bitshuffle
 
 ROWS = 40
@@ -163,6 +165,86 @@ def test_all_blocks_that_wait_are_decoded_in_one_launch(make_h5):
     assert device.launches == [ROWS // 5]
 
 
+def test_chunks_of_files_that_are_alike_are_decoded_in_one_launch(make_h5):
+    files = [array(("gzip",)) for _ in range(20)]
+    layouts = [look(make_h5(x=stored)) for stored in files]
+    device = FakeDevice()
+    reader = open_pool_on_device(device, *layouts)
+    assert np.array_equal(reader.read(np.arange(20 * ROWS)), np.concatenate([stored.values for stored in files]))
+    assert device.launches == [20 * ROWS // 5]
+
+
+def test_a_file_that_cannot_be_read_fails_alone(make_h5):
+    files = [array(("gzip",)) for _ in range(3)]
+    layouts = [look(make_h5(x=stored)) for stored in files]
+    reader = open_pool_on_device(FakeDevice(), *layouts)
+    Path(layouts[1].path).write_bytes(b"\x89HDF")
+    for start in (0, 2 * ROWS):
+        assert np.array_equal(reader.read(start + np.arange(ROWS)), files[0].values)
+    with pytest.raises(OSError, match=re.escape(layouts[1].path)):
+        reader.read(np.arange(3 * ROWS))
+
+
+@pytest.mark.parametrize("names", [("lz4", "lz4, 64 bytes"), ("bitshuffle lz4", "bitshuffle lz4, 16")])
+def test_files_with_blocks_of_several_sizes(make_h5, names, monkeypatch):
+    if not {*names} <= {*known_filters()}:
+        pytest.skip("these filters cannot be written here")
+    files = [array((name,)) for name in names]
+    layouts = [look(make_h5(x=stored)) for stored in files]
+    monkeypatch.setattr("lightning_h5.readers.chunk_loader.ChunkLoader.load", None)
+    reader = open_pool_on_device(FakeDevice(), *layouts)
+    assert np.array_equal(reader.read(np.arange(2 * ROWS)), np.concatenate([stored.values for stored in files]))
+
+
+def test_an_interrupt_in_a_launch_leaves_no_read_waiting(make_h5, monkeypatch):
+    stored, interrupts = array(("gzip",)), [KeyboardInterrupt]
+    monkeypatch.setattr(loader, "LAUNCH_BYTES", 1)
+
+    def refuses(data):
+        if interrupts:
+            raise interrupts.pop()
+        return False
+
+    work = TaskQueue()
+    reader = open_pool_on_device(FakeDevice(refuses=refuses), look(make_h5(x=stored)), work=work)
+    read = reader.begin(reader.map.boxes(np.arange(ROWS)), reader.copy_to(reader.memory((ROWS, 30), torch.int32)))
+    with pytest.raises(KeyboardInterrupt):
+        work.help()
+    with pytest.raises(H5Error, match="Read again"):
+        in_threads(read.finish, seconds=60)
+    assert np.array_equal(reader.read(np.arange(ROWS)), stored.values)
+
+
+def test_a_codec_that_fails_leaves_all_to_the_cpu_and_says_so(make_h5, caplog):
+    class Broken(FakeCodec):
+        def decode(self, *arguments):
+            raise H5Error("status 11")
+
+    class Device(FakeDevice):
+        def codec(self, compression):
+            return Broken(self, compression)
+
+    stored = array(("gzip",))
+    reader = open_pool_on_device(Device(), look(make_h5(x=stored)), n_blocks=2)
+    assert np.array_equal(reader.read(np.arange(ROWS)), stored.values)
+    assert caplog.text.count("chunks are decoded on the CPU: status 11") == 1
+
+
+def test_frames_of_zstandard_with_a_checksum_are_decoded_on_the_cpu(make_h5):
+    if "zstd" not in known_filters():
+        pytest.skip("Zstandard cannot be written here")
+    path = make_h5(x=array(("zstd",)))
+    with h5py.File(path) as file:
+        frames = [np.frombuffer(file["x"].id.read_direct_chunk((row, 0))[1], np.uint8) for row in (0, 5, 10)]
+    frames[1] = frames[1].copy()
+    frames[1][4] |= 4  # the flag of a checksum in the frame's descriptor
+    stops = np.cumsum([len(frame) for frame in frames])
+    starts = stops - [len(frame) for frame in frames]
+    parsed = zstd_pieces(np.concatenate(frames), starts, stops, 5 * 30 * 4)
+    assert parsed.is_wrong.tolist() == [False, True, False]
+    assert parsed.pieces.chunks.tolist() == [0, 2]
+
+
 def test_a_launch_has_a_bounded_size(make_h5, monkeypatch):
     stored = array(("shuffle", "gzip"))
     monkeypatch.setattr(loader, "LAUNCH_BYTES", 3 * 5 * 30 * 4)
@@ -200,7 +282,7 @@ def test_a_device_without_memory_says_what_to_do(make_h5, monkeypatch):
             raise torch.OutOfMemoryError("no memory")
 
     reader = open_pool_on_device(Full(), look(make_h5(x=array(("gzip",)))))
-    with pytest.raises(H5MemoryError, match=r"not enough memory left to decode there.*smaller files\.cache_bytes"):
+    with pytest.raises(H5MemoryError, match=r"not enough memory left to decode chunks.*smaller files\.cache_bytes"):
         reader.read(np.arange(ROWS))
 
 

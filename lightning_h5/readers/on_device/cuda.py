@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from ...errors import H5FileError, H5ValueError
+from ...errors import H5Error, H5FileError, H5ValueError
 from .device import DEVICES, BatchCodec
 from .pieces import Compression, StoredPieces
 
@@ -23,6 +25,13 @@ VERSION = 6
 """Major version of nvCOMP whose C functions are called; their arguments differ between major versions."""
 
 NAMES: dict[Compression, str] = {"deflate": "Deflate", "lz4": "LZ4", "zstd": "Zstd"}
+
+
+CUDA_BACKEND = b"\x02"
+"""Decodes by kernels. The hardware engine of newer GPUs reports success for damaged input, and refuses long chunks."""
+
+N_STREAMS = 4
+"""Streams that the threads of a process share: the allocator keeps free memory for each."""
 
 
 class _Options(ctypes.Structure):
@@ -51,29 +60,44 @@ class CudaDevice:
             )
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._library = _nvcomp()
-        self._own = threading.local()
+        self._streams: list[torch.cuda.Stream] = [
+            torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            for _ in range(N_STREAMS)
+        ]
+        self._numbers, self._own = count(), threading.local()
 
     def codec(self, compression: Compression) -> BatchCodec | None:
         """See ``DecodingDevice.codec``."""
-        return NvcompCodec(self._library, NAMES[compression], self.device)
+        with self.stream():
+            return NvcompCodec(self._library, NAMES[compression], self.device)
 
     def _stream(self) -> torch.cuda.Stream:
         stream: torch.cuda.Stream | None = getattr(self._own, "stream", None)
         if stream is None:
-            stream = self._own.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            # Otherwise a thread of a rank would begin with the first device, and take memory of it.
+            torch.cuda.set_device(self.device)
+            stream = self._own.stream = self._streams[next(self._numbers) % N_STREAMS]
         return stream
 
     def stream(self) -> AbstractContextManager[object]:
         """See ``DecodingDevice.stream``."""
         return torch.cuda.stream(self._stream())
 
-    def wait(self) -> None:
-        """See ``DecodingDevice.wait``."""
-        self._stream().synchronize()
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """See ``DecodingDevice.work``."""
+        stream = self._stream()
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            stream.synchronize()
 
     def host_memory(self, n_bytes: int) -> torch.Tensor:
         """See ``DecodingDevice.host_memory``: page-locked memory, which torch uses again once copies have ended."""
-        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+        with suppress(RuntimeError):  # the system locks no more pages
+            return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(n_bytes, dtype=torch.uint8)
 
     def own(self, batch: object) -> None:
         """See ``DecodingDevice.own``."""
@@ -107,8 +131,8 @@ class NvcompCodec:
         self._temporary.argtypes = [size, size, _Options, ctypes.POINTER(size), size, pointer]
         alignments, function = _Alignments(), library[f"nvcompBatched{name}DecompressGetRequiredAlignments"]
         function.argtypes = [_Options, ctypes.POINTER(_Alignments)]
-        self._check(function(_Options(), ctypes.byref(alignments)))
-        self.alignment = max(alignments.input, alignments.output, 16)
+        self._check(function(_Options(CUDA_BACKEND), ctypes.byref(alignments)))
+        self.alignment = max(alignments.input, 16)
 
     def decode(self, stored: torch.Tensor, pieces: StoredPieces, out: torch.Tensor) -> torch.Tensor:
         """See ``BatchCodec.decode``."""
@@ -120,7 +144,7 @@ class NvcompCodec:
         lengths = torch.zeros(n, dtype=torch.int64, device=self._device)
         statuses = torch.zeros(n, dtype=torch.int32, device=self._device)
         n_temporary, longest = ctypes.c_size_t(), int(pieces.lengths.max(initial=0))
-        options, handle = _Options(), ctypes.c_void_p(stream.cuda_stream)
+        options, handle = _Options(CUDA_BACKEND), ctypes.c_void_p(stream.cuda_stream)
         total = int(pieces.lengths.sum())
         self._check(self._temporary(n, longest, options, ctypes.byref(n_temporary), total, handle))
         temporary = torch.empty(n_temporary.value, dtype=torch.uint8, device=self._device)
@@ -135,7 +159,7 @@ class NvcompCodec:
 
     def _check(self, status: int) -> None:
         if status:
-            raise H5FileError(
+            raise H5Error(
                 f"nvCOMP cannot decode a batch of {self._name} (status {status}). Remove files.decode_on, which "
                 "decodes on the CPU, to the same values."
             )

@@ -17,7 +17,7 @@ class BatchCodec(Protocol):
     """Decodes many compressed pieces at a time.
 
     Attributes:
-        alignment: number of bytes of which positions of compressed and of decoded pieces are multiples.
+        alignment: number of bytes of which positions of compressed pieces are multiples.
     """
 
     alignment: int
@@ -49,12 +49,12 @@ class DecodingDevice(Protocol):
         """Return the codec of a compression; None if there is none."""
         ...
 
-    def stream(self) -> AbstractContextManager[object]:
-        """Run a block on this thread's stream."""
+    def work(self) -> AbstractContextManager[object]:
+        """Run a block on a stream beside the model's, and wait for its work at the end."""
         ...
 
-    def wait(self) -> None:
-        """Wait for the work of this thread's stream."""
+    def stream(self) -> AbstractContextManager[object]:
+        """Run a block on this thread's stream, and wait for nothing."""
         ...
 
     def host_memory(self, n_bytes: int) -> torch.Tensor:
@@ -62,7 +62,10 @@ class DecodingDevice(Protocol):
         ...
 
     def own(self, batch: object) -> None:
-        """Let the present stream own the memory of a batch that another stream has filled."""
+        """Let the caller's present stream own the memory of tensors that a stream of this device has filled.
+
+        Otherwise their memory would be used again while work of that stream with them is under way.
+        """
         ...
 
 

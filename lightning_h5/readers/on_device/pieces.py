@@ -18,8 +18,8 @@ __all__ = [
     "aligned",
     "aligned_starts",
     "block_pieces",
-    "frame_pieces",
     "zlib_pieces",
+    "zstd_pieces",
 ]
 
 Compression: TypeAlias = Literal["deflate", "lz4", "zstd"]
@@ -27,6 +27,7 @@ Compression: TypeAlias = Literal["deflate", "lz4", "zstd"]
 Octets: TypeAlias = npt.NDArray[np.uint8]
 
 ZLIB_HEADER, ZLIB_TRAILER = 2, 4  # bytes before and after the deflate stream
+ZSTD_HEADER, ZSTD_MAGIC = 5, 0x28B52FFD  # least bytes of a frame's header, and its first four
 
 
 class StoredPieces(NamedTuple):
@@ -61,16 +62,16 @@ class Parsed(NamedTuple):
         pieces: the pieces of the chunks whose format is right.
         is_wrong: which chunks have another format, shape ``(n_chunks,)``.
         adler: Adler-32 of each decoded chunk; None if it is not stored.
-        block: decoded bytes of a block; 0 if chunks have no blocks.
+        blocks: decoded bytes of a block of each chunk; None if chunks have no blocks.
     """
 
     pieces: StoredPieces
     is_wrong: npt.NDArray[np.bool_]
     adler: IntArray | None = None
-    block: int = 0
+    blocks: IntArray | None = None
 
 
-def frame_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int) -> Parsed:
+def frame_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int) -> StoredPieces:
     """Return each chunk as one piece.
 
     Args:
@@ -80,11 +81,20 @@ def frame_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int) 
         n_bytes: decoded bytes of a chunk.
     """
     n = len(starts)
-    pieces = StoredPieces(
+    return StoredPieces(
         np.arange(n), starts, stops - starts, np.zeros(n, np.int64), np.full(n, n_bytes), np.zeros(n, np.bool_)
     )
-    is_wrong = stops <= starts
-    return Parsed(pieces.select(~is_wrong), is_wrong)
+
+
+def zstd_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int) -> Parsed:
+    """Return each frame of Zstandard (RFC 8878) as one piece; see ``frame_pieces``.
+
+    Frames with a checksum count as wrong, since a batched codec need not verify it.
+    """
+    is_wrong = stops - starts <= ZSTD_HEADER
+    firsts = np.where(is_wrong, 0, starts)
+    is_wrong |= (_big_endian(data, firsts, 4) != ZSTD_MAGIC) | (data[np.minimum(firsts + 4, len(data) - 1)] & 4 != 0)
+    return Parsed(frame_pieces(data, starts, stops, n_bytes).select(~is_wrong), is_wrong)
 
 
 def zlib_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int) -> Parsed:
@@ -94,16 +104,15 @@ def zlib_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int) -
     method, flags = data[firsts].astype(np.int64), data[firsts + 1].astype(np.int64)
     # Deflate with a window of at most 32 KiB, a check of the header, and no preset dictionary.
     is_wrong |= (method & 15 != 8) | (method >> 4 > 7) | ((method << 8 | flags) % 31 != 0) | (flags & 32 != 0)
-    pieces = frame_pieces(data, starts + ZLIB_HEADER, stops - ZLIB_TRAILER, n_bytes).pieces
+    pieces = frame_pieces(data, starts + ZLIB_HEADER, stops - ZLIB_TRAILER, n_bytes)
     adler = _big_endian(data, np.where(is_wrong, 0, stops - ZLIB_TRAILER), ZLIB_TRAILER)
-    return Parsed(pieces.select(~is_wrong[pieces.chunks]), is_wrong, adler)
+    return Parsed(pieces.select(~is_wrong), is_wrong, adler)
 
 
 def block_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int, multiple: int = 1) -> Parsed:
     """Return the blocks of chunks in the format of the filters LZ4 and bitshuffle; see ``frame_pieces``.
 
-    After a header, each block is stored with its size. What is left of a multiple is at the end, as it is. Chunks whose
-    blocks are not of the same size as those of the first chunk are counted as wrong.
+    After a header, each block is stored with its size. What is left of a multiple is at the end, as it is.
 
     Args:
         data: the stored bytes.
@@ -117,8 +126,6 @@ def block_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int, 
     heads = np.where(is_wrong, 0, starts)
     declared, block = _big_endian(data, heads, 8), _big_endian(data, heads + 8, 4)
     is_wrong |= (declared != n_bytes) | (block < 1) | (block % multiple != 0) | (block > LONGEST_BLOCK)
-    common = int(block[~is_wrong][0]) if not is_wrong.all() else multiple
-    is_wrong |= block != common
     whole = n_bytes // multiple * multiple
     at = starts + HEADER
     parts: list[StoredPieces] = []
@@ -127,10 +134,10 @@ def block_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int, 
     while len(chunks := chunks[first[chunks] < whole]):
         is_short = at[chunks] + 4 > stops[chunks]
         sizes = _big_endian(data, np.where(is_short, 0, at[chunks]), 4)
-        is_short |= sizes > stops[chunks] - at[chunks] - 4
+        is_short |= (sizes < 1) | (sizes > stops[chunks] - at[chunks] - 4)
         is_wrong[chunks[is_short]] = True
         chunks, sizes = chunks[~is_short], sizes[~is_short]
-        lengths = np.minimum(common, whole - first[chunks])
+        lengths = np.minimum(block[chunks], whole - first[chunks])
         is_stored = (sizes == lengths) & (multiple == 1)  # LZ4 stores blocks that do not shrink as they are
         parts.append(StoredPieces(chunks, at[chunks] + 4, sizes, first[chunks], lengths, is_stored))
         at[chunks] += 4 + sizes
@@ -145,7 +152,7 @@ def block_pieces(data: Octets, starts: IntArray, stops: IntArray, n_bytes: int, 
     none = np.empty(0, np.int64)
     parts.append(StoredPieces(none, none, none, none, none, np.empty(0, np.bool_)))
     pieces = StoredPieces(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-    return Parsed(pieces.select(~is_wrong[pieces.chunks]), is_wrong, block=common)
+    return Parsed(pieces.select(~is_wrong[pieces.chunks]), is_wrong, blocks=block)
 
 
 def _big_endian(data: Octets, places: IntArray, n_bytes: int) -> IntArray:

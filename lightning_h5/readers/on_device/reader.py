@@ -71,7 +71,7 @@ class DeviceReader(ChunkedReader):
         rows = np.asarray(rows, dtype=np.int64)
         memory = self.memory((len(rows), *self.row_shape), torch_dtype_like(self.dtype))
         self.begin(self.map.boxes(rows), self.copy_to(memory), epoch).finish()
-        with self.device.stream():
+        with self.device.work():
             read: npt.NDArray[Any] = memory.cpu().numpy()
         if out is None:
             return read
@@ -85,7 +85,7 @@ class DeviceReader(ChunkedReader):
         Raises:
             H5MemoryError: the device has not enough.
         """
-        with self.device.stream():
+        with self.device.work():  # torch may be set to fill new memory
             return self._allocated(tuple(shape), dtype, "a batch")
 
     def copy_to(self, out: torch.Tensor, change: ChangeTensor | None = None) -> CopyRows:
@@ -97,15 +97,14 @@ class DeviceReader(ChunkedReader):
         """Bytes of decoded rows in this machine's memory: none."""
         return 0
 
-    def close(self) -> None:
-        """See ``ChunkedReader.close``."""
-        super().close()
+    def forget_tasks(self) -> None:
+        """Forget blocks that wait to be loaded, when no read waits for them any more."""
         self._loader.clear()
 
     def _new_cache(self, n_slots: int) -> ChunkCache:
         row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
         word = _word_of(row_bytes)
-        with self.device.stream():
+        with self.device.work():  # torch may be set to fill new memory
             rows = self._allocated((n_slots * self.rows_per_block, row_bytes // word.itemsize), word, "decoded chunks")
         return ChunkCache(self.map.n_blocks, n_slots, self.rows_per_block, self.row_shape, self.dtype, rows)
 
@@ -126,8 +125,10 @@ class DeviceReader(ChunkedReader):
         files = self._file_of(blocks)
         for file in np.unique(files).tolist():
             is_in_file = files == file
-            self._loader.add(self._sources[file], blocks[is_in_file] - self.map.first_block[file], slots[is_in_file])
-        return [partial(self._loader.run, cache)]
+            self._loader.add(
+                cache, self._sources[file], blocks[is_in_file] - self.map.first_block[file], slots[is_in_file]
+            )
+        return [partial(self._loader.run)]
 
 
 class _CopyOnDevice:
@@ -150,7 +151,7 @@ class _CopyOnDevice:
 
     def __call__(self, rows: Any, places: IntArray, out_places: IntArray | None) -> None:
         """Copy rows: words on the device, or an array of this machine."""
-        with self._device.stream():
+        with self._device.work():
             if isinstance(rows, np.ndarray):
                 octets = torch.from_numpy(np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8))
                 rows = octets.to(self._device.device).view(self._word)
@@ -162,7 +163,6 @@ class _CopyOnDevice:
                 changed = changed.to(self._out.dtype).contiguous()
                 octets = self._out.view(len(self._out), -1).view(torch.uint8)
                 octets.index_copy_(0, self._index(out_places), changed.view(len(changed), -1).view(torch.uint8))
-            self._device.wait()
 
     def _index(self, places: IntArray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(places, np.int64)).to(self._device.device)

@@ -8,7 +8,7 @@ __all__ = ["adler32", "unshuffled", "without_bitshuffle"]
 
 ADLER = 65521  # the largest prime below 2**16
 LINE = 4096  # bytes summed at a time, so that 255 times the sum of their numbers fits into 32 bits
-SLICE_BYTES = 16 << 20  # of chunks that are summed at a time; they take four times as much memory
+SLICE_BYTES = 4 << 20  # of chunks that are summed at a time; they take four times as much memory
 
 
 def unshuffled(chunks: torch.Tensor, size: int) -> torch.Tensor:
