@@ -618,8 +618,8 @@ MUTANTS = [
     Mutant(
         "decoded chunks of another state of the file are served",
         "hdf5/handles.py",
-        "mirror_name(path, (*state, array.identity))",
-        "mirror_name(path, (array.identity,))",
+        "mirror_name(path, state, array.identity)",
+        "mirror_name(path, (), array.identity)",
         DECODED,
     ),
     Mutant(

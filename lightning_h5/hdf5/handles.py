@@ -413,7 +413,7 @@ class DecodedFile:
         with suppress(H5ValueError):  # it was removed since it was checked: all is decoded
             folder = ensure_folder(array.options)
         state = (guard.n_bytes, guard.etag, guard.mtime_ns) if guard.is_remote else guard.version
-        self.mirror = DecodedMirror(folder, mirror_name(path, (*state, array.identity)), array)
+        self.mirror = DecodedMirror(folder, mirror_name(path, state, array.identity), array)
 
     def close(self) -> None:
         """Close the mirror."""

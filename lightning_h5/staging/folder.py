@@ -57,7 +57,9 @@ class MirrorFolder:
     def __init__(self, path: str, limit: int | None) -> None:
         self.path, self._pid = path, os.getpid()
         self._thread_lock = threading.Lock()
-        self._names: set[str] = set()  # of mirrors that this process uses
+        self._names: set[str] = set()  # of mirrors that this process has used
+        self._open: dict[int, str] = {}  # of mirrors that are open, by descriptor
+        self._of_source: dict[str, set[str]] = {}  # names of mirrors by the start that those of one file share
         self._uses = -1
         self._no_writes_until = 0.0
         self._has_warned = False
@@ -67,6 +69,8 @@ class MirrorFolder:
                 if not is_locked:
                     raise TimeoutError(errno.ETIMEDOUT, "another process has had the folder's lock for seconds")
                 used = self._count()
+                for name in os.listdir(path):
+                    self._note_source(name)
                 free = os.statvfs(path)
                 self.limit = used + int(FREE_SHARE * free.f_bavail * free.f_frsize) if limit is None else limit
                 self._limit = self.limit - self.limit // OVERHEAD_SHARE - OVERHEAD
@@ -108,20 +112,46 @@ class MirrorFolder:
             if not is_locked:
                 raise TimeoutError(errno.ETIMEDOUT, "another process has had the folder's lock for seconds")
             self._use(name)  # first: what is used is not deleted
+            self._delete_earlier(name)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             if os.fstat(fd).st_size not in (0, n_bytes):  # not written by this package
                 os.close(fd)
                 os.unlink(path)
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._open[fd] = name
             try:
                 os.ftruncate(fd, n_bytes)
                 self._allocate(fd, tables)
                 os.utime(fd)  # unused mirrors are deleted by age
             except OSError as error:
+                self.release(fd)
                 os.close(fd)
                 self._warn(error)
                 raise
         return fd
+
+    def release(self, fd: int) -> None:
+        """Note that this process is about to close a mirror's file. Waits for nothing: a forked child calls it, too."""
+        self._open.pop(fd, None)
+
+    def _note_source(self, name: str) -> None:
+        source, _, rest = name.partition("-")
+        if name.endswith(MIRROR) and "-" in rest:
+            self._of_source.setdefault(source, set()).add(name)
+
+    def _delete_earlier(self, name: str) -> None:
+        """Delete mirrors of earlier versions of a file, which no process uses: their bytes are never read again."""
+        source, _, rest = name.partition("-")
+        state = rest.partition("-")[0]
+        names = self._of_source.get(source, set())
+        earlier = {other for other in names if other.split("-")[1] != state}
+        if earlier and (unused := earlier - self._names_of_others() - {*list(self._open.values())}):
+            for other in unused:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.path, other))
+            names -= unused
+            self._count()
+        self._note_source(name)
 
     def _allocate(self, fd: int, tables: int) -> None:
         """Allocate the disk space of a mirror's tables: they are mapped, and a lack of space would be a SIGBUS."""
@@ -257,9 +287,9 @@ class MirrorFolder:
             os.write(self._uses, f"{name}\n".encode())
             self._names.add(name)
 
-    def _names_in_use(self) -> set[str]:
-        """Return the names of mirrors that living processes use; files of dead processes are deleted."""
-        names = set(self._names)
+    def _names_of_others(self) -> set[str]:
+        """Return the names of mirrors that other living processes use; files of dead processes are deleted."""
+        names: set[str] = set()
         for name in [name for name in os.listdir(self.path) if name.endswith(USES)]:
             path = os.path.join(self.path, name)
             with suppress(OSError), open(path, "rb") as file:
@@ -281,7 +311,7 @@ class MirrorFolder:
         Returns:
             Bytes that the other mirrors take, and their number.
         """
-        used, in_use = self._count(), self._names_in_use()
+        used, in_use = self._count(), self._names | self._names_of_others()
         names = [name for name in os.listdir(self.path) if name.endswith(MIRROR)]
         status = {name: os.stat(os.path.join(self.path, name)) for name in names if name not in in_use}
         n_deleted = 0

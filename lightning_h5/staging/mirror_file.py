@@ -62,6 +62,8 @@ class MirrorFile:
         """Close the file: after a fork, it would keep locks of a parent process that dies."""
         if self.fd >= 0:
             fd, self.fd, self._marks, self._sums = self.fd, -1, np.zeros(0, MARK), np.zeros(0, SUM)
+            if self._folder is not None:
+                self._folder.release(fd)
             os.close(fd)
 
     def _put(self, first: int, data: memoryview) -> None:

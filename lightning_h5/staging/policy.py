@@ -8,6 +8,7 @@ import json
 import os
 import stat
 from contextlib import suppress
+from typing import Any
 
 from ..errors import H5ValueError
 from ..options import StagingOptions
@@ -104,21 +105,27 @@ def _file_system(path: str) -> str:
     return ""
 
 
-def mirror_name(path: str, version: tuple[int | str, ...]) -> str:
+def mirror_name(path: str, version: tuple[int | str, ...], part: str = "") -> str:
     """Return a name for the mirror of a file, which is another one once the file was changed or the machine restarted.
 
-    After a crash of the machine, marks may have reached the disk before the bytes that they stand for.
+    After a crash of the machine, marks may have reached the disk before the bytes that they stand for. All names of a
+    file begin alike, so that a folder finds the mirrors of its earlier versions.
 
     Args:
         path: the file.
         version: its state, as numbers and text.
+        part: identity of the part of the file that is mirrored; empty for the whole file.
     """
     boot = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     name = path if is_url(path) else os.path.realpath(path)
-    identity = json.dumps([FORMAT, name, version, boot])
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    source, state = (_digest(*values) for values in ((FORMAT, name), (FORMAT, name, version, boot)))
+    return f"{source}-{state}-{_digest(part)}" if part else f"{source}-{state}"
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:24]
 
 
 def _close_copies() -> None:

@@ -300,6 +300,57 @@ def test_a_file_that_changes_while_it_is_read_is_never_kept(path, staging):
     assert n_again == 0
 
 
+def write_again(path, values):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, chunks=(8, WIDTH), **GZIP)
+        file["y"] = np.arange(ROWS)
+
+
+def replace(path, values):
+    write_again(f"{path}.new", values)
+    os.replace(f"{path}.new", path)
+
+
+def change_in_place(path, values):
+    with h5py.File(path, "r+") as file:
+        file["x"][...] = values
+
+
+def change_one_row(path, values):
+    with h5py.File(path, "r+") as file:
+        file["x"][...] = values
+        status = os.stat(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.wide
+def test_a_hundred_changes_of_a_file_bring_no_row_of_another_version(path, staging):
+    changes, values, n_refused = np.random.default_rng(0), X, 0
+    for number in range(100):
+        datamodule = small_cache(path, staging, prefetch_factor=1)
+        datamodule.setup("fit")
+        loader = datamodule.train_dataloader()
+        loader.set_epoch(number)
+        batches = iter(loader)
+        seen = [next(batches) for _ in range(changes.integers(0, 13))]
+        after = values + changes.integers(1, 5)
+        change = [write_again, replace, change_in_place, change_one_row][number % 4]
+        change(path, after)
+        try:
+            seen += batches
+        except H5DataChangedError:
+            n_refused += 1
+        for x, y in seen:
+            assert np.array_equal(x.numpy(), values[y.numpy()])
+        datamodule.teardown("fit")
+        process_pool().close()
+        values = after
+    assert n_refused > 50
+    for batches, _ in epochs(small_cache(path, staging)):
+        assert_rows(batches, values)
+    assert len(mirrors(staging)) == 1  # what was kept of earlier versions is gone
+
+
 def test_chunks_without_digests_are_not_taken_for_those_with(path, staging):
     list(epochs(small_cache(path, staging), 1))
     assert check_files(path, write_digests=True).digested
