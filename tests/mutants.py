@@ -42,6 +42,8 @@ LOOPS = (
     "tests/readers/test_damaged_chunks.py",
     "tests/readers/test_readers_match_h5py.py",
 )
+AHEAD = ("tests/loading/test_device_ahead.py",)
+ON_DEVICE = ("tests/readers/test_on_device.py", "tests/datamodules/test_decoding_on_device.py")
 NORMALIZATION = ("tests/datasets/test_normalization.py",)
 WINDOWS = ("tests/datasets/test_windows.py", "tests/datasets/test_segments.py", "tests/layouts/test_layouts.py")
 DECODED = ("tests/staging/test_decoded.py",)
@@ -642,6 +644,41 @@ MUTANTS = [
         "self._pieces.starts[by_rows]",
         "pieces.starts",
         DECODED,
+    ),
+    Mutant(
+        "batches that are copied ahead count as read by steps",
+        "loading/loader.py",
+        "self._n_taken - self.progress.n_given)\n\n    def _next_read",
+        "self._n_taken - self._n_read)\n\n    def _next_read",
+        AHEAD,
+    ),
+    Mutant(
+        "an error while a batch is copied ahead is raised at once",
+        "loading/held_batches.py",
+        "            self._error = error\n",
+        "            raise\n",
+        AHEAD,
+    ),
+    Mutant(
+        "Adler-32 is not compared on a device",
+        "readers/on_device/loader.py",
+        "        if adler is not None:\n",
+        "        if False:\n",
+        ON_DEVICE,
+    ),
+    Mutant(
+        "what a device could not decode counts as decoded",
+        "readers/on_device/loader.py",
+        "failed = self._is_wrong | self._failed.cpu().numpy()",
+        "failed = np.zeros_like(self._is_wrong)",
+        ON_DEVICE,
+    ),
+    Mutant(
+        "rows of a device are not handed over",
+        "datasets/base.py",
+        "            device.own(raw.columns)\n",
+        "            pass\n",
+        ON_DEVICE,
     ),
 ]
 
