@@ -20,7 +20,7 @@ from ..options import FileOptions
 from ..types import cached_property
 from .change_guard import ChangeGuard
 from .checks import MAX_BYTES
-from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain
+from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain, tree_table
 from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
 from .dtypes import kind_of
 from .layout import ArrayLayout, path_of
@@ -283,11 +283,14 @@ def _derived_layout(
             or math.prod(grid_of(shape, template.chunks)) > MAX_UNWRITTEN
         ):
             return None
-        array_id = h5py.h5d.open(group, name)
-        is_partial = any(size % step for size, step in zip(shape, template.chunks, strict=True))
-        if array_id.shape != shape or (is_partial and leaves_edges_plain(array_id.get_create_plist()) is not False):
-            return None
-        table = chunk_table(array_id, shape, template.chunks, has_user_block=file.user_block != 0)
+        if header.tree is not None:
+            table = tree_table(file.read, header.tree, shape, template.chunks, file.user_block)
+        else:
+            array_id = h5py.h5d.open(group, name)
+            is_partial = any(size % step for size, step in zip(shape, template.chunks, strict=True))
+            if array_id.shape != shape or (is_partial and leaves_edges_plain(array_id.get_create_plist()) is not False):
+                return None
+            table = chunk_table(array_id, shape, template.chunks, has_user_block=file.user_block != 0)
         if table.masks.any() or as_stored.table.masks.any():
             return None
     layout = template.moved(path, key, header.n_rows, offset, table, guard)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import array
 import ctypes
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "moves_axis",
     "plain_edges",
     "skipped_bytes",
+    "tree_table",
 ]
 
 DONT_FILTER_PARTIAL = 2  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
@@ -37,6 +39,12 @@ MAX_CHUNKS = 1 << 26
 MAX_PLACE = 2**63 - 1  # larger addresses, from a damaged index, lie beyond any file
 
 OLD_INDEX, EXTENSIBLE_ARRAY = 0, 4  # H5D_CHUNK_IDX_BTREE, H5D_CHUNK_IDX_EARRAY
+
+UNDEFINED = 2**64 - 1  # address
+NODE, HEAD_BYTES, CHUNK_NODE = struct.Struct("<4sBBH"), 24, 1
+"""Signature, kind, level and number of entries of a node of a B-tree; bytes before them; the kind for chunks."""
+
+MAX_LEVELS = 64  # more levels than any tree has that fits into a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +109,22 @@ def chunk_table(
         records.extend((min(info.byte_offset + skipped, MAX_PLACE), min(info.size, MAX_PLACE), info.filter_mask))
 
     array_id.chunk_iter(note)
+    corners = np.frombuffer(coordinates, dtype=np.int64).reshape(-1, len(grid))
+    return _table(grid, chunks, corners, np.frombuffer(records, dtype=np.int64).reshape(-1, 3))
+
+
+def _table(grid: tuple[int, ...], chunks: Sequence[int], corners: IntArray, records: IntArray) -> ChunkTable:
+    """Return the table of chunks that were found in an index.
+
+    Args:
+        grid: number of chunks along each axis.
+        chunks: shape of a chunk.
+        corners: the first element of each chunk, shape ``(n, n_axes)``.
+        records: position, stored size and filter mask of each, shape ``(n, 3)``.
+    """
     n_chunks = math.prod(grid)
-    if n_chunks == 1 and len(records) == 3 and not any(coordinates):  # 5 microseconds instead of 30, for many arrays
-        offset, size, mask = (np.array([number], dtype=np.int64) for number in records)
+    if n_chunks == 1 and len(records) == 1 and not corners.any():  # 5 microseconds instead of 30, for many arrays
+        offset, size, mask = records.T.copy()
         return ChunkTable(grid, offset, size, mask.astype(np.uint32))
     table = ChunkTable(
         grid,
@@ -111,9 +132,7 @@ def chunk_table(
         np.zeros(n_chunks, dtype=np.int64),
         np.zeros(n_chunks, dtype=np.uint32),
     )
-    if records:
-        corners = np.frombuffer(coordinates, dtype=np.int64).reshape(-1, len(grid))
-        rows = np.frombuffer(records, dtype=np.int64).reshape(-1, 3)
+    if len(records):
         if (corners % np.asarray(chunks)).any():
             raise ValueError("a chunk begins between chunks")
         at = np.ravel_multi_index(tuple((corners // np.asarray(chunks)).T), grid)
@@ -121,8 +140,73 @@ def chunk_table(
         is_found[at] = True
         if np.count_nonzero(is_found) < len(at):
             raise ValueError("it has a chunk twice")
-        table.offsets[at], table.sizes[at], table.masks[at] = rows.T
+        table.offsets[at], table.sizes[at], table.masks[at] = records.T
     return table
+
+
+def tree_table(
+    read: Callable[[int, int], bytes], address: int, shape: Sequence[int], chunks: Sequence[int], user_block: int
+) -> ChunkTable:
+    """Read a chunk index of the older kind, a B-tree, from the file's bytes.
+
+    The "HDF5 File Format Specification" defines the format in section III.A.1.
+
+    Args:
+        read: returns a number of bytes at an address, which is counted from the end of the user block.
+        address: of the root node; ``UNDEFINED`` if no chunk was written.
+        shape: of the array.
+        chunks: shape of a chunk.
+        user_block: bytes of the user block.
+
+    Raises:
+        ValueError: the tree is damaged, or has what ``chunk_table`` refuses.
+    """
+    grid = grid_of(shape, chunks)
+    if math.prod(grid) == 1 and address != UNDEFINED:
+        return _table_of_one(read, address, grid, user_block)
+    entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("corner", "<u8", len(shape) + 1), ("child", "<u8")])
+    leaves: list[npt.NDArray[Any]] = []
+    nodes, level = [] if address == UNDEFINED else [address], None
+    for _ in range(MAX_LEVELS):
+        children: list[int] = []
+        next_level = None
+        for node in nodes:
+            signature, kind, level, n = NODE.unpack(read(NODE.size, node))
+            if signature != b"TREE" or kind != CHUNK_NODE or next_level not in (None, level):
+                raise ValueError("the chunk index is damaged")
+            next_level = level
+            entries = np.frombuffer(read(HEAD_BYTES + n * entry.itemsize, node), entry, n, HEAD_BYTES)
+            if level:
+                children += entries["child"].tolist()
+            else:
+                leaves.append(entries)
+        nodes = children
+        if not nodes:
+            break
+    else:
+        raise ValueError("the chunk index is damaged")
+    found = np.concatenate([np.empty(0, entry), *leaves])
+    if (
+        found["corner"][:, -1].any()
+        or (found["child"] > MAX_PLACE - user_block).any()
+        or (found["corner"] > MAX_PLACE).any()
+    ):
+        raise ValueError("the chunk index is damaged")
+    records = np.stack([found["child"] + np.uint64(user_block), found["size"], found["mask"]], axis=1).astype(np.int64)
+    return _table(grid, chunks, found["corner"][:, :-1].astype(np.int64), records)
+
+
+def _table_of_one(
+    read: Callable[[int, int], bytes], address: int, grid: tuple[int, ...], user_block: int
+) -> ChunkTable:
+    """Return the table of an array that has one chunk, which was written (see ``tree_table``)."""
+    entry = struct.Struct(f"<II{len(grid) + 2}Q")
+    node = read(HEAD_BYTES + entry.size, address)
+    size, mask, *corner, child = entry.unpack_from(node, HEAD_BYTES)
+    if NODE.unpack_from(node) != (b"TREE", CHUNK_NODE, 0, 1) or any(corner) or child > MAX_PLACE - user_block:
+        raise ValueError("the chunk index is damaged, or has none or several chunks")
+    offsets, sizes = np.array([child + user_block]), np.array([size])
+    return ChunkTable(grid, offsets, sizes, np.array([mask], np.uint32))
 
 
 def index_type(array_id: Any) -> int | None:

@@ -90,12 +90,14 @@ class ObjectHeader(NamedTuple):
         n_rows: length of axis 0; of an opaque scalar the number of its bytes.
         place: start of a contiguous array, from the end of the user block.
         n_bytes: bytes of a contiguous array.
+        tree: start of the chunk index, if it is a B-tree of the older kind.
     """
 
     structure: tuple[Any, ...]
     n_rows: int
     place: int | None
     n_bytes: int
+    tree: int | None = None
 
     def has_same_row_bytes(self, other: ObjectHeader) -> bool:
         """Return whether a row takes as many bytes as one of another contiguous array; true for chunked arrays."""
@@ -164,7 +166,8 @@ class HeaderTemplate(NamedTuple):
         if not n_rows or n_rows == self.limit or data[self.n_rows[-1] :][:8] != data[self.n_rows[0] :][:8]:
             return None
         if self.header.place is None:
-            return self.header._replace(n_rows=n_rows)
+            tree: int | None = None if self.header.tree is None else NUMBER.unpack_from(data, self.place)[0]
+            return self.header._replace(n_rows=n_rows, tree=tree)
         place, n_bytes = PLACE.unpack_from(data, self.place)
         if place == UNDEFINED or not n_bytes:
             return None
@@ -225,6 +228,7 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
             return None  # external storage, or what a newer library writes
         else:
             parts[number] = data
+    tree = _tree(parts[LAYOUT])
     place, n_bytes, parts[LAYOUT] = _place(parts[LAYOUT])
     if _is_opaque_scalar(parts):
         if place is None or n_bytes != int.from_bytes(parts[DATATYPE][4:8], "little"):
@@ -233,7 +237,7 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
         return ObjectHeader(scalar_structure, n_bytes, place, n_bytes)
     n_rows, parts[DATASPACE] = _dataspace(parts[DATASPACE])
     structure = (file.version, file.user_block, file.format, is_checked, *sorted(parts.items()), *attributes)
-    return ObjectHeader(structure, n_rows, place, n_bytes)
+    return ObjectHeader(structure, n_rows, place, n_bytes, tree)
 
 
 def _is_opaque_scalar(parts: dict[int, Any]) -> bool:
@@ -264,6 +268,14 @@ def _place(data: bytes) -> tuple[int | None, int, bytes]:
             raise ValueError("nothing was written")
         return address, n_bytes, data[:at]
     return None, 0, data[:at] + (data[at + 8 : at + 8 + 4 * data[2]] if data[0] == 3 else b"")
+
+
+def _tree(data: bytes) -> int | None:
+    """Return where a storage layout says that a B-tree of chunks is; None if it says nothing of the kind."""
+    if tuple(data[:2]) != (3, CHUNKED):
+        return None
+    address: int = NUMBER.unpack_from(data, _address_in(data))[0]
+    return address
 
 
 def _address_in(data: bytes) -> int:

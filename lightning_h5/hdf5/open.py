@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -99,7 +100,8 @@ def open_h5(
         return _open_object(path, status, swmr=swmr, takes_index=takes_index or status is None, **cache)
     check_regular(path)
     try:
-        file = _File(path, "r", swmr=swmr, **cache)
+        flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if swmr else 0)
+        file = _File(h5py.h5f.open(os.fsencode(path), flags, _access(rdcc_nbytes, rdcc_nslots, rdcc_w0)))
         if file.userblock_size == HEAD_BYTES:
             _refuse_archive(path, file)
         return file
@@ -111,6 +113,18 @@ def open_h5(
         raise H5CorruptError(
             f"{path!r} cannot be opened: {type(error).__name__}: {error}. The file is damaged; copy it again."
         ) from error
+
+
+@lru_cache(maxsize=16)
+def _access(rdcc_nbytes: int | None, rdcc_nslots: int | None, rdcc_w0: float | None) -> Any:
+    """Return how files are opened, as h5py does it: made once, not for each of thousands of files."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_LATEST)
+    unused, *defaults = access.get_cache()
+    given = (rdcc_nslots, rdcc_nbytes, rdcc_w0)
+    settings = [default if value is None else value for value, default in zip(given, defaults, strict=True)]
+    access.set_cache(unused, *settings)
+    return access
 
 
 def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_index: bool, **cache: Any) -> Any:
