@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .change_guard import pread_of, stat_of
 from .packing import ATTRIBUTES, MARKERS, file_format
+from .paths import SIGNATURE
 from .structures import MATLAB_EMPTY
 
 __all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "header_address", "read_header"]
@@ -34,6 +35,11 @@ MAX_HEADER, MAX_BLOCKS = 16 << 20, 1000  # bytes of a block of a header, and blo
 NUMBER, PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 WINDOW = 4096  # bytes that are read at a time
 
+SUPERBLOCKS = {0: (13, 24, 64), 1: (13, 28, 68), 2: (9, 12, 36), 3: (9, 12, 36)}
+"""Where a superblock of each version has the sizes of addresses and lengths, its base address, and that of the root."""
+
+MIN_SUPERBLOCK = 76  # bytes of the longest part of these that is read
+
 
 @dataclass
 class HeaderFile:
@@ -54,11 +60,34 @@ class HeaderFile:
         pread = pread_of(file)
         if file.swmr_mode or pread is None:
             return None
+        status = stat_of(file)
+        if (by_position := cls._without_attributes(file.id, pread, status.st_size)) is not None:
+            return by_position
         options = file.id.get_create_plist()
         if options.get_sizes() != (8, 8):  # of addresses and lengths
             return None
         version, user_block = options.get_version()[0], options.get_userblock()
-        return cls(file.id, pread, stat_of(file).st_size, version, user_block, file_format(file))
+        return cls(file.id, pread, status.st_size, version, user_block, file_format(file))
+
+    @classmethod
+    def _without_attributes(cls, file_id: Any, pread: Callable[[int, int], bytes], n_bytes: int) -> HeaderFile | None:
+        """Return a file without a user block whose root has no attributes, so that it follows no format; else None."""
+        window = pread(WINDOW, 0)
+        if window[: len(SIGNATURE)] != SIGNATURE or len(window) < MIN_SUPERBLOCK:
+            return None
+        version = window[8]
+        if version > 3:
+            return None
+        sizes, base_at, root_at = SUPERBLOCKS[version]
+        base, root = (NUMBER.unpack_from(window, at)[0] for at in (base_at, root_at))
+        if window[sizes : sizes + 2] != b"\x08\x08" or base:
+            return None
+        file = cls(file_id, pread, n_bytes, version, 0, None, window)
+        try:
+            numbers = {number for number, *_ in _messages(file, root)}
+        except (ValueError, struct.error, IndexError):
+            return None
+        return None if numbers & {ATTRIBUTE, ATTRIBUTE_INFO} else file
 
     def has_bytes_of(self, header: ObjectHeader) -> bool:
         """Return whether the bytes of a contiguous array end before the file does; true for chunked arrays."""

@@ -18,6 +18,8 @@ from lightning_h5 import FileOptions
 from lightning_h5.errors import H5Error
 from lightning_h5.hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, alike, describe_array, open_h5
 from lightning_h5.hdf5.alike import _is_equal
+from lightning_h5.hdf5.object_headers import HeaderFile
+from lightning_h5.hdf5.packing import file_format
 
 TRUST = FileOptions(allow_external=True, trusted=True)
 
@@ -177,3 +179,24 @@ def test_a_description_is_remembered_until_the_file_changes(tmp_path: Path) -> N
     with h5py.File(path, "a") as file:
         file["x3"][0] = 1
     assert describe("x*") is not first
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest", ("v108", "v108"), ("v110", "v110")], ids=str)
+@pytest.mark.parametrize("user_block", [0, 512])
+@pytest.mark.parametrize("attributes", [[], ["note"], ["Conventions"], [f"note {n}" for n in range(30)]], ids=len)
+def test_a_file_is_known_by_its_first_bytes_as_by_the_library(
+    tmp_path: Path, libver: Any, user_block: int, attributes: list[str]
+) -> None:
+    path = tmp_path / "x.h5"
+    for n_arrays in (0, 3, 60):
+        with h5py.File(path, "w", libver=libver, userblock_size=user_block) as file:
+            for number in range(n_arrays):
+                file[f"x{number}"] = np.arange(3)
+            file.attrs.update(dict.fromkeys(attributes, "CF-1.8"))
+        with h5py.File(path) as file:
+            found, options = HeaderFile.of(file), file.id.get_create_plist()
+            assert found is not None
+            assert (found.version, found.user_block) == (options.get_version()[0], options.get_userblock())
+            assert found.format == file_format(file)
+            assert found.n_bytes == path.stat().st_size
+            assert bool(found.window) == (not user_block and not attributes)  # otherwise the library was asked
