@@ -131,7 +131,7 @@ def test_a_run_that_stopped_in_an_epoch_continues_with_its_rows(path, devices, t
     for options in (ON_DEVICE, {}):  # a checkpoint does not depend on where chunks were decoded
         second = Seen()
         module = LazyH5DataModule(path, x_key="image", y_key="y", batch_size=BATCH, with_index=True, **options)
-        quiet_trainer().fit(second, datamodule=module, ckpt_path=save.path, weights_only=True)
+        quiet_trainer().fit(second, datamodule=module, ckpt_path=save.path)
         assert together(first.train_rows, second.train_rows) == whole
 
 

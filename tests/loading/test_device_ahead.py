@@ -102,7 +102,7 @@ def test_a_run_that_stopped_in_an_epoch_continues_with_its_rows(path, streams, k
     with pytest.raises(RuntimeError, match="stop here"):
         trained(datamodule(path, kind, **options), first, callbacks=[save])
     second = Seen()
-    quiet_trainer().fit(second, datamodule=datamodule(path, kind, **options), ckpt_path=save.path, weights_only=True)
+    quiet_trainer().fit(second, datamodule=datamodule(path, kind, **options), ckpt_path=save.path)
     assert together(first.train_rows, second.train_rows) == whole
 
 

@@ -68,7 +68,7 @@ def test_shuffled_bytes_are_put_back(n_chunks, n_bytes, size, seed):
     assert np.array_equal(unshuffled(torch.from_numpy(chunks), size).numpy(), expected)
 
 
-@given(st.integers(1, 3), st.integers(1, 500), st.sampled_from([1, 2, 4, 8, 3]), st.integers(1, 9), st.integers(0, 9))
+@given(st.integers(1, 3), st.integers(1, 500), st.sampled_from([1, 2, 4, 8]), st.integers(1, 9), st.integers(0, 9))
 def test_shuffled_bits_are_put_back(n_chunks, n_numbers, size, n_block, seed):
     imagecodecs = pytest.importorskip("imagecodecs")
     values = np.random.default_rng(seed).integers(0, 256, (n_chunks, n_numbers * size), np.uint8)
