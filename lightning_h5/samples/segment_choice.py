@@ -154,7 +154,7 @@ def segments_in_lists(
                     names_in_file = [text for number_of_file, text in numbers if number_of_file == file]
                     raise H5ValueError(
                         f"split.key lists {name!r} for {split!r} in {table.paths[file]!r}, which has no such segment; "
-                        f"it has {listing(names_in_file)}."
+                        f"it has {listing(names_in_file)}. Name arrays that list some of these."
                     )
                 if split_of.setdefault(number, split) != split:
                     raise H5ValueError(
