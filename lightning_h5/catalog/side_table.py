@@ -29,7 +29,7 @@ PREFIX = "table/"
 NAMES = ("@stem", "@file", "@name")
 """Names of files and segments that lines may be compared with."""
 
-OR_DROP = "Complete the table, or pass table={..., 'missing': 'drop'} to leave out what has no line."
+OR_DROP = "Complete the table, or pass table={..., 'missing': 'drop'} to leave out samples without a line."
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 
@@ -96,7 +96,7 @@ class SideTable:
         name, names = key.removeprefix(PREFIX), self._table.column_names
         if name not in names:
             raise H5KeyError(
-                f"{key!r} was asked for, and {self.path!r} has no column {name!r}; it has {listing(names)}."
+                f"{key!r} was requested, but {self.path!r} has no column {name!r}; it has {listing(names)}."
                 f"{near(name, names)} Name one of these, after 'table/'."
             )
         if name not in self._columns:
@@ -232,7 +232,7 @@ class SideTable:
         if self.n_lines != n_rows:
             raise H5ValueError(
                 f"{self.path!r} has {self.n_lines} lines and the data has {n_rows} rows; without table.on line i "
-                "belongs to row i. Name what to join on (table.on), or complete the table."
+                "belongs to row i. Pass the column to join on (table.on), or complete the table."
             )
 
     def layout(self, request: ArrayRequest, path: str, guard: ChangeGuard, lines: IntArray) -> ArrayLayout:

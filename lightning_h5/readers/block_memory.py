@@ -1,4 +1,4 @@
-"""The memory that blocks are loaded to, and memory of a thread for what it needs on the way."""
+"""The memory for loaded blocks, and scratch memory of each thread."""
 
 from __future__ import annotations
 

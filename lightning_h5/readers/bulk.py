@@ -64,7 +64,7 @@ class BulkTask(NamedTuple):
         n_bytes: decoded bytes of the rows that it reads.
         n_decoded: decoded bytes of the blocks that it reads.
         run: does the work.
-        positions: positions of the rows that it reads, among those that were requested.
+        positions: positions of its rows among the requested ones.
     """
 
     n_bytes: int
@@ -153,7 +153,7 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 class _BulkRead:
-    """Reads the wanted rows of some consecutive blocks."""
+    """Reads the requested rows of some consecutive blocks."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class _BulkRead:
             self._pick(start, stop)
 
     def _pick(self, start: int, stop: int) -> None:
-        """Read rows of blocks of which not all are wanted, or that have to be converted."""
+        """Read blocks of which only some rows are requested, or whose rows are converted."""
         source, blocks, cuts = self._source, self._blocks[start:stop], self._cuts[start : stop + 1]
         size = source.rows_per_block
         rows = self._rows[int(cuts[0]) : int(cuts[-1])]
@@ -212,7 +212,7 @@ class _BulkRead:
 
 
 class _Scratch:
-    """Memory of each thread for blocks of which not all rows are wanted."""
+    """Memory of each thread for blocks of which only some rows are requested."""
 
     def __init__(self, layout: ArrayLayout) -> None:
         self._shape, self._dtype, self.row_bytes = layout.row_shape, layout.dtype, layout.row_bytes
@@ -251,9 +251,9 @@ def run_with_progress(
 
     Args:
         tasks: the tasks.
-        name: of the work.
+        name: name of the work.
         delay: seconds before the bar is shown.
-        shows_bar: whether it is shown.
+        shows_bar: whether to show the bar.
         report: called regularly, in this thread, with the bytes done since the last call.
     """
     n_bytes = sum(task.n_bytes for task in tasks)

@@ -30,7 +30,7 @@ class Lease(NamedTuple):
     Attributes:
         slots: slot of each requested block, or -1 if no slot was free, shape ``(n,)``.
         is_new: which blocks were not cached and have to be loaded, shape ``(n,)``.
-        held: the slots without those that are -1.
+        held: the slots that are not -1.
     """
 
     slots: IntArray
@@ -139,7 +139,7 @@ class ChunkCache:
         """Return a lease.
 
         Args:
-            lease: what ``lease`` returned.
+            lease: a lease of ``lease``.
             is_done: which blocks are not needed again in this epoch.
         """
         with self._changed:
@@ -159,7 +159,7 @@ class ChunkCache:
             self._changed.notify_all()
 
     def let_go_of_rest(self, are_needed: npt.NDArray[np.bool_] | None = None) -> None:
-        """Free the slots of all blocks that are not in use: what an epoch that was left early would have read.
+        """Free the slots of all unused blocks, which an epoch that ended early did not read.
 
         Args:
             are_needed: blocks that stay, shape ``(n_blocks,)``; None for none.
@@ -221,7 +221,7 @@ class ChunkCache:
         return Lease(slots, is_new, slots if len(missing) == is_new.sum() else slots[slots >= 0])
 
     def _forget(self, slots: IntArray) -> None:
-        """Clear slots: no block is found in them any more, and no error."""
+        """Clear the blocks and errors of slots."""
         blocks = self._block_of[slots]
         self._slot_of[blocks[blocks != NOWHERE]] = NOWHERE
         self._block_of[slots] = NOWHERE
@@ -230,7 +230,7 @@ class ChunkCache:
                 self._errors.pop(slot, None)
 
     def _release(self, slots: IntArray) -> None:
-        """Free those slots that are done, not leased and not being loaded."""
+        """Free slots that are done, not leased and not being loaded."""
         idle = self._is_done[slots] & (self._n_leases[slots] == 0) & (self._n_tasks[slots] == 0)
         self._free.push(slots[idle & ~self._free.has[slots]])
 
@@ -338,7 +338,7 @@ class _Stack:
         return np.concatenate(parts)
 
     def remove(self, numbers: IntArray) -> None:
-        """Remove those of some different numbers that are on the stack."""
+        """Remove distinct numbers from the stack; numbers that are not on it are ignored."""
         entries = numbers[self.has[numbers]]
         self.has[entries] = False
         self._n -= len(entries)

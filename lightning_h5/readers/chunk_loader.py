@@ -83,7 +83,7 @@ class ChunkLoader:
         prefetch_stored(self._layout, *self._stored_pieces(chunks), self._counters)
 
     def _stored_pieces(self, chunks: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
-        """Return position in the file, and stored bytes, of those chunks that were written."""
+        """Return the position in the file, and the stored bytes, of each written chunk."""
         offsets, sizes = self.table.offsets[chunks], self.table.sizes[chunks]
         is_written = offsets >= 0
         return offsets[is_written], sizes[is_written]
@@ -136,7 +136,7 @@ class ChunkLoader:
             layout, offsets, sizes, lambda fd: loop(fd, offsets, sizes, n_bytes, out, firsts), self._counters
         )
         if took is None:
-            self._count(0, 0, 0, perf_counter() - began)  # of waiting for what a mirror lacks
+            self._count(0, 0, 0, perf_counter() - began)  # of waiting for bytes that the mirror lacks
             return False
         self._count(int(sizes.sum()), len(chunks), len(chunks), took)
         return True
@@ -152,7 +152,7 @@ class ChunkLoader:
         )
 
     def decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
-        """Read and decode chunks to places in memory; fill those that were never written.
+        """Read and decode chunks to positions in memory; chunks that were never written get the fill value.
 
         Raises:
             H5CorruptError: one does not decode.

@@ -85,7 +85,7 @@ def digest_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigest
     Args:
         layout: the array.
         options: how its file is opened if the HDF5 library reads.
-        digests: what ``empty_digests`` returned.
+        digests: an array of ``empty_digests``.
     """
 
     def note(piece: int, data: Any, mask: int) -> None:

@@ -53,7 +53,7 @@ class ReadPace:
         return max(n_cores, min(max_threads, ceil(MORE * n_busy)))
 
     def look(self, counters: Counters) -> None:
-        """Judge by what was read since the last look, now and then.
+        """Adjust the pace from time to time, by the reads since the last call.
 
         Args:
             counters: of all reads.
@@ -69,7 +69,7 @@ class ReadPace:
         if reading + decoding < LEAST_SECONDS:
             return
         self._last = totals
-        # Reads of what the page cache has wait for a core at most, and more threads would wait longer.
+        # Reads from the page cache wait only for a core, and more threads would wait longer.
         waiting = reading * max(0.0, 1 - n_cached / max(1.0, n_bytes))
         copying = min(waiting, (n_bytes - n_cached) / COPY_BYTES + n_calls * CALL_SECONDS)
         busy = reading - waiting + copying + max(0.0, decoding)

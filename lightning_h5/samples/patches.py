@@ -22,7 +22,7 @@ from .segments import BoolArray
 
 __all__ = ["Patches", "Volume"]
 
-PLACE = 32  # purpose of the random stream of the first axis that is cut; the following are those of further axes
+PLACE = 32  # purpose of the random stream of the first patch axis; the next axes have the numbers that follow
 NUMBER = 32  # bits of a patch's number in its volume, below the volume's
 
 BLOCK_BYTES = 32 << 20
@@ -73,7 +73,7 @@ class Volume:
 
     @cached_property
     def bounds(self) -> tuple[IntArray, ...]:
-        """Along each axis, how many places of the grid come before each block, and how many there are."""
+        """Along each axis, the number of grid positions before each block, and their total number."""
         if self.options.random is not None or not self.n_patches:
             return tuple(np.array([0, len(starts)]) for starts in self.starts)
         return tuple(self._bounds(cut, n) for cut, n in enumerate(self._blocks[0]))
@@ -186,7 +186,7 @@ class Volume:
         return np.stack(places, axis=1)
 
     def digest(self) -> bytes:
-        """Return what tells these patches from others of the same arrays."""
+        """Return bytes that identify these patches among others of the same arrays."""
         options = self.options
         settings = (self.lengths, options.sizes, options.strides, options.border, options.random)
         return repr(settings).encode() + b"".join(b"-" if grid is None else grid.digest() for grid in self.grids)
@@ -321,7 +321,7 @@ class Patches(PartsOfSegments):
         yield from (np.flatnonzero(self._n_reads(field, segments)) for field in fields)
 
     def rows_held(self, samples: range | IntArray, n_rows: int) -> Sequence[range | IntArray]:
-        """See ``Indexer.rows_held``: cells are those of one field."""
+        """See ``Indexer.rows_held``. Each field has its own cells."""
         fields = [self.of_fields([field]) for field in range(len(self.segments.kinds))]
         return [super(Patches, field).rows_held(samples, n_rows)[0] for field in fields]
 
@@ -345,7 +345,7 @@ class Patches(PartsOfSegments):
         return n_reads
 
     def block_bytes(self, units: Units, row_bytes: IntArray) -> int:
-        """See ``Indexer.block_bytes``: those of cells."""
+        """See ``Indexer.block_bytes``; counts whole cells."""
         return max(1, *(volume.block_bytes for volume in self.volumes))
 
     def blocks(self, units: Units, samples: IntArray | None) -> BlockTable:

@@ -1,4 +1,4 @@
-"""A mirror of decoded chunks: what was decoded once is read from a local disk from then on."""
+"""A mirror of decoded chunks on a local disk, so that each chunk is decoded once."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Returns the bytes that were read."""
 
 @dataclass(frozen=True)
 class DecodedArray:
-    """An array whose decoded chunks are kept.
+    """An array whose decoded chunks are stored.
 
     Attributes:
         options: where.
-        identity: a text with all that decides, besides the state of the file, what its decoded chunks are.
+        identity: a text that identifies the decoding; decoded chunks depend on it and on the state of the file.
         n_chunks: their number.
         chunk_bytes: decoded bytes of each.
     """
@@ -87,7 +87,7 @@ class DecodedMirror(MirrorFile):
         Args:
             chunks: chunks that are there.
             read: reads pieces of a file.
-            forget: has pieces leave the page cache, once they are on the disk; None reads what it has.
+            forget: drops pieces from the page cache, once they are on the disk; None keeps them there.
         """
         size, out = self._piece_bytes, np.empty(self._piece_bytes, np.uint8)
         with suppress(OSError):  # of the local disk
@@ -108,12 +108,12 @@ class DecodedMirror(MirrorFile):
     def read(
         self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray, read: ReadPieces
     ) -> npt.NDArray[np.bool_]:
-        """Read those chunks that are there; return which were read, and are right.
+        """Read the stored ones of some chunks; return a mask of chunks with a matching checksum.
 
         Args:
             chunks: the chunks, shape ``(n,)``.
             out: memory to read into.
-            firsts: where each goes in it, shape ``(n,)``.
+            firsts: position of each in ``out``, shape ``(n,)``.
             read: reads pieces of a file.
         """
         marks, size = self._marks, self._piece_bytes
@@ -151,7 +151,7 @@ class DecodedMirror(MirrorFile):
             within: where each begins in its chunk, in bytes.
             sizes: bytes of each.
             out: memory to read into.
-            starts: where each goes in it.
+            starts: position of each in ``out``.
             read: reads pieces of a file.
         """
         marks = self._marks
@@ -204,7 +204,7 @@ class DecodedMirror(MirrorFile):
         return 0
 
     def _reserve(self, n_bytes: int) -> float:
-        """Take room for chunks: of what was reserved before, or of the folder, for more chunks than these if it has it.
+        """Reserve room for chunks: from earlier reservations, or from the folder, for more chunks if there is room.
 
         Returns:
             Seconds after which to try again; 0 if there is room.

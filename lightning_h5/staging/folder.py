@@ -1,6 +1,6 @@
 """The mirrors of one folder: which processes use them, and the disk space that they share.
 
-A file ``lock`` in the folder is locked for every change of what the mirrors take together, and holds that number. Each
+A file ``lock`` in the folder holds the number of bytes of all mirrors, and is locked for every change of it. Each
 process has a file with the names of the mirrors that it uses, and keeps it locked as long as it lives. The kernel
 drops locks of processes that die, so nothing has to be cleaned up after them.
 """
@@ -48,7 +48,7 @@ class MirrorFolder:
 
     Args:
         path: the folder, which exists.
-        limit: bytes that all mirrors in it may take; None for a share of what is free.
+        limit: maximum bytes of all mirrors in the folder; None for a share of the free space.
 
     Raises:
         OSError: it is not writable, or its file system has no locks.
@@ -107,7 +107,7 @@ class MirrorFolder:
         with self._locked() as is_locked:
             if not is_locked:
                 raise TimeoutError(errno.ETIMEDOUT, "another process has had the folder's lock for seconds")
-            self._use(name)  # first: what is used is not deleted
+            self._use(name)  # first: mirrors in use are not deleted
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             if os.fstat(fd).st_size not in (0, n_bytes):  # not written by this package
                 os.close(fd)
@@ -240,7 +240,7 @@ class MirrorFolder:
         os.pwrite(self._fd, COUNT.pack(used, is_unsure), 0)
 
     def _count(self) -> int:
-        """Count again what the mirrors take: a process may have died during a write."""
+        """Count the bytes of all mirrors again: a process may have died during a write."""
         used = self.used()
         self._write_count(used)
         return used

@@ -98,7 +98,7 @@ class Mirror(MirrorFile):
         around: tuple[int, int] | None = None,
         counters: Counters | None = None,
     ) -> Staged:
-        """Fetch what the mirror lacks of some pieces, as far as there is room, and return what it has then.
+        """Fetch missing bytes of some pieces, as far as there is room; return a mask of pieces in the mirror.
 
         Args:
             offsets: where each piece begins, shape ``(n_pieces,)``.
@@ -144,7 +144,7 @@ class Mirror(MirrorFile):
         around: tuple[int, int] | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """Begin to fetch what the mirror lacks of some pieces (see ``stage``). Does not wait."""
+        """Begin to fetch missing bytes of some pieces (see ``stage``). Does not wait."""
         granules, _ = granules_of(offsets, np.maximum(sizes, 1))
         granules = np.unique(granules)
         marks = self._marks
@@ -164,7 +164,7 @@ class Mirror(MirrorFile):
         self._drop_granules(granules[granules < len(self._marks)])
 
     def is_unchanged(self, staged: Staged) -> npt.NDArray[np.bool_]:
-        """Return which pieces the mirror has had ever since: what was read of them meanwhile is right."""
+        """Return a mask of the pieces that stayed in the mirror, so that reads in the meantime are valid."""
         marks = self._marks
         if not len(marks) or not staged.is_there.any():
             return np.zeros(len(staged.is_there), np.bool_)
@@ -238,7 +238,7 @@ class Mirror(MirrorFile):
         return granules[:0] if is_checked.all() else np.unique(granules[~is_checked])
 
     def _damaged(self, granules: IntArray) -> IntArray:
-        """Compare granules with their checksums; return those that differ."""
+        """Compare granules with their checksums; return the granules that differ."""
         marks, sums, state = self._marks, self._sums, self._state
         before, is_right = marks[granules], np.zeros(len(granules), np.bool_)
         for first, stop in runs_of(granules, AT_A_TIME):
@@ -253,7 +253,7 @@ class Mirror(MirrorFile):
         return damaged
 
     def _repaired(self, granules: IntArray, counters: Counters | None) -> IntArray:
-        """Fetch granules again that differ from their checksums; return those that still do."""
+        """Fetch granules again that differ from their checksums; return the granules that still differ."""
         damaged = self._damaged(granules)
         if not len(damaged):
             return damaged

@@ -48,7 +48,7 @@ FIRST_BYTES = 64 << 10
 RECENT_SECONDS = 20.0
 """Time for which a state is taken as the present one. Each request names it, so that a change is noticed."""
 
-_recent: dict[str, tuple[float, ObjectStatus]] = {}  # what was seen last, until it is used
+_recent: dict[str, tuple[float, ObjectStatus]] = {}  # the last status of each object, until it is used
 _absent: dict[str, float] = {}  # indexes that are not there, and when that was seen
 _staging: dict[str, StagingOptions] = {}  # of this process, by URL
 
@@ -60,7 +60,7 @@ def use_staging(url: str, staging: StagingOptions | None) -> None:
 
 
 def staging_of(url: str) -> StagingOptions:
-    """Return how an object is read: what was set last, or a folder for temporary files."""
+    """Return the staging of an object: the last setting, or a folder for temporary files."""
     staging = _staging.get(url)
     return StagingOptions(dir=tempfile.gettempdir(), max_bytes=DEFAULT_BYTES) if staging is None else staging
 
@@ -132,7 +132,7 @@ def mirror_of(url: str, status: ObjectStatus) -> Mirror:
 
 
 def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
-    """Return the objects that a URL names: itself, all that match a pattern, or those of a folder ("/" at the end).
+    """Return the objects of a URL: the object, all matches of a pattern, or all objects of a folder ("/" at the end).
 
     They are sorted by the numbers in their names.
 

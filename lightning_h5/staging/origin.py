@@ -93,7 +93,7 @@ class ObjectOrigin:
         options: credentials and settings of the store.
     """
 
-    longest = 256  # 4 MiB: what a request costs does not depend on its size
+    longest = 256  # 4 MiB: the cost of a request does not depend on its size
     tries_again = True
 
     def __init__(self, url: str, status: ObjectStatus, options: Mapping[str, Any] | None) -> None:
