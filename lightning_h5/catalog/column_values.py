@@ -189,9 +189,9 @@ def names_of_codes(layout: ArrayLayout, names: Sequence[Any], codes: npt.NDArray
         codes = stored[codes]
     Recode(tuple(range(len(names)))).check(codes, layout)
     is_text = not names or isinstance(names[0], str)
-    missing = [] if not is_text and (codes >= 0).all() else ["" if is_text else np.nan]
-    named: npt.NDArray[Any] = np.array([*names, *missing], dtype=object if is_text else None)[codes]  # -1 is the last
-    return named
+    blank = [] if not is_text and (codes >= 0).all() else ["" if is_text else np.nan]
+    labels: npt.NDArray[Any] = np.array([*names, *blank], dtype=object if is_text else None)[codes]  # -1 is the last
+    return labels
 
 
 def names_in(array: ArrayLayout, options: OpenOptions) -> list[Any]:

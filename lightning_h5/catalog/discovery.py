@@ -99,8 +99,8 @@ def names_to_load(
     if fields is not None:
         return checked_names(fields)
     of_filters = {keys.get(name, name).strip("/") for name in filter_names}
-    named = {*keys.values(), *of_filters}
-    arrays = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, named, argument=argument)
+    named_arrays = {*keys.values(), *of_filters}
+    arrays = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, named_arrays, argument=argument)
     name_of = {key: name for name, key in keys.items()}
     stripped = [array.strip("/") for array in arrays]
     names = [name_of.get(key, array) for key, array in zip(stripped, arrays, strict=True)]

@@ -95,9 +95,9 @@ def bulk_tasks(
     tasks = []
     for at in range(0, len(blocks), step):
         task_blocks, cuts = blocks[at : at + step], starts[at : at + step + 1]
-        read = _BulkRead(source, rows, target, first, task_blocks, cuts, scratch)
+        task = _BulkRead(source, rows, target, first, task_blocks, cuts, scratch)
         low, high = int(cuts[0]), int(cuts[-1])
-        tasks.append(BulkTask((high - low) * row_bytes, len(task_blocks) * size * row_bytes, read, range(low, high)))
+        tasks.append(BulkTask((high - low) * row_bytes, len(task_blocks) * size * row_bytes, task, range(low, high)))
     return tasks
 
 
@@ -220,10 +220,10 @@ class _Scratch:
 
     def rows(self, n_rows: int) -> npt.NDArray[Any]:
         """Return memory that this thread's next call overwrites."""
-        held: npt.NDArray[Any] | None = getattr(self._own, "rows", None)
-        if held is None or len(held) < n_rows:
-            held = self._own.rows = self.fresh(n_rows)
-        return held[:n_rows]
+        scratch_rows: npt.NDArray[Any] | None = getattr(self._own, "rows", None)
+        if scratch_rows is None or len(scratch_rows) < n_rows:
+            scratch_rows = self._own.rows = self.fresh(n_rows)
+        return scratch_rows[:n_rows]
 
     def fresh(self, n_rows: int) -> npt.NDArray[Any]:
         """Return new memory."""

@@ -203,22 +203,22 @@ class ChunkCache:
 
     def _place(self, blocks: IntArray, n_tasks: IntArray) -> Lease:
         slots = self._slot_of[blocks].astype(np.int64)
-        missing = np.flatnonzero(slots < 0)
-        if len(missing) < len(blocks):
-            self._free.remove(slots if not len(missing) else slots[slots >= 0])  # cached blocks needed again
+        absent_blocks = np.flatnonzero(slots < 0)
+        if len(absent_blocks) < len(blocks):
+            self._free.remove(slots if not len(absent_blocks) else slots[slots >= 0])  # cached blocks needed again
         is_new = np.zeros(len(blocks), dtype=np.bool_)
-        if len(missing):
-            new_slots = self._free.pop(len(missing))
+        if len(absent_blocks):
+            new_slots = self._free.pop(len(absent_blocks))
             self._is_done[new_slots] = False
             self._n_touched = max(self._n_touched, int(new_slots.max(initial=-1)) + 1)
             self._forget(new_slots)
-            placed = missing[: len(new_slots)]
+            placed = absent_blocks[: len(new_slots)]
             slots[placed] = new_slots
             is_new[placed] = True
             self._slot_of[blocks[placed]] = new_slots
             self._block_of[new_slots] = blocks[placed]
             self._n_tasks[new_slots] = n_tasks[placed]
-        return Lease(slots, is_new, slots if len(missing) == is_new.sum() else slots[slots >= 0])
+        return Lease(slots, is_new, slots if len(absent_blocks) == is_new.sum() else slots[slots >= 0])
 
     def _forget(self, slots: IntArray) -> None:
         """Clear the blocks and errors of slots."""

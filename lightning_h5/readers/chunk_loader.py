@@ -180,13 +180,13 @@ class ChunkLoader:
 
     def _decode_lacking(self, kept: KeptChunks, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Read chunks that were decoded before, decode the others, and keep them."""
-        lacking = np.flatnonzero(~kept.read(chunks, out, firsts))
-        if len(lacking):
+        numbers = np.flatnonzero(~kept.read(chunks, out, firsts))
+        if len(numbers):
             began = perf_counter()
-            self._decode_all(chunks[lacking].tolist(), out, firsts[lacking])
+            self._decode_all(chunks[numbers].tolist(), out, firsts[numbers])
             took = perf_counter() - began
-            written = lacking[self.table.offsets[chunks[lacking]] >= 0]
-            kept.keep(chunks[written], out, firsts[written], took)
+            written_numbers = numbers[self.table.offsets[chunks[numbers]] >= 0]
+            kept.keep(chunks[written_numbers], out, firsts[written_numbers], took)
 
     def _decode_again(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Decode chunks; once more if their mirror was damaged."""
@@ -200,14 +200,14 @@ class ChunkLoader:
     def _decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         layout, table, n_bytes = self._layout, self.table, self._chunk_bytes
         offsets, sizes, masks = table.offsets[chunks], table.sizes[chunks], table.masks[chunks]
-        missing = offsets < 0
-        if missing.any():
-            for first in firsts[missing].tolist():
+        is_unwritten = offsets < 0
+        if is_unwritten.any():
+            for first in firsts[is_unwritten].tolist():
                 piece = out[first : first + n_bytes]
                 np.ndarray((n_bytes // layout.stored.itemsize,), layout.stored, piece)[...] = self._fill
-            written = np.flatnonzero(~missing)
-            offsets, sizes, masks, firsts = offsets[written], sizes[written], masks[written], firsts[written]
-            n_chunks, chunks = len(chunks), np.asarray(chunks)[written].tolist()
+            numbers = np.flatnonzero(~is_unwritten)
+            offsets, sizes, masks, firsts = offsets[numbers], sizes[numbers], masks[numbers], firsts[numbers]
+            n_chunks, chunks = len(chunks), np.asarray(chunks)[numbers].tolist()
         else:
             n_chunks = len(chunks)
         stops = sizes.cumsum()

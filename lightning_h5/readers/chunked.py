@@ -183,11 +183,11 @@ class ChunkedReader:
         if cache is None or not len(needed):
             return _PickedRead(self, needed, pieces, copy)
         self._begin_epoch(cache, epoch)
-        read = _CachedRead(self, cache, needed, pieces, copy, epoch)
+        cached_read = _CachedRead(self, cache, needed, pieces, copy, epoch)
         n_tasks = self._tasks_of(needed)
-        while not read.take(self._lease(cache, needed[read.left], n_tasks[read.left])):
-            read.finish()
-        return read
+        while not cached_read.take(self._lease(cache, needed[cached_read.left], n_tasks[cached_read.left])):
+            cached_read.finish()
+        return cached_read
 
     def _begin_rows(
         self,
@@ -370,9 +370,9 @@ class ChunkedReader:
         """Note rows that were read; return which blocks have none left in this epoch."""
         with self._lock:
             if self._retain is None:
-                counted = self._rows_of_blocks()
-                self._retain = len(cache) >= int(np.count_nonzero(counted))
-                self._all = None if self._retain else counted
+                n_rows = self._rows_of_blocks()
+                self._retain = len(cache) >= int(np.count_nonzero(n_rows))
+                self._all = None if self._retain else n_rows
             if self._retain:
                 return np.zeros(len(blocks), dtype=np.bool_)
             if self._all is None:
@@ -380,11 +380,11 @@ class ChunkedReader:
             if epoch not in self._left:
                 self._left = {last: self._left[last] for last in sorted(self._left)[-1:]}
                 self._left[epoch] = self._all.copy()
-            left = self._left[epoch][blocks] - counts
-            is_done = left <= 0
+            n_left = self._left[epoch][blocks] - counts
+            is_done = n_left <= 0
             if self._epoch is not None and epoch < self._epoch:  # it ended early, and reads no more rows
                 is_done[:] = True
-            self._left[epoch][blocks] = np.where(is_done, self._all[blocks], left)  # for another read of the epoch
+            self._left[epoch][blocks] = np.where(is_done, self._all[blocks], n_left)  # for another read of the epoch
             return is_done & ~self._ahead.are_needed[blocks] if self._ahead.epoch > epoch else is_done
 
     def _rows_of_blocks(self) -> npt.NDArray[np.int32]:

@@ -114,8 +114,8 @@ class KeptChunks:
             has = mirror.has(chunks)
             if has.any():
                 advise_pieces(mirror.fd, *mirror.places(chunks[has]))
-            lacking: IntArray = chunks[~has]
-            return lacking
+            absent_chunks: IntArray = chunks[~has]
+            return absent_chunks
         return chunks
 
     def read(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> npt.NDArray[np.bool_]:

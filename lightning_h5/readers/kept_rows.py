@@ -41,12 +41,12 @@ class KeptRows:
         """Return the reader for arrays whose chunks are whole rows and stored decoded, if all fit into memory."""
         if not isinstance(sources, list):
             return None
-        kept = [source.kept for source in sources if source.kept is not None]
-        if len(kept) < len(sources) or sum(chunks.n_bytes for chunks in kept) > CACHE_SHARE * (
+        stores = [source.kept for source in sources if source.kept is not None]
+        if len(stores) < len(sources) or sum(chunks.n_bytes for chunks in stores) > CACHE_SHARE * (
             page_cache_memory() or 0
         ):
             return None
-        return cls(kept, blocks, row_bytes)
+        return cls(stores, blocks, row_bytes)
 
     def are_long(self, pieces: Pieces) -> bool:
         """Return whether reading rows alone is faster than reading their chunks."""

@@ -72,20 +72,20 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
     else:
         pieces = _CompiledPieces(loops, fd, out, starts, stops, offsets)
     device = os.fstat(fd).st_dev
-    left, n_bytes = np.arange(len(offsets)), 0
+    remaining, n_bytes = np.arange(len(offsets)), 0
     is_slow = is_known = _is_known_as_slow(device)
     if device not in _without_nowait and not is_slow:
-        n_bytes, left, is_slow = pieces.read_cached()
-        if len(left) == len(offsets) and not _has_nowait(fd):
+        n_bytes, remaining, is_slow = pieces.read_cached()
+        if len(remaining) == len(offsets) and not _has_nowait(fd):
             _without_nowait.add(device)
-    if len(left) > PROBED and not is_slow:
-        n_probed, is_slow = _probe(pieces, left[:PROBED])
-        n_bytes, left = n_bytes + n_probed, left[PROBED:]
-    if not is_slow or len(left) < 2:
-        return n_bytes + (pieces.wait(left) if len(left) else 0)
+    if len(remaining) > PROBED and not is_slow:
+        n_probed, is_slow = _probe(pieces, remaining[:PROBED])
+        n_bytes, remaining = n_bytes + n_probed, remaining[PROBED:]
+    if not is_slow or len(remaining) < 2:
+        return n_bytes + (pieces.wait(remaining) if len(remaining) else 0)
     if not is_known:
         _slow_devices[device] = PROBE_EVERY
-    return n_bytes + _read_by_team(pieces, left)
+    return n_bytes + _read_by_team(pieces, remaining)
 
 
 def _is_known_as_slow(device: int) -> bool:
@@ -244,12 +244,12 @@ class _PlainPieces:
                 sizes.append(0)
             times.append(perf_counter() - began)
             is_slow = len(sizes) == PROBED and _are_slow(times)
-        left = [at for at, size in enumerate(sizes) if size < len(memory[at])]
-        for at in left:
+        remaining = [at for at, size in enumerate(sizes) if size < len(memory[at])]
+        for at in remaining:
             sizes[at] = 0
             with suppress(OSError):
                 os.posix_fadvise(self._fd, offsets[at], len(memory[at]), _WILLNEED)
-        return sum(sizes), np.array([*left, *range(len(sizes), len(memory))], np.int64), is_slow
+        return sum(sizes), np.array([*remaining, *range(len(sizes), len(memory))], np.int64), is_slow
 
     def wait(self, numbers: IntArray) -> int:
         """See ``_FilePieces``."""
@@ -276,11 +276,11 @@ class _CompiledPieces:
 
     def read_cached(self) -> tuple[int, IntArray, bool]:
         """See ``_FilePieces``."""
-        left = np.empty(len(self._offsets), np.int64)
+        remaining = np.empty(len(self._offsets), np.int64)
         n_bytes, n_left, is_slow = self._loops.read_cached(
-            _system_functions(), self._fd, self._memory, self._offsets, left
+            _system_functions(), self._fd, self._memory, self._offsets, remaining
         )
-        return n_bytes, left[:n_left], bool(is_slow)
+        return n_bytes, remaining[:n_left], bool(is_slow)
 
     def wait(self, numbers: IntArray) -> int:
         """See ``_FilePieces``."""

@@ -73,6 +73,6 @@ class ReadPace:
         waiting = reading * max(0.0, 1 - n_cached / max(1.0, n_bytes))
         copying = min(waiting, (n_bytes - n_cached) / COPY_BYTES + n_calls * CALL_SECONDS)
         busy = reading - waiting + copying + max(0.0, decoding)
-        seen = min(MOST, (reading + max(0.0, decoding)) / max(busy, 1e-9))
-        self._threads_per_core = max(seen, KEPT * (self._threads_per_core or 0.0))
+        threads_per_core = min(MOST, (reading + max(0.0, decoding)) / max(busy, 1e-9))
+        self._threads_per_core = max(threads_per_core, KEPT * (self._threads_per_core or 0.0))
         self._fetches = n_fetched > 0

@@ -84,8 +84,10 @@ def _layout_reader(
 ) -> LayoutReader:
     """Return a reader that holds no rows (see ``open_reader``); ``is_held`` if another one will hold its rows."""
     if layout.stacked and layout.decoding is None:
-        opened = partial(_layout_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
-        return StackReader(layout, [opened(array) for array in layout.stacked], counters)
+        open_layout = partial(
+            _layout_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work
+        )
+        return StackReader(layout, [open_layout(array) for array in layout.stacked], counters)
     if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
     if (runs := layout.runs) is not None:

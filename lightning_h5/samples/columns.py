@@ -230,9 +230,9 @@ def _view_tasks(
     for group in np.unique(groups).tolist():
         members = np.flatnonzero(groups == group)
         view_rows = lines[members] * grid.size + steps[members]
-        read = partial(_read_view, reader, view_rows, target, first + positions[members])
+        task = partial(_read_view, reader, view_rows, target, first + positions[members])
         n_bytes = len(members) * layout.row_bytes
-        tasks.append(BulkTask(n_bytes, n_bytes, read, positions[members]))
+        tasks.append(BulkTask(n_bytes, n_bytes, task, positions[members]))
     return tasks
 
 
@@ -256,8 +256,8 @@ def text_tasks(
     for start in range(0, len(rows), TEXT_ROWS):
         piece = slice(start, start + TEXT_ROWS)
         n_bytes = len(rows[piece]) * layout.row_bytes
-        read = partial(_read_text, reader, rows[piece], out, places[piece])
-        tasks.append(BulkTask(n_bytes, n_bytes, read, range(start, min(len(rows), piece.stop))))
+        task = partial(_read_text, reader, rows[piece], out, places[piece])
+        tasks.append(BulkTask(n_bytes, n_bytes, task, range(start, min(len(rows), piece.stop))))
     return tasks
 
 

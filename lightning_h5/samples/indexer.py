@@ -322,11 +322,11 @@ class HeldSamples(NamedTuple):
         """
         batch = self.indexer.rows_of(rows_at(self.samples, indices), epoch)
         places: dict[int, FieldRows] = {}  # fields in memory with the same rows share their places
-        for rows, held in zip(batch.fields, self.rows, strict=True):
-            if held is not None and id(rows) not in places:
-                places[id(rows)] = rows._replace(rows=find_places(held, rows.rows))
+        for rows, own_rows in zip(batch.fields, self.rows, strict=True):
+            if own_rows is not None and id(rows) not in places:
+                places[id(rows)] = rows._replace(rows=find_places(own_rows, rows.rows))
         pairs = zip(batch.fields, self.rows, strict=True)
-        return batch._replace(fields=tuple(rows if held is None else places[id(rows)] for rows, held in pairs))
+        return batch._replace(fields=tuple(rows if own_rows is None else places[id(rows)] for rows, own_rows in pairs))
 
 
 def rows_of_all(n_rows: int, n_all: int) -> str:

@@ -157,11 +157,11 @@ class CellGrid:
         counts = np.stack([after - first for first, after in runs])
         n_pieces = counts.prod(axis=0)
         owners = np.repeat(np.arange(len(lines)), n_pieces)  # the patch of each piece
-        left = np.arange(len(owners)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
+        rest = np.arange(len(owners)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
         cells, stride = np.zeros(len(owners), dtype=np.int64), 1
         piece_runs: list[IntArray] = []
         for number in reversed(range(len(self.axes))):
-            left, at = np.divmod(left, counts[number][owners])
+            rest, at = np.divmod(rest, counts[number][owners])
             piece_runs.insert(0, runs[number][0][owners] + at)
             cells += self.axes[number].cells[piece_runs[0]] * stride
             stride *= self.axes[number].n_cells

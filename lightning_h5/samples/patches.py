@@ -163,17 +163,17 @@ class Volume:
 
     def places(self, numbers: IntArray) -> IntArray:
         """Return where patches of the grid start, shape ``(n, n_axes)``."""
-        sizes, left, in_block = [len(starts) for starts in self.starts], numbers, np.ones_like(numbers)
+        sizes, rest, in_block = [len(starts) for starts in self.starts], numbers, np.ones_like(numbers)
         firsts, counts = [], []
         for axis, bounds in enumerate(self.bounds):
             n_alike = in_block * math.prod(sizes[axis + 1 :])  # patches with the same start along this axis
-            block = np.searchsorted(bounds, left // n_alike, side="right") - 1
+            block = np.searchsorted(bounds, rest // n_alike, side="right") - 1
             firsts.append(bounds[block])
             counts.append(bounds[block + 1] - bounds[block])
-            left, in_block = left - firsts[-1] * n_alike, in_block * counts[-1]
+            rest, in_block = rest - firsts[-1] * n_alike, in_block * counts[-1]
         places = []
         for starts, first, n in zip(reversed(self.starts), reversed(firsts), reversed(counts), strict=True):
-            left, at = np.divmod(left, n)
+            rest, at = np.divmod(rest, n)
             places.append(starts[first + at])
         return np.stack(places[::-1], axis=1)
 
@@ -181,8 +181,8 @@ class Volume:
         """Return where random patches start, of segments with these numbers among all of the files."""
         places, patches = [], (segments << NUMBER) + numbers
         for axis, (n, size) in enumerate(zip(self.lengths, self.options.sizes, strict=True)):
-            drawn = uniform(seed, epoch, PLACE + axis, patches) * max(1, n - size + 1)
-            places.append(np.minimum(drawn.astype(np.int64), max(0, n - size)))
+            offsets = uniform(seed, epoch, PLACE + axis, patches) * max(1, n - size + 1)
+            places.append(np.minimum(offsets.astype(np.int64), max(0, n - size)))
         return np.stack(places, axis=1)
 
     def digest(self) -> bytes:
@@ -377,5 +377,5 @@ class Patches(PartsOfSegments):
 
     def digest(self) -> bytes:
         """See ``Indexer.digest``."""
-        drawn, volumes = self.options.random and self.seed, b"".join(volume.digest() for volume in self.volumes)
-        return repr(drawn).encode() + volumes + self.kinds.tobytes() + self.lines.tobytes() + self.segments.digest()
+        seed, volumes = self.options.random and self.seed, b"".join(volume.digest() for volume in self.volumes)
+        return repr(seed).encode() + volumes + self.kinds.tobytes() + self.lines.tobytes() + self.segments.digest()

@@ -146,7 +146,7 @@ def segments_in_lists(
     segments: dict[str, IntArray] = {}
     split_of: dict[int, str] = {}
     for split, of_files in lists.items():
-        listed = []
+        listed_numbers = []
         for file, names in of_files:
             for name in names.tolist():
                 number = numbers.get((file, name.strip("/")), -1)
@@ -161,8 +161,8 @@ def segments_in_lists(
                         f"split.key lists {name!r} for {split_of[number]!r} and {split!r} in {table.paths[file]!r}. "
                         "Each segment is in one split; name other lists."
                     )
-                listed.append(number)
-        segments[split] = np.unique(np.array(listed, dtype=np.int64))
+                listed_numbers.append(number)
+        segments[split] = np.unique(np.array(listed_numbers, dtype=np.int64))
     return segments
 
 

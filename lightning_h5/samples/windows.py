@@ -100,10 +100,10 @@ class Windows(PartsOfSegments):
         if not self.is_random:
             return Places(segments, self.low + numbers * self.stride)
         windows = (self.segments.numbers_of(segments) << NUMBER) + numbers
-        drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)
+        offsets = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)
         n_starts = self._n_starts(segments)
         n_windows = self.ends[segments] - before
-        steps = ((numbers + drawn) * (n_starts / n_windows)).astype(np.int64)
+        steps = ((numbers + offsets) * (n_starts / n_windows)).astype(np.int64)
         return Places(segments, self.low + np.minimum(steps, n_starts - 1))
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
@@ -147,8 +147,8 @@ class Windows(PartsOfSegments):
 
     def digest(self) -> bytes:
         """See ``Indexer.digest``."""
-        drawn = self.seed if self.is_random else None
-        return repr((self.ranges, self.stride, self.pad, drawn)).encode() + self.segments.digest()
+        seed = self.seed if self.is_random else None
+        return repr((self.ranges, self.stride, self.pad, seed)).encode() + self.segments.digest()
 
     # How often rows are read ---------------------------------------------------------------------------------
 

@@ -120,19 +120,19 @@ class DecodedMirror(MirrorFile):
         is_read = self.has(chunks)
         if not is_read.any() or not len(marks):
             return is_read
-        there = np.flatnonzero(is_read)
-        before, n_read = marks[chunks[there]], 0
+        read_numbers = np.flatnonzero(is_read)
+        before, n_read = marks[chunks[read_numbers]], 0
         with suppress(OSError):  # of the local disk
-            n_read = read(self.fd, out, firsts[there], firsts[there] + size, chunks[there] * size)
-        if n_read != len(there) * size:
+            n_read = read(self.fd, out, firsts[read_numbers], firsts[read_numbers] + size, chunks[read_numbers] * size)
+        if n_read != len(read_numbers) * size:
             return np.zeros(len(chunks), np.bool_)
         memory = out.data
-        sums = [crc32(memory[first : first + size]) for first in firsts[there].tolist()]
-        is_right = np.array(sums, np.uint32) == self._sums[chunks[there]]
-        is_same = marks[chunks[there]] == before
-        is_read[there] = is_right & is_same
+        sums = [crc32(memory[first : first + size]) for first in firsts[read_numbers].tolist()]
+        is_right = np.array(sums, np.uint32) == self._sums[chunks[read_numbers]]
+        is_same = marks[chunks[read_numbers]] == before
+        is_read[read_numbers] = is_right & is_same
         if not is_right.all():
-            self._forget(chunks[there[~is_right & is_same]])
+            self._forget(chunks[read_numbers[~is_right & is_same]])
         return is_read
 
     def read_within(
@@ -235,10 +235,10 @@ class DecodedMirror(MirrorFile):
             state = self._present_state()
             self._n_writing += 1
         try:
-            lacking = np.flatnonzero(~self.has(chunks))
-            self._put_runs(chunks[lacking], memory, firsts[lacking])
-            self._checked[chunks[lacking]] = state
-            return len(lacking) * self._piece_bytes
+            absent_numbers = np.flatnonzero(~self.has(chunks))
+            self._put_runs(chunks[absent_numbers], memory, firsts[absent_numbers])
+            self._checked[chunks[absent_numbers]] = state
+            return len(absent_numbers) * self._piece_bytes
         finally:
             with self._lock:
                 self._n_writing -= 1
@@ -246,9 +246,9 @@ class DecodedMirror(MirrorFile):
 
     def _present_state(self) -> int:
         """Return the number of the file's state: another one after it was written to, other than by this object."""
-        written = os.fstat(self.fd).st_mtime_ns
-        if written != self._written and not self._n_writing:
-            self._written, self._state = written, self._state + 1
+        write_time = os.fstat(self.fd).st_mtime_ns
+        if write_time != self._written and not self._n_writing:
+            self._written, self._state = write_time, self._state + 1
         return self._state
 
     def _put_runs(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> None:

@@ -149,9 +149,9 @@ class Mirror(MirrorFile):
         granules = np.unique(granules)
         marks = self._marks
         granules = granules[granules < len(marks)]
-        missing = granules[is_present(marks[granules]) == 0]
-        if len(missing) and self._takes_more:
-            self._fetch(missing, around, fetch_later, counters)
+        absent_granules = granules[is_present(marks[granules]) == 0]
+        if len(absent_granules) and self._takes_more:
+            self._fetch(absent_granules, around, fetch_later, counters)
 
     def forget(self, offsets: IntArray, sizes: IntArray) -> None:
         """Drop pieces that turned out to be wrong: they are fetched again when they are needed next.
@@ -231,9 +231,9 @@ class Mirror(MirrorFile):
 
     def _unchecked(self, granules: IntArray) -> IntArray:
         """Return which granules were not compared with their checksums since the file was written to last."""
-        written = os.fstat(self.fd).st_mtime_ns
-        if written != self._written:
-            self._written, self._state = written, self._state + 1
+        write_time = os.fstat(self.fd).st_mtime_ns
+        if write_time != self._written:
+            self._written, self._state = write_time, self._state + 1
         is_checked = self._checked[granules] == self._state
         return granules[:0] if is_checked.all() else np.unique(granules[~is_checked])
 
@@ -304,8 +304,8 @@ class Mirror(MirrorFile):
     def _wait_for(self, granules: set[int]) -> None:
         end = time.monotonic() + PATIENCE
         with self._changed:
-            while not self._busy.isdisjoint(granules) and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while not self._busy.isdisjoint(granules) and (seconds_left := end - time.monotonic()) > 0:
+                self._changed.wait(seconds_left)
 
     def _fetch_run(self, first: int, stop: int, errors: list[OSError], counters: Counters | None) -> None:
         """Fetch neighbors that the mirror lacks, in a lock that keeps other processes from doing the same."""
@@ -330,8 +330,8 @@ class Mirror(MirrorFile):
                 self.close()
 
     def _fetch_locked(self, first: int, stop: int, counters: Counters | None) -> None:
-        lacking = np.flatnonzero(is_present(self._marks[first:stop]) == 0) + first
-        for low, high in runs_of(lacking, self.origin.longest):
+        absent_granules = np.flatnonzero(is_present(self._marks[first:stop]) == 0) + first
+        for low, high in runs_of(absent_granules, self.origin.longest):
             if self._folder is None or not self._takes_more:
                 return
             end = min(high * GRANULE, self.n_bytes)

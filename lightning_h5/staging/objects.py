@@ -148,16 +148,16 @@ def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
     if not is_folder and not re.search(r"[*\[]", url.partition("://")[2]):
         return [url]
     fixed = url if is_folder else url[: re.search(r"[*?\[]", url).start()]  # type: ignore[union-attr]  # it has one
-    listed: dict[str, ObjectStatus] = ask_store("list", fixed.rpartition("/")[0] + "/", _options(url))
+    statuses: dict[str, ObjectStatus] = ask_store("list", fixed.rpartition("/")[0] + "/", _options(url))
     if is_folder:
-        urls = [address for address in listed if address.endswith(suffixes) and "/" not in address[len(url) :]]
+        urls = [address for address in statuses if address.endswith(suffixes) and "/" not in address[len(url) :]]
     else:
         pattern = re.compile(_expression(url))
-        urls = [address for address in listed if pattern.fullmatch(address)]
+        urls = [address for address in statuses if pattern.fullmatch(address)]
     if not urls:
         has = (
-            f"the store has {listing(map(shown_url, listed), most=3)}"
-            if listed
+            f"the store has {listing(map(shown_url, statuses), most=3)}"
+            if statuses
             else "the store has nothing that begins so"
         )
         outcome = f"has no files {', '.join('*' + suffix for suffix in suffixes)}" if is_folder else "matches no object"
@@ -165,8 +165,8 @@ def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
     for address in urls:
         use_staging(address, staging_of(url))
         for place in (address, address + INDEX_SUFFIX):
-            if place in listed:
-                _recent[place] = time.monotonic(), listed[place]
+            if place in statuses:
+                _recent[place] = time.monotonic(), statuses[place]
             else:
                 _absent[place] = time.monotonic()
     return sorted(urls, key=natural_order)

@@ -98,13 +98,13 @@ class Stores:
             H5FileError: the store cannot be listed, or lists too many.
         """
         try:
-            listed = dict(islice(self._store(url, options).list(url), MAX_LISTED + 1))
-            if len(listed) > MAX_LISTED:
+            statuses = dict(islice(self._store(url, options).list(url), MAX_LISTED + 1))
+            if len(statuses) > MAX_LISTED:
                 raise H5FileError(
                     f"the store lists more than {MAX_LISTED:,} objects for {shown_url(url)!r}. Pass a URL with fewer "
                     "objects below it, or a list with the URL of each file."
                 )
-            return dict(sorted(listed.items()))
+            return dict(sorted(statuses.items()))
         except Exception as error:
             raise self._error(url, options, error, action="listed") from None
 
@@ -172,12 +172,12 @@ class _ObstoreStore:
             options["if_match"] = status.etag
         else:
             options["if_unmodified_since"] = datetime.fromtimestamp(status.st_mtime_ns / 1e9).astimezone()
-        for left in reversed(range(MAX_RETRIES)):
+        for n_retries in reversed(range(MAX_RETRIES)):
             try:
                 return _body_of(self._get(url, options, (start, stop), status), stop - start, url)
             except Exception as error:
                 # The library repeats requests, but does not continue all answers that broke off.
-                if not left or "body error" not in str(error):
+                if not n_retries or "body error" not in str(error):
                     raise
         raise AssertionError
 
