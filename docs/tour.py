@@ -1,10 +1,10 @@
-"""The notebook `examples/tour.ipynb` as a page, with outputs that it gave.
+"""The notebook `examples/tour.ipynb` as a page, with stored outputs.
 
     python docs/tour.py
 
-executes the notebook, which needs the groups and extras of the tests, and stores what its cells print and draw in
-`docs/_parts/tour.json` and `docs/_static/tour`. The page is put together of the notebook and these files when the
-documentation is built; nothing is executed then.
+executes the notebook, which needs the groups and extras of the tests, and stores the text and images of its cells in
+`docs/_parts/tour.json` and `docs/_static/tour`. The documentation build makes the page from the notebook and these
+files; it executes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IMAGES = DOCS / "_static" / "tour"
 
 
 def page(notebook: dict[str, Any], outputs: dict[str, Any]) -> str:
-    """The notebook in Markdown; each cell of code is followed by its outputs."""
+    """Return the notebook as Markdown, with the outputs of each code cell below it."""
     lines: list[str] = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -46,10 +46,7 @@ def page(notebook: dict[str, Any], outputs: dict[str, Any]) -> str:
 
 
 def stored_outputs(executed: dict[str, Any]) -> dict[str, Any]:
-    """For each cell of code: the code, and the text and images that it gave, without the notices of libraries.
-
-    Images are written to files.
-    """
+    """Return the source, text and images of each code cell, without the notices of libraries; write images to files."""
     outputs_by_cell: dict[str, Any] = {}
     heading = ""
     for cell in executed["cells"]:
@@ -65,14 +62,14 @@ def stored_outputs(executed: dict[str, Any]) -> dict[str, Any]:
                 name = f"{cell['id']}.png"
                 image = base64.b64decode("".join(output["data"]["image/png"]))
                 (IMAGES / name).write_bytes(image)
-                alt = f"What the cell above draws: {heading.lower()}"
+                alt = f"Output of the cell above: {heading.lower()}"
                 outputs.append({"image": name, "alt": alt})
         outputs_by_cell[cell["id"]] = {"source": source, "outputs": outputs}
     return outputs_by_cell
 
 
 def execute() -> None:
-    """Execute the notebook in a folder of its own, and store what it gave."""
+    """Execute the notebook in a temporary folder, and store its outputs."""
     import nbformat
     from nbclient import NotebookClient
 

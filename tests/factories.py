@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 import h5py
 import numpy as np
+from guards import HANG
 
 
 @dataclass
@@ -228,7 +229,7 @@ def random_values(dtype, shape, seed=0):
     return rng.integers(0, 256, n, dtype=np.uint8).view(dtype).reshape(shape)
 
 
-def run_forked(function, seconds=60):
+def run_forked(function, seconds=HANG):
     """Runs a function in a forked child; the child's exit code (its traceback goes to stderr), -9 where it hangs."""
     pid = os.fork()
     if pid == 0:
@@ -264,7 +265,7 @@ def make_older(path):
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - 10**9))
 
 
-def in_threads(*functions, seconds=30):
+def in_threads(*functions):
     """Runs functions in a thread each, starting them together; gives what they give, or raises what one of them raises.
 
     Threads that do not end in time are a failure, and no reason to wait for ever.
@@ -279,7 +280,7 @@ def in_threads(*functions, seconds=30):
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(functions))]
-    end = time.monotonic() + seconds
+    end = time.monotonic() + HANG
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from guards import HANG
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
@@ -43,12 +45,13 @@ class Outcome(NamedTuple):
     output: str
 
 
-def run_ranks(target, world_size, folder, *arguments, timeout=60, patience=20) -> list[Outcome]:
+def run_ranks(target, world_size, folder, *arguments, patience=HANG) -> list[Outcome]:
     """Runs ``target(rank, *arguments)`` in a process for each rank, as Lightning's own launcher would start them.
 
     Ranks find each other under ``Trainer(devices=world_size, strategy="ddp")``. ``target`` is a function of a test
-    module. When one rank has ended badly, the others have ``patience`` seconds before they are killed; no rank may
-    take more than ``timeout``. Nothing that was started is alive when this returns.
+    module. When one rank has ended badly, the others have ``patience`` seconds before they are killed: fewer than by
+    default only where they wait for the one that was killed, and it does not matter how they end. Nothing
+    that was started is alive when this returns.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +72,7 @@ def run_ranks(target, world_size, folder, *arguments, timeout=60, patience=20) -
         process.start()
     for _, sender in pipes:
         sender.close()
-    told = _watch(processes, [receiver for receiver, _ in pipes], timeout, patience)
+    told = _watch(processes, [receiver for receiver, _ in pipes], patience)
     return [
         Outcome(process.exitcode, *told.get(rank, (None, None)), logs[rank].read_text() if logs[rank].exists() else "")
         for rank, process in enumerate(processes)
@@ -87,7 +90,7 @@ class Done(NamedTuple):
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_h5")
 
 
-def run_program(code, folder, *, cwd=None, path=(), timeout=120, **environment) -> Done:
+def run_program(code, folder, *, cwd=None, path=(), **environment) -> Done:
     """Runs a program as ``python -c`` does, and imports Lightning and this package anew, without torch's seconds.
 
     Args:
@@ -95,13 +98,12 @@ def run_program(code, folder, *, cwd=None, path=(), timeout=120, **environment) 
         folder: for what it prints.
         cwd: where it runs.
         path: folders to import from, before all others.
-        timeout: seconds.
         environment: more variables of the environment, set before anything of ours or of Lightning's is imported.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     errors = Path(folder) / f"errors.{time.monotonic_ns()}.log"
     arguments = (code, str(errors), None if cwd is None else str(cwd), [*map(str, path)], environment)
-    (outcome,) = run_ranks(_program, 1, folder, *arguments, timeout=timeout)
+    (outcome,) = run_ranks(_program, 1, folder, *arguments)
     return Done(outcome.exitcode or outcome.value, outcome.output, errors.read_text())
 
 
@@ -129,9 +131,9 @@ def values(outcomes):
     return [outcome.value for outcome in outcomes]
 
 
-def _watch(processes, receivers, timeout, patience):
+def _watch(processes, receivers, patience):
     told: dict[int, tuple[Any, str | None]] = {}
-    end = time.monotonic() + timeout
+    end = time.monotonic() + HANG
     open_receivers = dict(enumerate(receivers))
     try:
         while any(process.is_alive() for process in processes) and time.monotonic() < end:

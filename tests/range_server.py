@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 
+from guards import HANG
+
 
 @dataclass
 class Request:
@@ -93,7 +95,7 @@ class RangeServer:
             self._at_once -= 1
 
     def wait(self):
-        self._released.wait(60)
+        self._released.wait(HANG)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
@@ -99,7 +100,7 @@ def test_loops_of_one_name_are_kept_apart_whichever_process_compiled_them(tmp_pa
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(module.__file__).parents[1])}
     for numbers in (["5"], ["7", "5"], ["9", "5", "7"]):
         command = [sys.executable, "-c", SAME_NAMES, *numbers]
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=HANG)
         assert [float(each) for each in said.stdout.split()] == [2.0 * float(k) for k in numbers]
 
 
@@ -381,7 +382,7 @@ def start(folder, number=0):
 
 
 def counts(process):
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=HANG)
     assert process.returncode == 0
     return [*map(int, out.split())]
 

@@ -5,23 +5,15 @@ import time
 
 import pytest
 from factories import run_forked
+from guards import HANG, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5.threads import HelperThreads
 
-SOON = 20  # seconds
-
 
 def threads_of(helpers):
     return [thread for thread in threading.enumerate() if thread.name == helpers.name]
-
-
-def wait_until(is_true):
-    deadline = time.monotonic() + SOON
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -47,7 +39,7 @@ def test_each_task_is_run_once_and_then_all_threads_end(rests, most):
 def test_there_is_a_thread_for_each_task_up_to_the_limit(helpers):
     meet = threading.Barrier(4)
     for _ in range(8):
-        helpers.put(lambda: meet.wait(SOON))
+        helpers.put(lambda: meet.wait(HANG))
     wait_until(lambda: not helpers.n_unfinished)
     assert not meet.broken
 
@@ -64,7 +56,7 @@ def test_threads_end_though_each_was_woken_for_a_task_that_another_took(helpers)
 def test_the_end_waits_for_tasks_that_run_and_drops_the_others(helpers):
     may_go_on, done = threading.Event(), []
     for number in range(9):
-        helpers.put(lambda number=number: (may_go_on.wait(SOON), done.append(number)))
+        helpers.put(lambda number=number: (may_go_on.wait(HANG), done.append(number)))
     timer = threading.Timer(0.05, may_go_on.set)
     timer.start()
     helpers.end()
@@ -79,14 +71,14 @@ def test_the_end_waits_for_tasks_that_run_and_drops_the_others(helpers):
 def test_a_forked_child_has_threads_of_its_own(helpers):
     may_go_on = threading.Event()
     for _ in range(9):
-        helpers.put(lambda: may_go_on.wait(SOON))
+        helpers.put(lambda: may_go_on.wait(HANG))
 
     def child():
         assert helpers.n_unfinished == 0
         helpers.end()
         done = threading.Event()
         helpers.put(done.set)
-        assert done.wait(SOON)
+        assert done.wait(HANG)
 
     assert run_forked(child) == 0
     may_go_on.set()

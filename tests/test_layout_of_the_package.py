@@ -11,6 +11,7 @@ from pathlib import Path
 
 import h5py
 import pytest
+from guards import HANG
 
 import lightning_h5
 
@@ -219,7 +220,7 @@ def test_the_lazy_names_are_the_listed_names():
 def run_fresh(code):
     """Runs code in a fresh interpreter; what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

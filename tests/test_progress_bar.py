@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from arguments import nested
+from guards import HANG
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning_models import Recorder, quiet_trainer
@@ -152,7 +153,7 @@ def test_a_terminal_has_a_bar():
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     with subprocess.Popen([sys.executable, "-c", REPACK], stderr=theirs) as process:
-        process.wait(60)
+        process.wait(HANG)
         os.set_blocking(ours, False)
         text = os.read(ours, 1 << 16)  # less than a terminal holds for its reader
     os.close(ours)

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from factories import run_forked
+from guards import HANG
 
 from lightning_h5 import H5Error
 from lightning_h5.loading import worker_process
@@ -41,7 +42,7 @@ def test_a_team_is_as_large_as_the_system_allows(monkeypatch, n_allowed):
             pass
     work.end_team(len(team))
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
     assert sorted(done) == list(range(20))
 
 

@@ -100,7 +100,7 @@ class Catalog:
             request: the array of a field.
             arrays: of each file or part.
             options: how files are opened.
-            first: returns the text in other files that have the first classes, such as those of training.
+            first: returns the text of the files that define the first classes, such as the training files.
 
         Raises:
             H5ValueError: an array has no text, or the files with the first classes do not name it.
@@ -119,8 +119,8 @@ class Catalog:
                 return [] if is_first or not files else first(files, key)
             if files and self.joins.split != "train":
                 raise H5ValueError(
-                    f"{own_key!r} is decoded as a category of other files, and its classes are those of the training "
-                    "files. Call setup('fit') first."
+                    f"{own_key!r} is decoded as a category, and the training files define its classes. Call "
+                    "setup('fit') first."
                 )
             return []
 

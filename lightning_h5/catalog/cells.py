@@ -32,7 +32,7 @@ def names_of_cells(file: Any, path: str, keys: Sequence[str], options: OpenOptio
     Args:
         file: the open file.
         path: its path.
-        keys: the arrays of references; the first one gives segments their names.
+        keys: the arrays of references; the first one names the segments.
         options: how the file is opened.
 
     Raises:

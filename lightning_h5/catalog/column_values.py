@@ -39,8 +39,8 @@ N_TRIED = 100  # rows of an array that may be one-hot
 class Categories:
     """The categories that codes stand for, the same in all files.
 
-    Names that come first keep their codes: those of the first files, in their order if all of these have the same names
-    and sorted otherwise; names that only other files have follow, sorted.
+    The names of the first files have the first codes, in their order if all of these files have the same names, and
+    sorted otherwise. Names that only other files have follow, sorted.
 
     Args:
         known: names by array, in the order of their codes.
@@ -54,7 +54,7 @@ class Categories:
         return {key: [len(names), _digest_of_names(names)] for key, names in self.known.items()}
 
     def check(self, saved: Mapping[str, Sequence[Any]]) -> None:
-        """Check that codes mean what they meant when their digests were saved; further names may have followed.
+        """Check that codes have the same names as when their digests were saved; new names may follow.
 
         Raises:
             H5ResumeError: they do not.
@@ -189,9 +189,9 @@ def names_of_codes(layout: ArrayLayout, names: Sequence[Any], codes: npt.NDArray
         codes = stored[codes]
     Recode(tuple(range(len(names)))).check(codes, layout)
     is_text = not names or isinstance(names[0], str)
-    missing = [] if not is_text and (codes >= 0).all() else ["" if is_text else np.nan]
-    named: npt.NDArray[Any] = np.array([*names, *missing], dtype=object if is_text else None)[codes]  # -1 is the last
-    return named
+    blank = [] if not is_text and (codes >= 0).all() else ["" if is_text else np.nan]
+    labels: npt.NDArray[Any] = np.array([*names, *blank], dtype=object if is_text else None)[codes]  # -1 is the last
+    return labels
 
 
 def names_in(array: ArrayLayout, options: OpenOptions) -> list[Any]:
@@ -218,7 +218,7 @@ def classes_of(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 
     Args:
         values: a value for each row, or a row of zeros with a single 1.
-        name: what they are, for messages.
+        name: noun for the values, for messages.
 
     Raises:
         H5ValueError: rows have several values, and are not one-hot.

@@ -226,7 +226,7 @@ class Compatibility:
 
         Raises:
             H5ValueError: an array cannot become a tensor, or holds packed integers; arrays differ in their rows, or
-                from those of the first file.
+                from the arrays of the first file.
             H5CorruptError: two arrays have bytes in common.
         """
         # Arrays of one structure share these objects. Checked arrays are kept, so that no id is reused.
@@ -240,7 +240,7 @@ class Compatibility:
                         _check_packing(stored, request)
         if self._of_one_row:
             _check_rows(layouts)
-        check_no_overlap([layout for layout in layouts if layout.path == layouts[0].path])  # not those of other files
+        check_no_overlap([layout for layout in layouts if layout.path == layouts[0].path])  # not in other files
         if structure not in self._passed:
             self._first = self._first or layouts
             _check_same_rows(self._first, layouts, shapes=self._of_one_row)
@@ -249,11 +249,11 @@ class Compatibility:
 
 
 def refuse_other_files(requests: Sequence[ArrayRequest]) -> None:
-    """Raise an ``H5ValueError`` if an array is of another file: these are matched row by row."""
+    """Raise an ``H5ValueError`` if an array is in another file, which is matched row by row."""
     if keys := [request.key for request in requests if request.paths is not None]:
         raise H5ValueError(
-            f"{listing(keys)} of another file was named, which is matched row by row, and samples are no rows. Put "
-            "it into the data's files, or pass table."
+            f"{listing(keys)} of another file is matched row by row, but samples are not rows. Write it into the "
+            "data's files, or pass table."
         )
 
 
@@ -360,8 +360,8 @@ def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_file
     """Refuse files that may be an image or volume each: their rows would be lines of pixels.
 
     Args:
-        arrays: the requested arrays of one file; those of other files differ at most in the number of rows.
-        n_rows: of each file.
+        arrays: the requested arrays of one file; in other files only the number of rows may differ.
+        n_rows: number of rows of each file.
         n_files: number of all files, including those that cannot be read.
     """
     shape = shape_of_images(arrays, n_rows, n_files)
@@ -407,7 +407,7 @@ def _check_rows(arrays: Sequence[ArrayLayout]) -> None:
 
 
 def _advice_about_rows(first: ArrayLayout, other: ArrayLayout) -> str:
-    """Return what to pass for two arrays with different numbers of rows, by their shapes."""
+    """Return advice for two arrays with different numbers of rows, by their shapes."""
     for array, steps in ((first, other.n_rows), (other, first.n_rows)):
         if steps > 1 and steps in array.row_shape:
             axis = 1 + array.row_shape.index(steps)
@@ -431,7 +431,7 @@ def _advice_about_rows(first: ArrayLayout, other: ArrayLayout) -> str:
 def _check_same_rows(expected: Sequence[ArrayLayout], layouts: Sequence[ArrayLayout], *, shapes: bool) -> None:
     for a, b in zip(expected, layouts, strict=True):
         properties = [("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)]
-        if a.categories is not None and b.categories is not None:  # their codes become those of one dtype
+        if a.categories is not None and b.categories is not None:  # their codes are converted to one dtype
             continue
         for name, left, right in properties if shapes else properties[:1]:
             if left != right and not (kind_of(a.dtype) == kind_of(b.dtype) == "text" and name == "dtype"):

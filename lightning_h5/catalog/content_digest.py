@@ -127,9 +127,9 @@ def _smallest(layouts: PartLayouts) -> list[ArrayLayout]:
     """Return the smallest stored arrays of files, up to ``MAX_WHOLE_BYTES`` and ``MAX_ARRAYS``."""
     sizes = np.stack([_sizes(layouts, field) for field in range(layouts.n_fields)], axis=1).reshape(-1)
     order = np.argsort(sizes, kind="stable")[:MAX_ARRAYS]
-    chosen = np.sort(order[np.cumsum(sizes[order]) <= MAX_WHOLE_BYTES])
+    whole_arrays = np.sort(order[np.cumsum(sizes[order]) <= MAX_WHOLE_BYTES])
     smallest: dict[tuple[str, str], ArrayLayout] = {}  # members of a table are one array
-    for part, field in (divmod(number, layouts.n_fields) for number in chosen.tolist()):
+    for part, field in (divmod(number, layouts.n_fields) for number in whole_arrays.tolist()):
         stored = _stored_array(layouts.one(part, field))
         for array in (stored, stored.categories):
             if array is not None:

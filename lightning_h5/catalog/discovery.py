@@ -1,4 +1,4 @@
-"""Which files exist, and which arrays are their fields: those that the user names, or all that have the same rows."""
+"""Find the files of a path argument, and their fields: named arrays, or all arrays with the same number of rows."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def files_to_read(catalog: Catalog, paths: Paths, bad: dict[str, str] | None) ->
     """Return the files that a path argument names.
 
     Args:
-        catalog: what is in the files.
+        catalog: catalog of the files.
         paths: the argument.
-        bad: gets missing files with what is wrong with them; None raises their errors.
+        bad: collects missing files with the reason; None raises their errors.
     """
     if bad is None:
         return list(catalog.files(paths, "paths"))
@@ -91,7 +91,7 @@ def names_to_load(
         keys: arrays that have another name here.
         filter_names: further arrays that filters name.
         bad: see ``files_to_read``.
-        argument: what names fields, for errors.
+        argument: the argument that names fields, for errors.
 
     Raises:
         H5Error: see ``fields_of_files``; or names do not fit the arrays.
@@ -99,8 +99,8 @@ def names_to_load(
     if fields is not None:
         return checked_names(fields)
     of_filters = {keys.get(name, name).strip("/") for name in filter_names}
-    named = {*keys.values(), *of_filters}
-    arrays = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, named, argument=argument)
+    named_arrays = {*keys.values(), *of_filters}
+    arrays = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, named_arrays, argument=argument)
     name_of = {key: name for name, key in keys.items()}
     stripped = [array.strip("/") for array in arrays]
     names = [name_of.get(key, array) for key, array in zip(stripped, arrays, strict=True)]
@@ -115,14 +115,14 @@ def names_to_load(
 
 
 def bad_files(on_bad_file: str) -> dict[str, str] | None:
-    """Return where files that are left out are noted, with what is wrong with them; None if they are errors."""
+    """Return a mapping for files that are left out, with the reason; None if they raise errors."""
     if on_bad_file not in ("raise", "skip"):
         raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'raise' or 'skip'.")
     return {} if on_bad_file == "skip" else None
 
 
 def skip_into(bad: dict[str, str] | None) -> Skip | None:
-    """Return what logs a file that is left out, and keeps what is wrong with it; None if errors are raised."""
+    """Return a function that logs a file that is left out, and records the reason; None if errors are raised."""
     return None if bad is None else partial(_leave_out, bad)
 
 
@@ -152,10 +152,10 @@ def fields_of_files(
         catalog: opens the files.
         paths: the files.
         options: how they are opened.
-        skip: called with files that are missing or broken, which are left out; None raises their errors.
-        advice: what to do to train without broken files, for their errors.
-        named: arrays that the user named elsewhere, in filters or names of fields: these are fields.
-        argument: what names fields, for errors.
+        skip: called with missing or broken files, which are left out; None raises their errors.
+        advice: advice for training without broken files, for their errors.
+        named: arrays that other arguments name, such as filters; they are fields.
+        argument: the argument that names fields, for errors.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
@@ -181,7 +181,7 @@ def fields_of_files(
 
 
 def _search(path: str, named: Collection[str], argument: str, file: Any) -> tuple[list[str], list[str]]:
-    """Return the fields of an open file, and what will be asked for: these and the arrays that the user named."""
+    """Return the fields of an open file, and the arrays to open: the fields and the named arrays."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     left_out = []
     looks: dict[str, _Look] = {}

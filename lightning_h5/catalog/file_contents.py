@@ -91,7 +91,7 @@ def open_guarded(path: str, options: OpenOptions) -> Iterator[tuple[Any, ChangeG
     """Open a file, and yield it with its guard. Both are of the same file, even if another replaces it meanwhile.
 
     Raises:
-        H5DataChangedError: it changed while it was open, whatever error that caused.
+        H5DataChangedError: it changed while it was open.
         H5FileError: it cannot be opened.
     """
     guard: ChangeGuard | None = None

@@ -102,9 +102,9 @@ class Joins:
         split, matched = self._matched.setdefault(source, (self.split, rows))
         if matched != rows:
             raise H5ValueError(
-                f"{name} is matched with rows by its order: it belongs to those of {split} ({listing(matched[1], 2)}), "
-                f"and was asked for {self.split} ({listing(paths, 2)}). Name one for each split, with {{split}} in its "
-                "path, or join lines by a key (table.on)."
+                f"{name} is matched with rows by its order: it belongs to the rows of {split} "
+                f"({listing(matched[1], 2)}), but was requested for {self.split} ({listing(paths, 2)}). Name one "
+                "for each split, with {split} in its path, or join lines by a key (table.on)."
             )
 
     def check_place(self, n_rows: int, paths: Sequence[str]) -> None:

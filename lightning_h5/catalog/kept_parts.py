@@ -127,8 +127,8 @@ class KeptParts:
         identity = [FORMAT, path, request, files.trusted, files.min_integrity]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         state = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
-        kept = os.path.join(os.path.expanduser(folder), f"{name}.catalog")
-        return cls(kept, names, json.dumps([identity, state]))
+        catalog_path = os.path.join(os.path.expanduser(folder), f"{name}.catalog")
+        return cls(catalog_path, names, json.dumps([identity, state]))
 
     def read(self, describe: Describe, is_attribute: npt.NDArray[np.bool_]) -> PartsOfFile | None:
         """Return the kept parts; None if there are none, if they are damaged, or of another state of the file.

@@ -122,7 +122,7 @@ def parts_in(
             stars, aliases = objects.named_once(targets)
         if not stars:
             return PartsOfFile(PackedText.of([]), ArrayColumns(), names, n_missing=1)
-    arrays, used, n_missing = ArrayColumns(), list[str](), 0
+    arrays, used_names, n_missing = ArrayColumns(), list[str](), 0
     shows_progress = len(stars) >= MANY and resolve_replica().rank == 0  # all ranks look at them
     title = f"looking at {os.path.basename(path)}"
     for part in with_bar(range(len(stars)), title, unit="segment", shows_progress=shows_progress, delay=2):
@@ -140,14 +140,14 @@ def parts_in(
         if len(stars) > 1 and names.is_group and (first := objects.earlier(stars[part], layouts)) is not None:
             aliases[stars[part]] = first
             continue
-        used.append(stars[part])
+        used_names.append(stars[part])
         for layout, template in layouts:
             arrays.append(layout, template)
     cells = [names.keys[at] for at, array in arrays.others.items() if is_references(array)]
     if cells and names.pattern is None:
         return parts_in(path, names.of_cells(cells), options, file, guard, alike)
     if n_missing:
-        are_used = set(used)
+        are_used = set(used_names)
         aliases = {alias: star for alias, star in aliases.items() if star in are_used}
     if aliases and resolve_replica().rank == 0:
         alias, star = next(iter(aliases.items()))
@@ -158,7 +158,7 @@ def parts_in(
             names.part(alias),
             names.part(star),
         )
-    packed = PackedText.of(used)
+    packed = PackedText.of(used_names)
     if store is not None and not scalars and not n_missing:  # values are not kept
         store.write(packed, arrays, aliases)
     return PartsOfFile(packed, arrays, names, tuple(others.values()), aliases, n_missing)

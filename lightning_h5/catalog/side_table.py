@@ -29,7 +29,7 @@ PREFIX = "table/"
 NAMES = ("@stem", "@file", "@name")
 """Names of files and segments that lines may be compared with."""
 
-OR_DROP = "Complete the table, or pass table={..., 'missing': 'drop'} to leave out what has no line."
+OR_DROP = "Complete the table, or pass table={..., 'missing': 'drop'} to leave out samples without a line."
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 
@@ -96,7 +96,7 @@ class SideTable:
         name, names = key.removeprefix(PREFIX), self._table.column_names
         if name not in names:
             raise H5KeyError(
-                f"{key!r} was asked for, and {self.path!r} has no column {name!r}; it has {listing(names)}."
+                f"{key!r} was requested, but {self.path!r} has no column {name!r}; it has {listing(names)}."
                 f"{near(name, names)} Name one of these, after 'table/'."
             )
         if name not in self._columns:
@@ -120,12 +120,12 @@ class SideTable:
         values = [key.decode() if isinstance(key, bytes) else key for key in keys.tolist()]
         lines = np.array([index.get(value, -1) for value in values], dtype=np.int64)
         if (lines < 0).any() and self.options.missing == "error":
-            lacking = np.flatnonzero(lines < 0).tolist()
-            absent = list(dict.fromkeys(values[at] for at in lacking))
+            positions = np.flatnonzero(lines < 0).tolist()
+            absent = list(dict.fromkeys(values[at] for at in positions))
             raise H5ValueError(
                 f"{self.path!r} has no line in which {self.column_on!r} is {listing(map(str, absent))}, which "
-                f"{where(lacking[0])} has: {len(absent):,} of {len(set(values)):,} keys have no line."
-                f"{self._other_spelling(index, absent[0], where(lacking[0]))} {OR_DROP}"
+                f"{where(positions[0])} has: {len(absent):,} of {len(set(values)):,} keys have no line."
+                f"{self._other_spelling(index, absent[0], where(positions[0]))} {OR_DROP}"
             )
         self.note_used(lines)
         return lines
@@ -232,7 +232,7 @@ class SideTable:
         if self.n_lines != n_rows:
             raise H5ValueError(
                 f"{self.path!r} has {self.n_lines} lines and the data has {n_rows} rows; without table.on line i "
-                "belongs to row i. Name what to join on (table.on), or complete the table."
+                "belongs to row i. Pass the column to join on (table.on), or complete the table."
             )
 
     def layout(self, request: ArrayRequest, path: str, guard: ChangeGuard, lines: IntArray) -> ArrayLayout:
@@ -310,9 +310,9 @@ def _read(path: str, key: str | None) -> Any:
             "array of another HDF5 file is a field: y_key={'path': 'labels.h5', 'key': 'y'}."
         )
     try:
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             is_file = not ("://" in path or os.path.isdir(path))  # pyarrow finds the files of these itself
-            source: Any = opened.enter_context(open_regular(path)) if is_file else path
+            source: Any = stack.enter_context(open_regular(path)) if is_file else path
             if suffix in (".parquet", ".pq"):
                 table = parquet.read_table(source)
             else:

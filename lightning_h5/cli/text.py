@@ -37,6 +37,7 @@ MAX_CHANNELS = 24
 SMALL_REQUEST = 256 << 10  # bytes; smaller requests take as long as requests of this size
 NO_GAIN = 0.95  # relative to the size without compression
 MIN_GAIN = 64 << 10  # bytes of an array; the compression of smaller arrays is not reported if there are larger ones
+MAX_ATTRIBUTES = 6  # attributes of the root to show
 MAX_REPACKED = 12  # arrays to show: the largest that were rewritten
 
 
@@ -86,7 +87,7 @@ def _with_yaml(advice: Advice, lines: Sequence[str], report: FileReport, depth: 
     from ..tools.inspect.outline import outline_of
 
     outline = outline_of(report.entries, report.arrays)
-    tree, facts = list(_tree(outline, depth)), list(_facts(report))
+    tree, facts = list(_tree(outline, depth, report.attributes)), list(_facts(report))
     has_yaml = advice.datamodule is not None
     is_folded = has_yaml and any(branch.has_folded for branch in outline)
     if is_folded:
@@ -116,9 +117,17 @@ def _call(advice: Advice) -> Iterator[str]:
             yield ""
 
 
-def _tree(outline: Sequence[Branch], depth: int | None) -> Iterator[str]:
-    """Yield a line for each name, or for several alike names, indented by depth; long text goes on the next line."""
-    lines = list(_tree_lines(outline, 1, depth))
+def _tree(outline: Sequence[Branch], depth: int | None, attributes: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each attribute of the root, and for each name or several alike names, indented by depth.
+
+    Long text goes on the next line.
+    """
+    lines = [(f"  @{safe(name)}", safe(text)) for name, text in list(attributes.items())[:MAX_ATTRIBUTES]]
+    if (n_more := len(attributes) - MAX_ATTRIBUTES) > 0:
+        lines.append(
+            (f"  ... and {n_more:,} more of {_counted(len(attributes), 'attribute')}; --json has all of them", "")
+        )
+    lines += _tree_lines(outline, 1, depth)
     width = min(48, max((len(name) for name, text in lines if text), default=0))
     yield "/"
     for name, text in lines:

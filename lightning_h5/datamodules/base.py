@@ -31,6 +31,7 @@ from ..sizes import bytes_text
 from ..staging import check_urls, ensure_folder, why_not_staged
 from ..types import IntArray
 from .arguments import SPLITS, Split
+from .cut_splits import Cut
 from .loaders import NoRows
 from .missing_arrays import explain_missing_array
 from .split_overlap import overlap_of_files, overlap_of_samples
@@ -96,7 +97,7 @@ class BaseH5DataModule(NamesRows):
         self._paths: dict[Split, Any] = {split: arguments.get(name) for split, name in self._path_names.items()}
         self._split = SplitOptions.parse(arguments.get("split"), "split")
         self._weights = WeightOptions.parse(arguments.get("weights"), "weights")
-        self._cut: Mapping[Split, Sequence[Chosen]] | None = None  # rows of each source in each split, once known
+        self._cut: Cut[list[Chosen]] | None = None  # rows of each source in each split, once known
         self._transforms = arguments.get("transform"), arguments.get("eval_transform")
         for name, argument in TRANSFORMS.items():
             check_transform(arguments.get(name), name, argument)
@@ -158,10 +159,23 @@ class BaseH5DataModule(NamesRows):
     def why_no_rows(self, split: Split) -> str:
         """Return a sentence with the reason why a split with data has no rows."""
         paths = self._paths[split]
-        if split == "train" or paths is not None or self._cut is None:
+        cut, options = self._cut, self._split
+        n = 0 if cut is None else sum(len(part) for rows in cut.parts.values() for part in rows)
+        if (split != "train" and paths is not None) or cut is None or not (n and options.has_fractions):
             return f"Its files, {paths or self._paths['train']!r}, contain no rows. Pass files with rows."
-        n = sum(len(part) for rows in self._cut.values() for part in rows)
-        shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
+        shares = f"val_fraction={options.val_fraction} and test_fraction={options.test_fraction}"
+        if cut.n_groups is not None:
+            argument = "group_key" if options.group_pattern is None else "group_pattern"
+            groups = "1 group" if cut.n_groups == 1 else f"{cut.n_groups} groups"
+            parts = ["train", *(name for name in ("val", "test") if options.fills(name))]
+            has_too_few = cut.n_groups < len(parts)
+            reason = f"{listing(parts)} need one each" if has_too_few else f"{shares} leave none for this split"
+            other_fractions = "" if has_too_few else "other fractions, "
+            return (
+                f"Groups are never divided: split.{argument}={getattr(options, argument)!r} has {groups}, and "
+                f"{reason}. Pass {other_fractions}a {argument} with more groups, or a split.file that lists the groups "
+                "of each split."
+            )
         share = f"One row or segment is a share of {1 / max(1, n):.2g}."
         return f"{shares} of {n} rows or segments leave none for this split. {share}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from ..options import SplitOptions
 from ..samples import RowTable, SegmentChoice, SegmentSubset, rows_without_line
 from ..types import IntArray, Paths
 from .arguments import SPLITS, Split
-from .cut_splits import check_split_of_rows, cut_rows, cut_rows_in_time, cut_segments
+from .cut_splits import Cut, check_split_of_rows, cut_rows, cut_rows_in_time, cut_segments
 from .source_files import SourceFiles
 
 __all__ = ["check_kinds", "columns_of_sources", "cut_sources", "refuse_images_of_sources"]
@@ -75,7 +75,7 @@ def columns_of_sources(
 
 def cut_sources(
     sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
-) -> Mapping[Split, Sequence[IntArray | SegmentSubset]]:
+) -> Cut[list[IntArray | SegmentSubset]]:
     """Return the rows, or the segments, of each source by split, before any filter.
 
     Args:
@@ -88,7 +88,7 @@ def cut_sources(
 
 def _cut_rows(
     sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
-) -> dict[Split, list[IntArray | SegmentSubset]]:
+) -> Cut[list[IntArray | SegmentSubset]]:
     """Divide the rows of all files; a file that two sources share counts once, so its rows stay in one split."""
     check_split_of_rows(options)
     tables = {source: source.unfiltered(SegmentChoice(), as_rows=True) for source in sources}
@@ -117,22 +117,25 @@ def _cut_rows(
     groups, labels, names = (_joined_columns(parts, argument) if parts else None for argument, parts in columns.items())
     lacking = np.concatenate(lacks) if any(map(np.any, lacks)) else None
     if options.by == "time":
-        cut = cut_rows_in_time(np.diff([*starts.values(), n_rows]).tolist(), options, lacking)
+        cut = Cut(cut_rows_in_time(np.diff([*starts.values(), n_rows]).tolist(), options, lacking))
     else:
         cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=lacking)
     split_of = np.full(n_rows, -1)
-    for split, rows in cut.items():
+    for split, rows in cut.parts.items():
         split_of[rows] = SPLITS.index(split)
     own = [
         np.concatenate([split_of[starts[file] : starts[file] + size] for file, size in of_source.items()])
         for of_source in sizes
     ]
-    return {split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut}
+    rows_of_sources: dict[Split, list[IntArray | SegmentSubset]] = {
+        split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut.parts
+    }
+    return Cut(rows_of_sources, cut.n_groups)
 
 
 def _cut_segments(
     sources: Sequence[SourceFiles], options: SplitOptions, paths: Mapping[Split, Paths | None]
-) -> dict[Split, list[IntArray | SegmentSubset]]:
+) -> Cut[list[IntArray | SegmentSubset]]:
     """Divide the segments of all files."""
     tables, reading = [], sources[0].reading
     for source in sources:
@@ -143,7 +146,7 @@ def _cut_segments(
         table = source.unfiltered(choice)
         tables.append(replace(table, columns={name: table.columns[key] for name, key in columns.items()}))
     cut = cut_segments(tables, options, reading.catalog, reading.options, paths)
-    return cast("dict[Split, list[IntArray | SegmentSubset]]", cut)
+    return Cut({split: [*subsets] for split, subsets in cut.parts.items()}, cut.n_groups)
 
 
 def _joined_columns(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:

@@ -11,14 +11,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..catalog import Catalog
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing, near
-from ..hdf5 import OpenOptions, expand_user, file_number, list_data
+from ..hdf5 import OpenOptions, expand_user, file_number, is_attribute_key, list_data
 from ..options import SplitOptions
 from ..order import group_split, k_fold, time_split
 from ..readers import open_reader
@@ -27,11 +27,22 @@ from ..samples import RowTable, SegmentSubset, groups_by_pattern, segments_by_ti
 from ..types import IntArray, PathLike, Paths
 from .arguments import SPLITS, Split
 
-__all__ = ["check_split_of_rows", "cut_rows", "cut_rows_in_time", "cut_segments", "read_splits"]
+__all__ = ["Cut", "check_split_of_rows", "cut_rows", "cut_rows_in_time", "cut_segments", "read_splits"]
 
 
 FORMAT = "lightning_h5 splits"
 NAMES: tuple[Split, ...] = ("train", "val", "test")
+
+_Part = TypeVar("_Part")
+
+
+class Cut(NamedTuple, Generic[_Part]):
+    """The rows or segments of each split."""
+
+    parts: dict[Split, _Part]
+    """For each split its rows, or its rows or segments in each source."""
+    n_groups: int | None = None
+    """Number of groups that were divided; None without groups, and if all splits have rows."""
 
 
 SYNONYMS = {"valid": "val", "validation": "val", "dev": "val", "training": "train", "testing": "test"}
@@ -50,20 +61,40 @@ def by_names(names: npt.NDArray[Any], key: str) -> dict[Split, IntArray]:
     """
     splits = np.array([SYNONYMS.get(str(name).lower(), str(name).lower()) for name in names.tolist()])
     if unknown := sorted(set(splits.tolist()) - {*SPLITS}):
-        raise H5ValueError(f"split.key={key!r} has {listing(unknown)}. Write one of {listing(SPLITS)} in each line.")
+        raise H5ValueError(
+            f"split.key={key!r} has {listing(unknown)}. Write one of {listing(SPLITS)} in each line, or list the "
+            f"values of each split in a JSON file: {_file_of_splits(key)}."
+        )
     return {split: np.flatnonzero(splits == split) for split in SPLITS if (splits == split).any()}
+
+
+def _file_of_splits(key: str) -> str:
+    """Return the argument that assigns the values of an array to splits, for a message."""
+    return f"split={{'file': 'splits.json', 'group_key': {key!r}}}"
+
+
+def _text_of_file(group_key: str | None) -> str:
+    """Return the format of a file of splits, for a message."""
+    key = {} if group_key is None else {"group_key": group_key}
+    form = {"format": FORMAT, **key, "splits": {"train": [...], "val": [...], "test": [...]}}
+    values = "ranges [start, stop] of row numbers" if group_key is None else f"values of {group_key!r}"
+    return f"{str(form).replace('Ellipsis', '...')}, with {values} in each list"
 
 
 def check_split_of_rows(options: SplitOptions) -> None:
     """Raise an ``H5ValueError`` for options that divide segments, if samples are rows."""
-    if (
-        (options.key is not None and options.column is None)
-        or options.group_pattern is not None
-        or options.by == "segment"
-    ):
+    if options.key is not None and options.column is None:
+        key = options.key if isinstance(options.key, str) and "{split}" not in options.key else "KEY"
+        array = "an array" if key == "KEY" else repr(key)
         raise H5ValueError(
-            "split.key, split.group_pattern and split.by='segment' divide segments, but samples are rows. Pass "
-            "segments or a window, or split rows by fractions, group_key or by='time'."
+            f"split.key={options.key!r} names arrays that list segments, but samples are rows. If {array} has the name "
+            f"or number of each row's split, list its values for each split in a JSON file: {_file_of_splits(key)}. "
+            "For a file that lists row numbers, pass split={'file': 'splits.json'}."
+        )
+    if options.group_pattern is not None or options.by == "segment":
+        raise H5ValueError(
+            "split.group_pattern and split.by='segment' divide segments, but samples are rows. Pass segments or a "
+            "window, or split rows by fractions, group_key or by='time'."
         )
 
 
@@ -76,7 +107,7 @@ def cut_rows(
     labels: npt.NDArray[Any] | None,
     names: npt.NDArray[Any] | None = None,
     lacks: npt.NDArray[np.bool_] | None = None,
-) -> dict[Split, IntArray]:
+) -> Cut[IntArray]:
     """Cut the rows of the training files into splits, the same in every process; or read them from a file.
 
     Args:
@@ -96,9 +127,9 @@ def cut_rows(
         with_line = np.flatnonzero(~lacks)
         groups, labels, names = (None if column is None else column[with_line] for column in (groups, labels, names))
         cut = cut_rows(len(with_line), options, paths=paths, groups=groups, labels=labels, names=names)
-        return {split: with_line[of_split] for split, of_split in cut.items()}
+        return Cut({split: with_line[of_split] for split, of_split in cut.parts.items()}, cut.n_groups)
     if names is not None:
-        return by_names(names, options.column or "")
+        return Cut(by_names(names, options.column or ""))
     path, settings = options.file, options.recipe()
     splits = None if path is None else read_splits(path, n_rows, options.group_key, groups, settings)
     if splits is not None:
@@ -108,16 +139,18 @@ def cut_rows(
                     f"split.file={str(path)!r} assigns {len(rows)} rows to {split!r}, which has its own files, so "
                     f"these rows would be in no split. Remove {split}_path, or move the rows to another split."
                 )
-        return splits
+        return Cut(splits)
     if not options.has_fractions:
         raise H5FileError(
             f"split.file={str(path)!r} does not exist, and no setting describes how to create it. Pass val_fraction, "
-            "test_fraction or num_folds and fold, or the path of an existing file."
+            "test_fraction or num_folds and fold, or the path of an existing file, such as "
+            f"{_text_of_file(options.group_key)}."
         )
     splits = _cut_numbers(n_rows if groups is None else groups, labels, options)
     if path is not None:
         write_splits(path, splits, options.group_key, groups, settings)
-    return splits
+    lacks_rows = any(not len(rows) for split, rows in splits.items() if split == "train" or options.fills(split))
+    return Cut(splits, len(np.unique(groups)) if lacks_rows and groups is not None else None)
 
 
 def cut_rows_in_time(
@@ -227,10 +260,7 @@ def read_splits(
     splits: Any = text.get("splits") if isinstance(text, dict) and text.get("format") == FORMAT else None
     is_splits = isinstance(splits, dict) and all(isinstance(rows, list) for rows in splits.values())
     if not is_splits or set(splits) - set(NAMES):
-        raise H5ValueError(
-            f"{name} is not a file of splits. Its format is {{'format': {FORMAT!r}, 'splits': {{'train': [...], 'val': "
-            "[...], 'test': [...]}}, with groups, or ranges [start, stop] of rows."
-        )
+        raise H5ValueError(f"{name} is not a file of splits. Its format is {_text_of_file(group_key)}.")
     if text.get("group_key") != group_key:
         raise H5ValueError(
             f"{name} was made with group_key={text.get('group_key')!r}, but group_key={group_key!r} was given. Pass "
@@ -304,7 +334,7 @@ def cut_segments(
     catalog: Catalog,
     opened: OpenOptions,
     paths: Mapping[Split, Paths | None],
-) -> dict[Split, list[SegmentSubset]]:
+) -> Cut[list[SegmentSubset]]:
     """Return the segments of each split.
 
     Args:
@@ -329,11 +359,12 @@ def cut_segments(
     if options.by == "time" or options.key is not None:
         cuts = [_cut_source(table, options, catalog, opened) for table in tables]
         none = SegmentSubset(np.empty(0, dtype=np.int64))
-        return {
+        of_sources = {
             split: [of_source.get(split, none) for of_source in cuts]
             for split in SPLITS
             if any(split in of_source for of_source in cuts)
         }
+        return Cut(of_sources)
     places = {tuple(table.paths): at for at, table in reversed(list(enumerate(tables)))}  # files count once
     first = sorted(places.values())
     columns: list[npt.NDArray[Any] | None] = [None, None]
@@ -345,14 +376,14 @@ def cut_segments(
     bounds = np.concatenate([[0], np.cumsum([tables[number].n_segments for number in first])])
     cut = cut_rows(int(bounds[-1]), options, paths=paths, groups=columns[0], labels=columns[1])
     subsets: dict[Split, list[SegmentSubset]] = {}
-    for split, segments in cut.items():
+    for split, segments in cut.parts.items():
         ends = np.searchsorted(segments, bounds)
         parts = {
             number: segments[low:high] - start
             for number, start, low, high in zip(first, bounds[:-1], ends[:-1], ends[1:], strict=True)
         }
         subsets[split] = [SegmentSubset(parts[places[tuple(table.paths)]]) for table in tables]
-    return subsets
+    return Cut(subsets, cut.n_groups)
 
 
 def _check_files(tables: Sequence[RowTable]) -> None:
@@ -377,6 +408,7 @@ def _cut_source(
     if options.by == "time":
         return cast("Mapping[Split, SegmentSubset]", segments_by_time(table, options))
     lists = {split: key for split in SPLITS if (key := options.list_of(split)) is not None}
+    is_shared = len(set(lists.values())) < len(lists)
     names = {
         split: [
             (file, _names_in_array(path, key, catalog, opened))
@@ -385,7 +417,16 @@ def _cut_source(
         ]
         for split, key in lists.items()
     }
-    absent = [key for split, key in lists.items() if not names[split]]
+    absent = list(dict.fromkeys(key for split, key in lists.items() if not names[split]))
+    if is_shared and (not absent or all(map(is_attribute_key, absent))):
+        key = next(iter(lists.values()))
+        is_of_each_segment = table.parts is None or is_attribute_key(key)
+        key, owner = (key, repr(key)) if is_of_each_segment else ("@split", "an attribute")
+        raise H5ValueError(
+            f"split.key={options.key!r} is the same for several splits. If {owner} has the name or number of each "
+            f"segment's split, list its values for each split in a JSON file: {_file_of_splits(key)}. If arrays list "
+            "segments, name one for each split, as split={'key': {'train': ..., 'val': ...}}."
+        )
     if absent and (isinstance(options.key, dict) or not names.get("train")):
         path = table.paths[0]
 

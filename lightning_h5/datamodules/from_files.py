@@ -418,9 +418,9 @@ class FilesH5DataModule(BaseH5DataModule):
         if data.is_cut:
             if self._cut is None:
                 self._cut = cut_sources(files, self._split, self._paths)
-            if split not in self._cut:
+            if split not in self._cut.parts:
                 return None  # no list names this split
-            chosen = self._cut[split]
+            chosen = self._cut.parts[split]
             if not any(map(len, chosen)):
                 if split != "train" and not self._split.fills(split):
                     return None  # the file has no entry for this split

@@ -93,7 +93,7 @@ class RankMemCachedH5Dataset(HeldDataset):
             is, and in this machine's memory.
         table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
             ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
-        decode: what decodes fields (see ``H5LazyDataset``).
+        decode: decoders of fields (see ``H5LazyDataset``).
         select: the part of a field to read.
         collate_fn: how samples of several shapes become a batch.
         choice: which of the segments are kept, as data modules split them; None for all.

@@ -88,11 +88,14 @@ def k_fold(
     """
     codes, sizes = _codes(n_or_groups)
     if not 2 <= num_folds <= len(sizes) or not 0 <= fold < num_folds:
-        units = "rows" if len(sizes) == len(codes) else "groups"
-        raise H5ValueError(
-            f"num_folds={num_folds}, fold={fold} were given for {len(sizes)} {units}. Pass num_folds from 2 to "
-            f"{len(sizes)} and fold from 0 to num_folds - 1."
+        unit = "row" if isinstance(n_or_groups, int | np.integer) else "group"
+        count = f"{len(sizes)} {unit}{'' if len(sizes) == 1 else 's'}"
+        remedy = (
+            f"Pass num_folds from 2 to {len(sizes)} and fold from 0 to num_folds - 1."
+            if len(sizes) > 1
+            else f"Each fold needs at least one {unit}: pass a number of folds and data with as many {unit}s."
         )
+        raise H5ValueError(f"num_folds={num_folds} and fold={fold} were given for {count}. {remedy}")
     kinds, n_of_kind = _kinds(labels, codes)
     order = np.argsort(np.asarray(stream(split_seed, 0, FOLD).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):

@@ -28,7 +28,7 @@ __all__ = [
     "take_rows",
 ]
 
-MAX_DAMAGED = 64  # blocks of a small array that are found at once
+MAX_DAMAGED = 64  # maximum number of damaged blocks of a small array to locate
 SLICE_BYTES = 512 << 10  # fits into a core's own cache
 TEXT_ROWS = 1024  # rows of text read at a time to measure its length
 ROWS_AT_A_TIME = 1 << 20  # of an array that is read whole: their numbers take more memory than small rows
@@ -112,8 +112,8 @@ class InMemoryReader:
 
     Args:
         reader: reads the array.
-        max_text_bytes: text is kept up to this length. The length is unknown before it is read; the rows of longer text
-            are read when they are requested.
+        max_text_bytes: maximum length of text to keep in memory. The length is unknown before text is read; longer text
+            is read again when it is requested.
         read_all: reads all rows, if that can be done faster than by the reader.
         open_blocks: opens a reader in place of ``reader`` if ``read_all`` fails since the array is damaged; only rows
             that it cannot read raise then.
@@ -253,7 +253,7 @@ def checked_places(places: IntArray | None, n: int, n_rows: int) -> IntArray:
     """
     places = np.arange(n_rows) if places is None else np.ascontiguousarray(places, dtype=np.int64)
     if len(places) != n or (n and places.view(np.uint64).max() >= n_rows):
-        raise IndexError(f"places up to {places.max(initial=-1)} were asked of {n_rows} rows, for {n}")
+        raise IndexError(f"{n} positions up to {places.max(initial=-1)} are outside of {n_rows} rows")
     return places
 
 

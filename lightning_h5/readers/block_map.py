@@ -94,7 +94,7 @@ class RowGrid(NamedTuple):
 
     @classmethod
     def of(cls, layout: ArrayLayout, rows_per_block: int) -> RowGrid:
-        """Return the grid of an array; of a view, its own, whatever ``rows_per_block`` is."""
+        """Return the grid of an array. A view defines its own grid and ignores ``rows_per_block``."""
         if layout.view is None:
             return cls(1, layout.n_rows, 1, rows_per_block)
         view = layout.view
@@ -151,7 +151,7 @@ class Pieces(NamedTuple):
         return Pieces(self.blocks[which], self.within[which], None if self.sizes is None else self.sizes[which])
 
     def of_rows(self, firsts: IntArray) -> IntArray:
-        """Return a number for each row: those of a run count up from that of its first row."""
+        """Return a number for each row: numbers inside a run ascend by 1 from the number of its first row."""
         if self.sizes is None:
             return firsts
         return np.repeat(firsts - self.starts, self.sizes) + np.arange(self.sizes.sum())
@@ -228,7 +228,7 @@ class BlockMap:
         if not self._has_one_axis:
             sizes = self._size[arrays]
             inside = inside % np.maximum(sizes, 1)
-            if (inside + lengths > sizes).any():  # a run goes on in another line
+            if (inside + lengths > sizes).any():  # a run continues in another line
                 return Pieces(*self.locate(boxes))
         blocks, within = self._located(arrays, firsts)
         before = inside % along  # rows of the first block before the run

@@ -1,4 +1,4 @@
-"""The memory that blocks are loaded to, and memory of a thread for what it needs on the way."""
+"""The memory for loaded blocks, and scratch memory of each thread."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _scratch = threading.local()  # per thread, shared by all readers, which take tu
 
 def scratch(use: str, n_bytes: int) -> npt.NDArray[np.uint8]:
     """Return memory of this thread, which the next call for the same use overwrites."""
-    held: npt.NDArray[np.uint8] | None = getattr(_scratch, use, None)
-    if held is None or len(held) < n_bytes:
-        held = np.empty(n_bytes, dtype=np.uint8)
-        setattr(_scratch, use, held)
-    return held[:n_bytes]
+    memory_of_use: npt.NDArray[np.uint8] | None = getattr(_scratch, use, None)
+    if memory_of_use is None or len(memory_of_use) < n_bytes:
+        memory_of_use = np.empty(n_bytes, dtype=np.uint8)
+        setattr(_scratch, use, memory_of_use)
+    return memory_of_use[:n_bytes]

@@ -1,6 +1,6 @@
-"""The sources of blocks: what they do, those that read through another reader, and all of one field.
+"""Block sources: their interface, sources on top of a reader, and the sources of all arrays of a field.
 
-A block is what is decoded together: the rows of one array that share their chunks, or a run of rows without chunks. All
+A block is the unit of decoding: the rows of one array that share chunks, or a run of rows without chunks. All
 sources of a field write the same memory layout: rows one after the other, in native byte order. Sources of arrays that
 are alike are opened when they are used.
 """
@@ -39,14 +39,14 @@ __all__ = [
 TASK_BYTES = 1 << 20  # decoded bytes per task, about a millisecond of work: smaller tasks cost more in switching
 
 MAX_OPEN = 4096
-"""Sources that are kept open, beside one of each kind: each takes one or two KiB."""
+"""Maximum number of open sources, besides one of each kind; a source needs one or two KiB."""
 
 
 class CopyChange(Protocol):
     """A change of single rows, applied while they are copied."""
 
     def compile(self, stored: np.dtype[Any]) -> None:
-        """Compile what changes rows of a dtype, if that is possible: before processes fork, and not while they read."""
+        """Compile the conversion of rows of a dtype, if possible: before processes fork, and not during reads."""
         ...
 
     def take(
@@ -94,7 +94,7 @@ class BlockSource(Protocol):
         parts_together: parts that are best loaded by the same thread.
         picks_rows: whether rows of a block can be read without the others.
         grid: how rows are cut into blocks.
-        kept: blocks that a local disk has, a chunk of whole rows each, as they are loaded; None if there are none.
+        kept: decoded blocks on a local disk, one chunk of whole rows each; None if there are none.
     """
 
     n_rows: int
@@ -106,7 +106,7 @@ class BlockSource(Protocol):
     kept: KeptChunks | None
 
     def will_need(self, blocks: IntArray) -> None:
-        """Begin to fetch what blocks are made of, to the page cache or a mirror. Does not wait, and never raises."""
+        """Begin to fetch the chunks of blocks, to the page cache or a mirror. Does not wait, and never raises."""
         ...
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
@@ -209,7 +209,7 @@ class FieldLayouts(Sequence[ArrayLayout]):
     """The arrays of one field, of one dtype and row shape.
 
     Attributes:
-        kinds: kind of each array: those of a kind differ in their names, places and numbers of rows alone.
+        kinds: kind of each array. Arrays of one kind differ only in name, position and number of rows.
         firsts: first array of each kind.
         n_rows: rows of each.
         get: returns an array by its number.
@@ -280,7 +280,7 @@ class BlockSources(Sequence[BlockSource]):
 
     @property
     def each(self) -> Sequence[BlockSource]:
-        """The source of each array: a list if all are open, as those of different arrays are."""
+        """The source of each array: a list if all are open, otherwise opened on access."""
         return self.examples if self._are_examples else self
 
     def of_kinds(self, value: Callable[[BlockSource], int]) -> IntArray:

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SMALLEST = 128 << 10  # the C library already reuses smaller blocks
-FREE_BYTES = 64 << 20  # kept for the next batches, enough for those read ahead at a time
+FREE_BYTES = 64 << 20  # of free blocks to keep for the next batches
 MIN_FREE = 4
 LARGE_ROW = 1024  # bytes: copying such a row takes as long as a Python call
 
@@ -67,10 +67,10 @@ class BufferPool:
     """Gives out memory for batches; safe to use from threads, empty when unpickled.
 
     Args:
-        min_free: how many free blocks are kept, however large they are.
+        min_free: number of free blocks to keep, of any size.
 
     Attributes:
-        pins: give out page-locked memory. It is torch's own, which knows which copies to a GPU still read it.
+        pins: allocate page-locked memory through torch, which tracks the copies to a GPU that still read it.
     """
 
     def __init__(self, min_free: int = MIN_FREE) -> None:
@@ -82,8 +82,8 @@ class BufferPool:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an array with arbitrary content, to be wrapped in one tensor by ``tensor_of`` and then forgotten.
 
-        The tensor keeps the array, and the array's end gives the memory back. In a worker it is memory that the
-        process which started it has too.
+        The tensor references the array, whose finalizer returns the memory. In a worker, the memory is shared with the
+        process that started it.
 
         Raises:
             H5MemoryError: the system has no memory for it.

@@ -64,7 +64,7 @@ class BulkTask(NamedTuple):
         n_bytes: decoded bytes of the rows that it reads.
         n_decoded: decoded bytes of the blocks that it reads.
         run: does the work.
-        positions: positions of the rows that it reads, among those that were requested.
+        positions: positions of its rows among the requested ones.
     """
 
     n_bytes: int
@@ -95,9 +95,9 @@ def bulk_tasks(
     tasks = []
     for at in range(0, len(blocks), step):
         task_blocks, cuts = blocks[at : at + step], starts[at : at + step + 1]
-        read = _BulkRead(source, rows, target, first, task_blocks, cuts, scratch)
+        task = _BulkRead(source, rows, target, first, task_blocks, cuts, scratch)
         low, high = int(cuts[0]), int(cuts[-1])
-        tasks.append(BulkTask((high - low) * row_bytes, len(task_blocks) * size * row_bytes, read, range(low, high)))
+        tasks.append(BulkTask((high - low) * row_bytes, len(task_blocks) * size * row_bytes, task, range(low, high)))
     return tasks
 
 
@@ -153,7 +153,7 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 class _BulkRead:
-    """Reads the wanted rows of some consecutive blocks."""
+    """Reads the requested rows of some consecutive blocks."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class _BulkRead:
             self._pick(start, stop)
 
     def _pick(self, start: int, stop: int) -> None:
-        """Read rows of blocks of which not all are wanted, or that have to be converted."""
+        """Read blocks of which only some rows are requested, or whose rows are converted."""
         source, blocks, cuts = self._source, self._blocks[start:stop], self._cuts[start : stop + 1]
         size = source.rows_per_block
         rows = self._rows[int(cuts[0]) : int(cuts[-1])]
@@ -212,7 +212,7 @@ class _BulkRead:
 
 
 class _Scratch:
-    """Memory of each thread for blocks of which not all rows are wanted."""
+    """Memory of each thread for blocks of which only some rows are requested."""
 
     def __init__(self, layout: ArrayLayout) -> None:
         self._shape, self._dtype, self.row_bytes = layout.row_shape, layout.dtype, layout.row_bytes
@@ -220,10 +220,10 @@ class _Scratch:
 
     def rows(self, n_rows: int) -> npt.NDArray[Any]:
         """Return memory that this thread's next call overwrites."""
-        held: npt.NDArray[Any] | None = getattr(self._own, "rows", None)
-        if held is None or len(held) < n_rows:
-            held = self._own.rows = self.fresh(n_rows)
-        return held[:n_rows]
+        scratch_rows: npt.NDArray[Any] | None = getattr(self._own, "rows", None)
+        if scratch_rows is None or len(scratch_rows) < n_rows:
+            scratch_rows = self._own.rows = self.fresh(n_rows)
+        return scratch_rows[:n_rows]
 
     def fresh(self, n_rows: int) -> npt.NDArray[Any]:
         """Return new memory."""
@@ -251,9 +251,9 @@ def run_with_progress(
 
     Args:
         tasks: the tasks.
-        name: of the work.
+        name: name of the work.
         delay: seconds before the bar is shown.
-        shows_bar: whether it is shown.
+        shows_bar: whether to show the bar.
         report: called regularly, in this thread, with the bytes done since the last call.
     """
     n_bytes = sum(task.n_bytes for task in tasks)

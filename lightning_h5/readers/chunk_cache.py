@@ -30,7 +30,7 @@ class Lease(NamedTuple):
     Attributes:
         slots: slot of each requested block, or -1 if no slot was free, shape ``(n,)``.
         is_new: which blocks were not cached and have to be loaded, shape ``(n,)``.
-        held: the slots without those that are -1.
+        held: the slots that are not -1.
     """
 
     slots: IntArray
@@ -147,7 +147,7 @@ class ChunkCache:
         """Return a lease.
 
         Args:
-            lease: what ``lease`` returned.
+            lease: a lease of ``lease``.
             is_done: which blocks are not needed again in this epoch.
         """
         with self._changed:
@@ -167,7 +167,7 @@ class ChunkCache:
             self._changed.notify_all()
 
     def let_go_of_rest(self, are_needed: npt.NDArray[np.bool_] | None = None) -> None:
-        """Free the slots of all blocks that are not in use: what an epoch that was left early would have read.
+        """Free the slots of all unused blocks, which an epoch that ended early did not read.
 
         Args:
             are_needed: blocks that stay, shape ``(n_blocks,)``; None for none.
@@ -211,25 +211,25 @@ class ChunkCache:
 
     def _place(self, blocks: IntArray, n_tasks: IntArray) -> Lease:
         slots = self._slot_of[blocks].astype(np.int64)
-        missing = np.flatnonzero(slots < 0)
-        if len(missing) < len(blocks):
-            self._free.remove(slots if not len(missing) else slots[slots >= 0])  # cached blocks needed again
+        absent_blocks = np.flatnonzero(slots < 0)
+        if len(absent_blocks) < len(blocks):
+            self._free.remove(slots if not len(absent_blocks) else slots[slots >= 0])  # cached blocks needed again
         is_new = np.zeros(len(blocks), dtype=np.bool_)
-        if len(missing):
-            new_slots = self._free.pop(len(missing))
+        if len(absent_blocks):
+            new_slots = self._free.pop(len(absent_blocks))
             self._is_done[new_slots] = False
             self._n_touched = max(self._n_touched, int(new_slots.max(initial=-1)) + 1)
             self._forget(new_slots)
-            placed = missing[: len(new_slots)]
+            placed = absent_blocks[: len(new_slots)]
             slots[placed] = new_slots
             is_new[placed] = True
             self._slot_of[blocks[placed]] = new_slots
             self._block_of[new_slots] = blocks[placed]
             self._n_tasks[new_slots] = n_tasks[placed]
-        return Lease(slots, is_new, slots if len(missing) == is_new.sum() else slots[slots >= 0])
+        return Lease(slots, is_new, slots if len(absent_blocks) == is_new.sum() else slots[slots >= 0])
 
     def _forget(self, slots: IntArray) -> None:
-        """Clear slots: no block is found in them any more, and no error."""
+        """Clear the blocks and errors of slots."""
         blocks = self._block_of[slots]
         self._slot_of[blocks[blocks != NOWHERE]] = NOWHERE
         self._block_of[slots] = NOWHERE
@@ -238,7 +238,7 @@ class ChunkCache:
                 self._errors.pop(slot, None)
 
     def _release(self, slots: IntArray) -> None:
-        """Free those slots that are done, not leased and not being loaded."""
+        """Free slots that are done, not leased and not being loaded."""
         idle = self._is_done[slots] & (self._n_leases[slots] == 0) & (self._n_tasks[slots] == 0)
         self._free.push(slots[idle & ~self._free.has[slots]])
 
@@ -346,7 +346,7 @@ class _Stack:
         return np.concatenate(parts)
 
     def remove(self, numbers: IntArray) -> None:
-        """Remove those of some different numbers that are on the stack."""
+        """Remove distinct numbers from the stack; numbers that are not on it are ignored."""
         entries = numbers[self.has[numbers]]
         self.has[entries] = False
         self._n -= len(entries)

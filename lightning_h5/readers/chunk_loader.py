@@ -84,7 +84,7 @@ class ChunkLoader:
         prefetch_stored(self.layout, *self._stored_pieces(chunks), self._counters)
 
     def _stored_pieces(self, chunks: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
-        """Return position in the file, and stored bytes, of those chunks that were written."""
+        """Return the position in the file, and the stored bytes, of each written chunk."""
         offsets, sizes = self.table.offsets[chunks], self.table.sizes[chunks]
         is_written = offsets >= 0
         return offsets[is_written], sizes[is_written]
@@ -137,7 +137,7 @@ class ChunkLoader:
             layout, offsets, sizes, lambda fd: loop(fd, offsets, sizes, n_bytes, out, firsts), self._counters
         )
         if took is None:
-            self._count(0, 0, 0, perf_counter() - began)  # of waiting for what a mirror lacks
+            self._count(0, 0, 0, perf_counter() - began)  # of waiting for bytes that the mirror lacks
             return False
         self._count(int(sizes.sum()), len(chunks), len(chunks), took)
         return True
@@ -153,7 +153,7 @@ class ChunkLoader:
         )
 
     def decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
-        """Read and decode chunks to places in memory; fill those that were never written.
+        """Read and decode chunks to positions in memory; chunks that were never written get the fill value.
 
         Raises:
             H5CorruptError: one does not decode.
@@ -181,13 +181,13 @@ class ChunkLoader:
 
     def _decode_lacking(self, kept: KeptChunks, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Read chunks that were decoded before, decode the others, and keep them."""
-        lacking = np.flatnonzero(~kept.read(chunks, out, firsts))
-        if len(lacking):
+        numbers = np.flatnonzero(~kept.read(chunks, out, firsts))
+        if len(numbers):
             began = perf_counter()
-            self._decode_all(chunks[lacking].tolist(), out, firsts[lacking])
+            self._decode_all(chunks[numbers].tolist(), out, firsts[numbers])
             took = perf_counter() - began
-            written = lacking[self.table.offsets[chunks[lacking]] >= 0]
-            kept.keep(chunks[written], out, firsts[written], took)
+            written_numbers = numbers[self.table.offsets[chunks[numbers]] >= 0]
+            kept.keep(chunks[written_numbers], out, firsts[written_numbers], took)
 
     def _decode_again(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Decode chunks; once more if their mirror was damaged."""
@@ -201,14 +201,14 @@ class ChunkLoader:
     def _decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         layout, table, n_bytes = self.layout, self.table, self._chunk_bytes
         offsets, sizes, masks = table.offsets[chunks], table.sizes[chunks], table.masks[chunks]
-        missing = offsets < 0
-        if missing.any():
-            for first in firsts[missing].tolist():
+        is_unwritten = offsets < 0
+        if is_unwritten.any():
+            for first in firsts[is_unwritten].tolist():
                 piece = out[first : first + n_bytes]
                 np.ndarray((n_bytes // layout.stored.itemsize,), layout.stored, piece)[...] = self._fill
-            written = np.flatnonzero(~missing)
-            offsets, sizes, masks, firsts = offsets[written], sizes[written], masks[written], firsts[written]
-            n_chunks, chunks = len(chunks), np.asarray(chunks)[written].tolist()
+            numbers = np.flatnonzero(~is_unwritten)
+            offsets, sizes, masks, firsts = offsets[numbers], sizes[numbers], masks[numbers], firsts[numbers]
+            n_chunks, chunks = len(chunks), np.asarray(chunks)[numbers].tolist()
         else:
             n_chunks = len(chunks)
         stops = sizes.cumsum()

@@ -38,7 +38,7 @@ class Changes(NamedTuple):
 
     Attributes:
         kinds: the different changes; empty if there are none.
-        of_array: for several changes, the number of that of each array.
+        of_array: for several changes, the number of each array's change.
         in_place: the change of all rows if it can be made in place too.
     """
 
@@ -144,14 +144,14 @@ class ChunkedReader:
     def begin(
         self, boxes: Boxes, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
     ) -> BegunRead:
-        """Begin to read: lease slots for blocks, and start to load those that are not cached.
+        """Begin to read: lease slots for blocks, and start to load blocks that are not cached.
 
         Waits only if the cache has too few slots: then all but the last part is read here. Reads of a plan should begin
         one after the other, so that a later one does not take the slots that an earlier one waits for.
 
         Args:
             boxes: any rows.
-            out: memory to read into, or what copies rows to where they belong; such rows are as stored.
+            out: memory to read into, or a function that copies stored rows to their destination.
             epoch: see ``read``.
             all_cores: allow torch's threads for copies, if this is a thread of the caller.
         """
@@ -183,11 +183,11 @@ class ChunkedReader:
         if cache is None or not len(needed):
             return _PickedRead(self, needed, pieces, copy)
         self._begin_epoch(cache, epoch)
-        read = _CachedRead(self, cache, needed, pieces, copy, epoch)
+        cached_read = _CachedRead(self, cache, needed, pieces, copy, epoch)
         n_tasks = self._tasks_of(needed)
-        while not read.take(self._lease(cache, needed[read.left], n_tasks[read.left])):
-            read.finish()
-        return read
+        while not cached_read.take(self._lease(cache, needed[cached_read.left], n_tasks[cached_read.left])):
+            cached_read.finish()
+        return cached_read
 
     def _begin_rows(
         self,
@@ -218,7 +218,7 @@ class ChunkedReader:
         return by_rows if by_rows.any() else None
 
     def _numbered(self, pieces: Pieces, are_asked: npt.NDArray[np.bool_] | None) -> tuple[IntArray, Pieces]:
-        """Return the different blocks of pieces, and the pieces with numbers among these; a larger one if not asked."""
+        """Return the distinct blocks of pieces, and the pieces by block number; a number beyond if not requested."""
         if are_asked is None:
             needed, which = self.map.numbered(pieces.blocks)
             return needed, pieces._replace(blocks=which)
@@ -228,7 +228,7 @@ class ChunkedReader:
         return needed, pieces._replace(blocks=numbers)
 
     def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
-        """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
+        """Return the function that copies and converts rows, which depends on the arrays of the rows."""
         changes, of_array = self._changes.kinds, self._changes.of_array
         if of_array is None or len(changes) == 1:
             return Copy(out, next(iter(changes), None))
@@ -245,7 +245,7 @@ class ChunkedReader:
     def prefetch(self, boxes: Boxes, epoch: int | None = None) -> bool:
         """Start to load the blocks of rows, as far as slots are free; return False if there were too few.
 
-        The rows may be of the next epoch, once those of the present one were prefetched.
+        The rows may be of the next epoch, once all rows of the present epoch were prefetched.
         """
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
@@ -370,9 +370,9 @@ class ChunkedReader:
         """Note rows that were read; return which blocks have none left in this epoch."""
         with self._lock:
             if self._retain is None:
-                counted = self._rows_of_blocks()
-                self._retain = len(cache) >= int(np.count_nonzero(counted))
-                self._all = None if self._retain else counted
+                n_rows = self._rows_of_blocks()
+                self._retain = len(cache) >= int(np.count_nonzero(n_rows))
+                self._all = None if self._retain else n_rows
             if self._retain:
                 return np.zeros(len(blocks), dtype=np.bool_)
             if self._all is None:
@@ -380,11 +380,11 @@ class ChunkedReader:
             if epoch not in self._left:
                 self._left = {last: self._left[last] for last in sorted(self._left)[-1:]}
                 self._left[epoch] = self._all.copy()
-            left = self._left[epoch][blocks] - counts
-            is_done = left <= 0
-            if self._epoch is not None and epoch < self._epoch:  # it was left early, and nothing else of it comes
+            n_left = self._left[epoch][blocks] - counts
+            is_done = n_left <= 0
+            if self._epoch is not None and epoch < self._epoch:  # it ended early, and reads no more rows
                 is_done[:] = True
-            self._left[epoch][blocks] = np.where(is_done, self._all[blocks], left)  # for another read of the epoch
+            self._left[epoch][blocks] = np.where(is_done, self._all[blocks], n_left)  # for another read of the epoch
             return is_done & ~self._ahead.are_needed[blocks] if self._ahead.epoch > epoch else is_done
 
     def _rows_of_blocks(self) -> npt.NDArray[np.int32]:
@@ -448,7 +448,7 @@ class _PickedRead:
 
 
 class _CachedRead:
-    """Rows of blocks that have slots in the cache, and of those that still need one."""
+    """A read of rows whose blocks have slots in the cache, or still need one."""
 
     def __init__(
         self,
@@ -462,7 +462,7 @@ class _CachedRead:
         self._reader, self._cache, self._blocks, self._epoch = reader, cache, blocks, epoch
         self._pieces, self._copy_rows = pieces, copy
         self._lease: Lease | None = None
-        self._part = self.left = np.arange(len(blocks))  # blocks of this lease, and those without a slot
+        self._part = self.left = np.arange(len(blocks))  # blocks of this lease, and blocks without a slot
 
     def take(self, lease: Lease) -> bool:
         """Take a lease for blocks that are left, and start to load them; return whether all have slots now."""
@@ -499,7 +499,7 @@ class _CachedRead:
         _PickedRead(self._reader, self._blocks, self._pieces, self._copy_rows, numbers).finish()
 
     def _copy(self, slots_of_part: IntArray) -> None:
-        """Copy rows out of the cache, without those of other blocks."""
+        """Copy the rows of these blocks out of the cache."""
         slot_of = np.full(len(self._blocks) + 1, NOWHERE, dtype=np.int64)  # and of pieces that are read elsewhere
         slot_of[self._part] = slots_of_part
         pieces, slots = self._pieces, slot_of[self._pieces.blocks]

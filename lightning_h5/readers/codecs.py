@@ -1,4 +1,4 @@
-"""Codecs: how stored rows become values of another dtype or shape, one row like the other."""
+"""Codecs: convert stored rows to values of another dtype or shape, the same for all rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SEVERAL = 2
 """The compiled loop for several missing values, or limits of valid ones."""
 
 PIECE = 1 << 14
-"""Numbers that NumPy decodes at a time, so that they stay in a core's own cache."""
+"""Count of numbers that NumPy decodes at a time; they fit the cache of one core."""
 
 EXACT_IN_FLOAT64 = 1 << 53
 
@@ -55,47 +55,47 @@ UnpackLoops: TypeAlias = tuple[Any, Any, Any]
 """The compiled loops of ``Unpack``: without a missing value, with one, and with several or limits."""
 
 Decode: TypeAlias = Mapping[str, Any]
-"""For fields, by name, array or pattern, what decodes their rows (see ``codec_of``)."""
+"""The decoder of each field (see ``codec_of``), by its name, array or pattern."""
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """A request to decode arrays as their attributes say, by the CF conventions. Arrays without any stay as stored."""
+    """A request to decode arrays by their CF attributes. Arrays without such attributes are returned as stored."""
 
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """A request for rows of a sparse matrix, which is no single array.
+    """A request for rows of a sparse matrix, which is stored as several arrays.
 
     Args:
-        as_csr: batches are in CSR form, not dense.
+        as_csr: return batches in CSR form; otherwise dense.
     """
 
     as_csr: bool
 
     def refusal(self, array: ArrayLayout) -> H5ValueError:
-        """Return the error about an array that was named in place of a matrix."""
+        """Return the error for an array that is not a sparse matrix."""
         return _not_decodable(array, "csr" if self.as_csr else "dense", "sparse matrices: groups with 'indptr'")
 
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """A request for text as class numbers, which follow from the text of all files (see ``Categories``).
+    """A request for text as class numbers, which depend on the text of all files (see ``Categories``).
 
     Args:
-        key: the array that names the classes, if it has another name in other splits; None for the array's own name.
+        key: array that defines the classes, if its name differs between splits; None for the array itself.
     """
 
     key: str | None = None
 
     def check(self, array: ArrayLayout) -> None:
-        """Raise an ``H5ValueError`` for an array without text. Codes of categories are class numbers as they are."""
+        """Raise an ``H5ValueError`` for an array without text. Codes of categories are class numbers already."""
         if kind_of(array.dtype) != "text" and array.categories is None:
             raise _not_decodable(array, "category", "text")
 
 
 DecodeRequest: TypeAlias = Codec | Conventions | MatrixRows | ClassNumbers
-"""What a user asks for by ``decode``: a codec, or what only the files of the field decide."""
+"""A parsed entry of ``decode``: a codec, or a request that depends on the files of the field."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Bits(Codec):
     """Packed bits, the first in the highest bit of a byte, as one ``uint8`` each.
 
     Args:
-        n_bits: bits of a row; those after them are padding.
+        n_bits: number of bits of a row; all further bits are padding.
     """
 
     n_bits: int
@@ -149,7 +149,7 @@ class Bits(Codec):
         if self.n_bits > 8 * array.row_shape[-1]:
             raise H5ValueError(
                 f"decode='bits:{self.n_bits}' was given for {array.key!r} in {array.path!r}, whose rows of the shape "
-                f"{array.row_shape} have {8 * array.row_shape[-1]} bits. Name as many, or fewer."
+                f"{array.row_shape} have {8 * array.row_shape[-1]} bits. Pass as many, or fewer."
             )
         return array.dtype, (*array.row_shape[:-1], self.n_bits)
 
@@ -160,7 +160,7 @@ class Bits(Codec):
 
 @dataclass(frozen=True)
 class Recode(Codec):
-    """Codes of categories as other codes; missing values stay -1.
+    """Map codes of categories to other codes; missing values stay -1.
 
     Args:
         codes: the new code for each code of the file.
@@ -180,7 +180,7 @@ class Recode(Codec):
         out[...] = np.array([*self.codes, -1])[rows]  # -1 is the last
 
     def check(self, codes: npt.NDArray[Any], array: ArrayLayout | None = None) -> None:
-        """Raise an ``H5CorruptError`` if a code is of no category."""
+        """Raise an ``H5CorruptError`` if a code has no category."""
         if codes.size and not -1 <= codes.min() <= codes.max() < len(self.codes):
             name = "a categorical column" if array is None else f"{array.key!r} in {array.path!r}"
             raise H5CorruptError(
@@ -191,7 +191,7 @@ class Recode(Codec):
 
 @dataclass(frozen=True)
 class Widen(Codec):
-    """Whole numbers as int64, of files that store them in integers of several sizes."""
+    """Convert integers to int64, for files that store them in several sizes."""
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """See ``Codec.decoded``."""
@@ -200,18 +200,18 @@ class Widen(Codec):
         return np.dtype(np.int64), array.row_shape
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """See ``Codec.decode``. Numbers from 2**63 on would become negative; no column has them."""
+        """See ``Codec.decode``. Numbers from 2**63 on would become negative; columns do not contain them."""
         out[...] = rows.astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Stack(Codec):
-    """Members of a table as numbers on a new axis, in float32: the rows of the table are decoded once for all.
+    """Stack members of a table, or arrays of a group, along a new axis in float32. Table rows are decoded once.
 
     Args:
-        members: their names, in the order of the axis.
-        axis: place of the new axis in a row; None for the last one.
-        of_each: codec of each array, if these are arrays of a group, not members of a table; None for values as stored.
+        members: names of the members, in the order of the new axis.
+        axis: position of the new axis in a row; None for the last one.
+        of_each: codec of each array of a group; None for stored values, and for members of a table.
     """
 
     members: tuple[str, ...]
@@ -223,14 +223,14 @@ class Stack(Codec):
         names = array.dtype.names
         if names is None or array.members:
             raise H5ValueError(
-                f"{[f'{array.key}/{name}' for name in self.members]} were named as one field, and {array.key!r} in "
+                f"{[f'{array.key}/{name}' for name in self.members]} were named as one field, but {array.key!r} in "
                 f"{array.path!r} is neither a table nor a group, but an array of {array.dtype}. Name members of a "
                 "table, or arrays."
             )
         if self.of_each is not None:
             raise H5ValueError(
-                f"{[f'{array.key}/{name}' for name in self.members]} are members of a table, and decode is for arrays. "
-                "Leave the field out of decode."
+                f"{[f'{array.key}/{name}' for name in self.members]} are members of a table, but decode applies to "
+                "arrays. Leave the field out of decode."
             )
         if absent_names := [name for name in self.members if name not in names]:
             raise H5KeyError(
@@ -241,8 +241,8 @@ class Stack(Codec):
             name for name in self.members if array.dtype[name].shape or array.dtype[name].kind not in "biuf"
         ]:
             raise H5ValueError(
-                f"{listing(wrong_names)} of {array.key!r} in {array.path!r} are {array.dtype[wrong_names[0]]}, and "
-                "single real numbers are stacked. Leave them out, or give them a name of their own."
+                f"{listing(wrong_names)} of {array.key!r} in {array.path!r} are {array.dtype[wrong_names[0]]}, but "
+                "only single real numbers can be stacked. Leave them out, or name them as separate fields."
             )
         return np.dtype(np.float32), with_axis(array, array.row_shape, len(self.members), self.axis)
 
@@ -256,10 +256,10 @@ class Stack(Codec):
 
 @dataclass(frozen=True)
 class MoveLast(Codec):
-    """Numbers with the last axis of a row at another place.
+    """Move the last axis of a row to another position.
 
     Args:
-        axis: its place.
+        axis: the new position.
     """
 
     axis: int
@@ -277,18 +277,18 @@ def with_axis(array: ArrayLayout, row_shape: tuple[int, ...], n: int, axis: int 
     """Return the shape of a row with a new axis.
 
     Args:
-        array: for messages.
-        row_shape: the shape without it.
-        n: its length.
-        axis: its place; None for the last one.
+        array: the array, for messages.
+        row_shape: the shape without the new axis.
+        n: length of the new axis.
+        axis: position of the new axis; None for the last one.
 
     Raises:
-        H5ValueError: a row has fewer axes.
+        H5ValueError: a row has fewer axes than ``axis``.
     """
     axis = len(row_shape) if axis is None else axis
     if axis > len(row_shape):
         raise H5ValueError(
-            f"rows of {array.key!r} in {array.path!r} are stacked along the new axis {axis}, and a row has the shape "
+            f"rows of {array.key!r} in {array.path!r} are stacked along the new axis {axis}, but a row has the shape "
             f"{row_shape}. Pass an axis from 0 to {len(row_shape)}, or leave it out for the last one."
         )
     return *row_shape[:axis], n, *row_shape[axis:]
@@ -296,14 +296,13 @@ def with_axis(array: ArrayLayout, row_shape: tuple[int, ...], n: int, axis: int 
 
 @dataclass(frozen=True)
 class Unpack(Codec):
-    """Packed numbers as floats, with NaN for missing values; computed in float64, and rounded once.
+    """Decode packed numbers to floats, with NaN for missing values; computed in float64, and rounded once.
 
-    Integers of up to 16 bits become float32, which holds them and a scale; floats keep their dtype, and others become
-    float64.
+    Integers of up to 16 bits become float32, floats keep their dtype, and all others become float64.
 
     Args:
         packing: the declarations of the attributes.
-        is_compiled: decode with Numba, in one pass.
+        is_compiled: whether to decode with Numba, in one pass.
     """
 
     packing: Packing
@@ -338,9 +337,9 @@ class Unpack(Codec):
         Args:
             loops: see ``unpack_loops``.
             rows: stored rows, in one piece.
-            places: numbers of the rows to decode, not checked.
+            places: numbers of the rows to decode; not checked.
             out: memory for decoded rows, in one piece.
-            targets: their positions in ``out``, not checked.
+            targets: positions of the decoded rows in ``out``; not checked.
         """
         packing = self.packing
         rows, missing = self.seen(rows)
@@ -370,14 +369,14 @@ class Unpack(Codec):
 
     @property
     def loop(self) -> int:
-        """The loop that decodes: 0 and 1 for so many missing values, ``SEVERAL`` for more of them, or limits."""
+        """Number of the loop: 0 or 1 for that many missing values, ``SEVERAL`` for more, or for limits."""
         n_missing = len(self.packing.marks)
         return SEVERAL if n_missing > 1 or self.packing.has_limits else n_missing
 
     def seen(self, rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return stored rows and missing values in the dtype that the attributes declare.
 
-        If there are several, the smallest and the largest valid value come before them.
+        The missing values are preceded by the smallest and the largest valid value, if ``loop`` is ``SEVERAL``.
         """
         packing, missing = self.packing, np.array(self.packing.marks, rows.dtype)
         if packing.stored is not None:
@@ -440,7 +439,9 @@ def unpack_loops() -> UnpackLoops | None:
             place, target = places[i], targets[i]
             for k in range(rows.shape[1]):
                 value = np.float64(rows[place, k]) * scale + offset
-                out[target, k] = np.nan if rows[place, k] == mark else value  # no branch, so that several go at a time
+                out[target, k] = (
+                    np.nan if rows[place, k] == mark else value
+                )  # without a branch, so that it is vectorized
 
     def with_several(rows, places, missing, scale, offset, out, targets):  # type: ignore[no-untyped-def]
         least, most = missing[0], missing[1]
@@ -465,20 +466,20 @@ def unpack_loops() -> UnpackLoops | None:
 def _not_decodable(array: ArrayLayout, decoder: str, values: str) -> H5ValueError:
     return H5ValueError(
         f"decode={decoder!r} was given for {array.key!r} in {array.path!r}, which has rows of {array.dtype} and the "
-        f"shape {array.row_shape}, and decodes {values}. Leave this field out of decode."
+        f"shape {array.row_shape}. It decodes {values}. Leave this field out of decode."
     )
 
 
 def codec_of(decoder: Any, field: str) -> DecodeRequest:
-    """Return the codec that a ``decode`` argument names, or the request that it makes.
+    """Return the codec, or the request, of one entry of ``decode``.
 
     Args:
         decoder: ``"category"``, ``"cf"``, ``"image"``, ``"real"``, ``"bits:N"``, ``"dense"``, ``"csr"``, or a function
             of a stored row.
-        field: the field that it is for, for errors.
+        field: name of the field, for errors.
 
     Raises:
-        H5ValueError: there is no such codec.
+        H5ValueError: the codec does not exist.
     """
     if decoder == "real":
         return RealParts()
@@ -497,8 +498,8 @@ def codec_of(decoder: Any, field: str) -> DecodeRequest:
     hint = near(decoder, DECODERS) if isinstance(decoder, str) else ""
     raise H5ValueError(
         f"decode={{{field!r}: {decoder!r}}} was given.{hint} Pass 'category' (text as class numbers), 'cf' (scale, "
-        "offset and fill value), 'image' (JPEG and PNG), 'real' (complex numbers as pairs), 'bits:527' (so many packed "
-        "bits), 'dense' or 'csr' (rows of a sparse matrix), or a function of what is stored of a row."
+        "offset and fill value), 'image' (JPEG and PNG), 'real' (complex numbers as pairs), 'bits:527' (527 packed "
+        "bits), 'dense' or 'csr' (rows of a sparse matrix), or a function of the stored row."
     )
 
 
@@ -508,20 +509,20 @@ def codecs_of(
     keys: Sequence[str],
     stacks: Sequence[StackedKeys | None] = (),
 ) -> list[DecodeRequest | None]:
-    """Return what decodes the rows of each field; None for those that come as they are stored.
+    """Return the codec, or the request, of each field; None for fields that are returned as stored.
 
     Args:
-        decode: what the user gave.
-        names: of the fields.
-        keys: their arrays.
-        stacks: of each, what is stacked; empty if there is none.
+        decode: the argument ``decode``.
+        names: names of the fields.
+        keys: arrays of the fields.
+        stacks: for each field its stacked arrays; empty if no field is stacked.
 
     Raises:
-        H5ValueError: there is no such codec, or no such field; or columns of a side table are stacked and decoded.
+        H5ValueError: a codec or a field does not exist; or columns of a side table are stacked and decoded.
     """
     decode = decode or {}
     if not isinstance(decode, Mapping):
-        raise H5ValueError(f"decode={decode!r} was given. Pass a mapping from fields to what decodes them.")
+        raise H5ValueError(f"decode={decode!r} was given. Pass a mapping from fields to their decoders.")
     names_and_keys = {*names, *keys}
     unused = [
         pattern
@@ -542,7 +543,7 @@ def codecs_of(
             raise H5ValueError(f"decode names {names[at]!r}, which stacks columns of a table. Leave it out of decode.")
         if stacked is not None and isinstance(codecs[at], ClassNumbers):
             raise H5ValueError(
-                f"decode={{{names[at]!r}: 'category'}} was given for several arrays. Name each as a field of its own."
+                f"decode={{{names[at]!r}: 'category'}} was given for several arrays. Name each as a separate field."
             )
         if stacked is not None and stacked.group is not None:  # it may be a table
             codecs[at] = Stack(stacked.members, stacked.axis, codecs[at])

@@ -23,8 +23,8 @@ from .raw_io import give_back, prefetch_stored, read_stored
 
 __all__ = ["ContiguousReader", "MappedReader", "RunsReader"]
 
-N_LOOKS = 3  # rows of a batch that are looked for in the page cache
-LOOK_EVERY = 8  # reads of which one is looked for, while those that are looked for are cached
+N_LOOKS = 3  # rows of a batch to look up in the page cache
+LOOK_EVERY = 8  # reads per lookup, as long as lookups find cached rows
 N_PROBES = 32  # places per array: files enter and leave the page cache in long pieces
 
 
@@ -164,7 +164,7 @@ class MappedReader(_StoredRows):
         self._by_position = ContiguousReader(layout, counters)
         self._lock = threading.Lock()
         self._rows: npt.NDArray[np.uint8] | None = None
-        self._n_unseen = 0  # reads that are taken to be of cached rows, since those of the last look were
+        self._n_unseen = 0  # reads since the last lookup, which found cached rows
 
     def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
         if self._are_cached(rows):

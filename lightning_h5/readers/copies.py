@@ -16,8 +16,11 @@ from .block_sources import Change, CopyChange
 __all__ = ["Copy", "CopyRows", "copy_on_all_cores", "copy_pieces"]
 
 CopyRows = Callable[[npt.NDArray[Any], IntArray, IntArray | None], None]
-"""Takes decoded rows, places among them, and which of the rows that were asked for these are; None for all, in order.
-Copies them to where they belong."""
+"""Copies decoded rows to their destination.
+
+Its arguments are the decoded rows, positions among them, and the numbers of these among the requested rows; None for
+all, in order.
+"""
 
 LONG_RUN = 128
 """Rows of a run from which on it is copied as a whole."""
@@ -97,8 +100,8 @@ class Copy:
         Args:
             rows: decoded rows.
             firsts: place of the first row of each run.
-            starts: where each goes.
-            sizes: rows of each.
+            starts: destination of each run.
+            sizes: number of rows of each run.
         """
         out = self._out
         for first, start, size in zip(firsts.tolist(), starts.tolist(), sizes.tolist(), strict=True):

@@ -32,7 +32,7 @@ NOWHERE = np.empty(0, np.int64)
 
 
 def compiled_codec(layout: ArrayLayout, decoding: Decoding) -> Codec:
-    """Return what decodes rows of an array, compiled for them if that is possible."""
+    """Return the codec of an array's rows, compiled if possible."""
     stored, codec = decoding.array, decoding.codec
     if not isinstance(codec, Unpack) or stored.dtype == np.float16:  # Numba has no float16
         return codec
@@ -64,7 +64,7 @@ class DecodedReader(LayoutReader):
         self._reader, self._decoding, self._codec = reader, decoding, decoding.codec
 
     def compile(self) -> None:
-        """Compile what decodes rows, if that is possible."""
+        """Compile the codec of the rows, if possible."""
         self._codec = compiled_codec(self.layout, self._decoding)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
@@ -96,7 +96,7 @@ class DecodedSource:
         self.parts_together, self.picks_rows = max(1, source.parts_together // source.n_parts), source.picks_rows
 
     def compile(self) -> None:
-        """Compile what decodes rows, if that is possible."""
+        """Compile the codec of the rows, if possible."""
         self._codec = compiled_codec(self._layout, self._decoding)
 
     def will_need(self, blocks: IntArray) -> None:

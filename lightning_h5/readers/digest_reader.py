@@ -85,7 +85,7 @@ def digest_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigest
     Args:
         layout: the array.
         options: how its file is opened if the HDF5 library reads.
-        digests: what ``empty_digests`` returned.
+        digests: an array of ``empty_digests``.
     """
 
     def note(piece: int, data: Any, mask: int) -> None:
@@ -142,10 +142,10 @@ def _pieces(
 def _chunks(
     layout: ArrayLayout, table: ChunkTable, numbers: range, counters: Counters
 ) -> Iterator[tuple[int, Any, int]]:
-    written = np.array([number for number in numbers if table.offsets[number] >= 0], dtype=np.int64)
-    offsets, sizes = table.offsets[written], table.sizes[written]
-    data, stop = _stored(layout, offsets, sizes, [f"chunk {number}" for number in written], counters), 0
-    for number, size in zip(written.tolist(), sizes.tolist(), strict=True):
+    written_chunks = np.array([number for number in numbers if table.offsets[number] >= 0], dtype=np.int64)
+    offsets, sizes = table.offsets[written_chunks], table.sizes[written_chunks]
+    data, stop = _stored(layout, offsets, sizes, [f"chunk {number}" for number in written_chunks], counters), 0
+    for number, size in zip(written_chunks.tolist(), sizes.tolist(), strict=True):
         start, stop = stop, stop + size
         yield number, data[start:stop], int(table.masks[number])
 

@@ -44,7 +44,7 @@ class H5pyReader(LayoutReader):
     Args:
         layout: the array.
         options: how its file is opened.
-        counters: counts bytes; those that HDF5 reads are estimated from the array's mean stored size.
+        counters: counts bytes; the bytes that HDF5 reads are estimated from the array's mean stored size.
     """
 
     def __init__(self, layout: ArrayLayout, options: OpenOptions, counters: Counters | None = None) -> None:
@@ -83,7 +83,7 @@ class H5pyReader(LayoutReader):
         ordered = rows[order]
         with process_pool().h5(self.layout.path, self._options, self.layout.guard) as handle:
             array = handle.array(self.layout)
-            # Lists lie elsewhere in the file, one by one: those between rows are not read.
+            # Lists are stored elsewhere in the file, one by one: lists between the rows are not read.
             per_chunk = 1 if is_list(self.layout.stored) else self.layout.rows_per_chunk
             for start, stop in spans(ordered, per_chunk, self._max_rows):
                 low, high = int(ordered[start]), int(ordered[stop - 1]) + 1
@@ -102,7 +102,7 @@ class H5pyReader(LayoutReader):
                     f"there is not enough memory to decode rows {low} to {high - 1} of {self.layout.key!r} in "
                     f"{self.layout.path!r} ({error}). Pass a smaller batch_size or a smaller num_workers."
                 ) from error
-            # The errno is in HDF5's text; that of h5py belongs to the last failing call.
+            # The errno is in HDF5's text; h5py's errno belongs to the last failing call.
             if getattr(error, "errno", None) == errno.EIO or f"errno = {errno.EIO}," in str(error):
                 raise H5FileError(
                     f"reading {self.layout.key!r} from {self.layout.path!r} failed: {os.strerror(errno.EIO)}. Check "
@@ -128,7 +128,7 @@ class H5pyReader(LayoutReader):
         return text.reshape(piece.shape)
 
     def _count(self, low: int, high: int) -> None:
-        # HDF5 does not report what it read: estimate whole chunks of the array's mean stored size.
+        # HDF5 does not report the bytes that it read: estimate whole chunks of the array's mean stored size.
         step = self.layout.rows_per_chunk
         n_rows = min((high - 1) // step * step + step, len(self)) - low // step * step
         self._counters.add(
@@ -278,7 +278,7 @@ class _ListHeaps:
 
     @classmethod
     def of(cls, layout: ArrayLayout, references: ArrayLayout) -> _ListHeaps | None:
-        """Return what reads the lists of an array; None if only the library finds them."""
+        """Return the reader of an array's lists; None if only the HDF5 library can locate them."""
         if references.is_contiguous:
             return cls(layout, ContiguousReader(references, _uncounted))
         if why_not_decodable(references) is not None:

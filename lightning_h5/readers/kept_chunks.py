@@ -37,7 +37,7 @@ LEAST_GAIN = 1.5
 
 
 def keeps_decoded(layout: ArrayLayout) -> bool:
-    """Return whether decoded chunks of an array are kept: it has filters to undo, is not small, and its file may be."""
+    """Return whether decoded chunks are stored on a local disk: for large arrays with filters, if staging allows."""
     table = layout.table
     return (
         layout.guard.decoded is not None
@@ -48,7 +48,7 @@ def keeps_decoded(layout: ArrayLayout) -> bool:
 
 
 class KeptChunks:
-    """Reads chunks of an array that were decoded before, and keeps what is decoded now.
+    """Reads chunks of an array that were decoded before, and stores newly decoded ones.
 
     Args:
         layout: an array of which ``keeps_decoded`` is true.
@@ -76,7 +76,7 @@ class KeptChunks:
         return self._array.n_chunks * self._array.chunk_bytes
 
     def has(self, chunks: IntArray) -> npt.NDArray[np.bool_]:
-        """Return which chunks are kept. Never raises."""
+        """Return a mask of the stored chunks. Never raises."""
         with suppress(OSError, H5Error), self._mirror() as mirror:
             return mirror.has(chunks)
         return np.zeros(len(chunks), np.bool_)
@@ -91,7 +91,7 @@ class KeptChunks:
             within: where each begins in its chunk, in bytes.
             sizes: bytes of each.
             out: memory to read into.
-            starts: where each goes in it.
+            starts: position of each in ``out``.
         """
         began = perf_counter()
         with self._mirror() as mirror:
@@ -109,17 +109,17 @@ class KeptChunks:
         )
 
     def lacking(self, chunks: IntArray) -> IntArray:
-        """Return the chunks that are not kept, and have the system fetch those that are. Never raises."""
+        """Return the chunks that are not stored, and ask the system to fetch the others. Never raises."""
         with suppress(OSError, H5Error), self._mirror() as mirror:
             has = mirror.has(chunks)
             if has.any():
                 advise_pieces(mirror.fd, *mirror.places(chunks[has]))
-            lacking: IntArray = chunks[~has]
-            return lacking
+            absent_chunks: IntArray = chunks[~has]
+            return absent_chunks
         return chunks
 
     def read(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> npt.NDArray[np.bool_]:
-        """Read those chunks that are kept to places in memory; return which these are."""
+        """Read the stored ones of some chunks to positions in memory; return a mask of these."""
         began = perf_counter()
         with self._mirror() as mirror:
             if not (is_there := mirror.has(chunks)).any():
@@ -146,7 +146,7 @@ class KeptChunks:
         with self._mirror() as mirror:
             if not mirror.takes_more:
                 return
-            self._layout.guard.check()  # what was decoded may be of a file that has changed
+            self._layout.guard.check()  # the chunks may be of a file that has changed
             if mirror.put(chunks, out, firsts) and self._judge is not None:
                 self._judge.note(mirror, chunks, seconds)
 
@@ -188,7 +188,7 @@ class _Judge:
             self._decide(mirror)
 
     def _decide(self, mirror: DecodedMirror) -> None:
-        """Read what was written again, and compare."""
+        """Read the written chunks again, and compare the time with decoding."""
         decoding = usable_cores() * self._decoded / max(self._seconds, 1e-9)
         chunks, is_cached = np.concatenate(self._chunks), self._n_bytes <= CACHE_SHARE * (page_cache_memory() or 0)
         reading = mirror.read_rate(chunks, read_pieces, None if is_cached else forget_pieces)

@@ -38,32 +38,34 @@ class KeptRows:
 
     @classmethod
     def of(cls, sources: Sequence[BlockSource], blocks: BlockMap, row_bytes: int) -> KeptRows | None:
-        """Return them for arrays whose chunks are whole rows and kept, if all fit into memory."""
+        """Return the reader for arrays whose chunks are whole rows and stored decoded, if all fit into memory."""
         if not isinstance(sources, list):
             return None
-        kept = [source.kept for source in sources if source.kept is not None]
-        if len(kept) < len(sources) or sum(each.n_bytes for each in kept) > CACHE_SHARE * (page_cache_memory() or 0):
+        stores = [source.kept for source in sources if source.kept is not None]
+        if len(stores) < len(sources) or sum(chunks.n_bytes for chunks in stores) > CACHE_SHARE * (
+            page_cache_memory() or 0
+        ):
             return None
-        return cls(kept, blocks, row_bytes)
+        return cls(stores, blocks, row_bytes)
 
     def are_long(self, pieces: Pieces) -> bool:
         """Return whether reading rows alone is faster than reading their chunks."""
         return pieces.n_rows * self._row_bytes >= LEAST_BYTES * max(1, len(pieces.blocks))
 
     def has(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
-        """Return of which pieces the block is there."""
-        found = np.empty(len(pieces.blocks), np.bool_)
+        """Return a mask of the pieces whose block is stored."""
+        is_stored = np.empty(len(pieces.blocks), np.bool_)
         for file, which, numbers in self._by_file(pieces.blocks):
-            found[which] = self._kept[file].has(numbers)
-        return found
+            is_stored[which] = self._kept[file].has(numbers)
+        return is_stored
 
     def read(self, pieces: Pieces, out: npt.NDArray[np.uint8], starts: IntArray) -> bool:
-        """Read rows; return False if the disk lacks some of them, or has them wrong.
+        """Read rows; return False if the disk lacks some of them, or a checksum differs.
 
         Args:
             pieces: the rows.
             out: memory for them.
-            starts: where each piece begins in it, in rows.
+            starts: first row of each piece in ``out``.
         """
         sizes = np.full(len(pieces.blocks), self._row_bytes) if pieces.sizes is None else pieces.sizes * self._row_bytes
         return all(

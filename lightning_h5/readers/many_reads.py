@@ -31,7 +31,7 @@ from ..types import IntArray
 __all__ = ["MIN_COMPILED", "advise_pieces", "compile_reads", "forget_pieces", "is_cached", "read_pieces"]
 
 IN_FLIGHT = 64
-"""Reads of a rank at a time: a local disk gives no more with more, and at 10 ms a read, they are 6,400 a second."""
+"""Maximum number of simultaneous reads of a rank: more are not faster on a local disk, and 10 ms each make 6,400/s."""
 
 LEAST_IN_FLIGHT = 4  # of a worker process
 
@@ -72,20 +72,20 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
     else:
         pieces = _CompiledPieces(loops, fd, out, starts, stops, offsets)
     device = os.fstat(fd).st_dev
-    left, n_bytes = np.arange(len(offsets)), 0
+    remaining, n_bytes = np.arange(len(offsets)), 0
     is_slow = is_known = _is_known_as_slow(device)
     if device not in _without_nowait and not is_slow:
-        n_bytes, left, is_slow = pieces.read_cached()
-        if len(left) == len(offsets) and not _has_nowait(fd):
+        n_bytes, remaining, is_slow = pieces.read_cached()
+        if len(remaining) == len(offsets) and not _has_nowait(fd):
             _without_nowait.add(device)
-    if len(left) > PROBED and not is_slow:
-        n_probed, is_slow = _probe(pieces, left[:PROBED])
-        n_bytes, left = n_bytes + n_probed, left[PROBED:]
-    if not is_slow or len(left) < 2:
-        return n_bytes + (pieces.wait(left) if len(left) else 0)
+    if len(remaining) > PROBED and not is_slow:
+        n_probed, is_slow = _probe(pieces, remaining[:PROBED])
+        n_bytes, remaining = n_bytes + n_probed, remaining[PROBED:]
+    if not is_slow or len(remaining) < 2:
+        return n_bytes + (pieces.wait(remaining) if len(remaining) else 0)
     if not is_known:
         _slow_devices[device] = PROBE_EVERY
-    return n_bytes + _read_by_team(pieces, left)
+    return n_bytes + _read_by_team(pieces, remaining)
 
 
 def _is_known_as_slow(device: int) -> bool:
@@ -116,8 +116,8 @@ def _are_slow(times: list[float]) -> bool:
 def advise_pieces(fd: int, offsets: IntArray, sizes: IntArray) -> bool:
     """Have the kernel fetch pieces to its page cache, unless it has the first and the last. Does not wait for them.
 
-    Not on file systems that do not say what is cached, as those of a network: they may drop advice while they are busy,
-    or make the caller wait. There, as many threads wait for reads (see ``ReadPace``).
+    Not on file systems that do not report cached pages, such as network file systems: they may ignore advice while they
+    are busy, or block the caller. There, as many threads wait for reads (see ``ReadPace``).
 
     Args:
         fd: the file.
@@ -180,7 +180,7 @@ class _ReadLoops(NamedTuple):
     """Compiled loops over pieces.
 
     Attributes:
-        read_cached: read those that the page cache has.
+        read_cached: read pieces that are in the page cache.
         wait: read them one after the other.
         advise: have the kernel fetch them.
     """
@@ -197,10 +197,10 @@ class _FilePieces(Protocol):
     """Pieces of a file, and where in memory they go."""
 
     def read_cached(self) -> tuple[int, IntArray, bool]:
-        """Read those that the page cache has, and have the kernel fetch the others.
+        """Read pieces that are in the page cache, and ask the kernel to fetch the others.
 
         Returns:
-            Their bytes, which are left, and whether asking for them took long, so that others were not asked for.
+            The bytes read, the remaining pieces, and whether advice was slow, so that it stopped early.
         """
         ...
 
@@ -212,12 +212,12 @@ class _FilePieces(Protocol):
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _WILLNEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
 _DONTNEED = getattr(os, "POSIX_FADV_DONTNEED", 0)
-_without_nowait: set[int] = set()  # file systems that cannot say what the page cache has
+_without_nowait: set[int] = set()  # file systems that do not report cached pages
 _slow_devices: dict[int, int] = {}  # file systems of which each read took long, and reads until they are probed again
 
 
 def _has_nowait(fd: int) -> bool:
-    """Return whether a file system knows what the page cache has."""
+    """Return whether a file system reports cached pages."""
     return is_cached(fd, 0) is not None
 
 
@@ -244,12 +244,12 @@ class _PlainPieces:
                 sizes.append(0)
             times.append(perf_counter() - began)
             is_slow = len(sizes) == PROBED and _are_slow(times)
-        left = [at for at, size in enumerate(sizes) if size < len(memory[at])]
-        for at in left:
+        remaining = [at for at, size in enumerate(sizes) if size < len(memory[at])]
+        for at in remaining:
             sizes[at] = 0
             with suppress(OSError):
                 os.posix_fadvise(self._fd, offsets[at], len(memory[at]), _WILLNEED)
-        return sum(sizes), np.array([*left, *range(len(sizes), len(memory))], np.int64), is_slow
+        return sum(sizes), np.array([*remaining, *range(len(sizes), len(memory))], np.int64), is_slow
 
     def wait(self, numbers: IntArray) -> int:
         """See ``_FilePieces``."""
@@ -276,11 +276,11 @@ class _CompiledPieces:
 
     def read_cached(self) -> tuple[int, IntArray, bool]:
         """See ``_FilePieces``."""
-        left = np.empty(len(self._offsets), np.int64)
+        remaining = np.empty(len(self._offsets), np.int64)
         n_bytes, n_left, is_slow = self._loops.read_cached(
-            _system_functions(), self._fd, self._memory, self._offsets, left
+            _system_functions(), self._fd, self._memory, self._offsets, remaining
         )
-        return n_bytes, left[:n_left], bool(is_slow)
+        return n_bytes, remaining[:n_left], bool(is_slow)
 
     def wait(self, numbers: IntArray) -> int:
         """See ``_FilePieces``."""
@@ -295,7 +295,7 @@ _n_plain = 0  # pieces that were read without compiled loops
 def compile_reads() -> None:
     """Compile the loops that read pieces, if that is possible. Loading the machine code takes half a second.
 
-    Forked worker processes have those of the process that they were forked from, and others have none.
+    Forked worker processes inherit the loops of their parent; other workers have none.
     """
     if not _compiled and worker_number() is None:
         _compiled.append(_compile_read_loops() if _NOWAIT else None)
@@ -427,7 +427,7 @@ class _Request:
             self._changed.notify_all()
 
     def finish(self) -> int:
-        """Help, and wait for the others; return the bytes that were read, or raise what went wrong."""
+        """Help, and wait for the other threads; return the number of bytes read, or raise their error."""
         try:
             self.help()
         finally:

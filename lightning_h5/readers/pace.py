@@ -53,7 +53,7 @@ class ReadPace:
         return max(n_cores, min(max_threads, ceil(MORE * n_busy)))
 
     def look(self, counters: Counters) -> None:
-        """Judge by what was read since the last look, now and then.
+        """Adjust the pace from time to time, by the reads since the last call.
 
         Args:
             counters: of all reads.
@@ -69,10 +69,10 @@ class ReadPace:
         if reading + decoding < LEAST_SECONDS:
             return
         self._last = totals
-        # Reads of what the page cache has wait for a core at most, and more threads would wait longer.
+        # Reads from the page cache wait only for a core, and more threads would wait longer.
         waiting = reading * max(0.0, 1 - n_cached / max(1.0, n_bytes))
         copying = min(waiting, (n_bytes - n_cached) / COPY_BYTES + n_calls * CALL_SECONDS)
         busy = reading - waiting + copying + max(0.0, decoding)
-        seen = min(MOST, (reading + max(0.0, decoding)) / max(busy, 1e-9))
-        self._threads_per_core = max(seen, KEPT * (self._threads_per_core or 0.0))
+        threads_per_core = min(MOST, (reading + max(0.0, decoding)) / max(busy, 1e-9))
+        self._threads_per_core = max(threads_per_core, KEPT * (self._threads_per_core or 0.0))
         self._fetches = n_fetched > 0

@@ -72,7 +72,7 @@ def _read_staged(
     offsets: IntArray,
     counters: Counters,
 ) -> bool:
-    """Read pieces of a file from its mirror on a local disk, and what that lacks from the file; see ``read_stored``.
+    """Read pieces of a file from its mirror on a local disk, or from the file if missing; see ``read_stored``.
 
     Returns False if some piece was short.
     """
@@ -170,7 +170,7 @@ def forget_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> bo
 
 
 def _neighbors(layout: ArrayLayout) -> tuple[int, int] | None:
-    """Return first and last byte of an array whose rows lie in one piece; None for others.
+    """Return the first and last byte of an array whose rows are stored in one piece; None for other arrays.
 
     Rows are small, and an epoch reads most of them: fetching one alone would take as long as fetching many.
     """

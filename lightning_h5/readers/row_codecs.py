@@ -30,7 +30,7 @@ JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 
 
 class RowCodec(Codec):
-    """Decodes one row after the other, each to an array of its own shape. Rows are kept as objects.
+    """Decodes rows one by one to arrays of different shapes, which are stored as objects.
 
     Attributes:
         fills_memory: whether rows are decoded to memory that is passed.
@@ -172,7 +172,7 @@ class Function(RowCodec):
 
 
 def bytes_of(stored: Any) -> Any:
-    """Return rows of bytes as ``bytes``, whatever type h5py has for them; other rows as they are."""
+    """Return rows of bytes, of any h5py type, as ``bytes``; other rows unchanged."""
     if isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and stored.ndim == 1:
         return stored.tobytes()
     if isinstance(stored, np.void):

@@ -1,4 +1,4 @@
-"""Read what can be read of damaged data: what cannot is found by reading halves."""
+"""Read the undamaged rows of damaged data; the damaged ones are located by bisection."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def salvaged(
             if not is_of_places(error):
                 raise
             if len(at) == 1 or (blocks is not None and (blocks[at] == blocks[at[0]]).all()):
-                failures.append((places[at], error.with_traceback(None)))  # frames would keep what was read
+                failures.append((places[at], error.with_traceback(None)))  # frames would keep the rows in memory
                 return
         else:
             return

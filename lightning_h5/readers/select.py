@@ -84,8 +84,10 @@ def _layout_reader(
 ) -> LayoutReader:
     """Return a reader that holds no rows (see ``open_reader``); ``is_held`` if another one will hold its rows."""
     if layout.stacked and layout.decoding is None:
-        opened = partial(_layout_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work)
-        return StackReader(layout, [opened(array) for array in layout.stacked], counters)
+        open_layout = partial(
+            _layout_reader, options=options, mmap=mmap, in_blocks=in_blocks, counters=counters, work=work
+        )
+        return StackReader(layout, [open_layout(array) for array in layout.stacked], counters)
     if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
     if (runs := layout.runs) is not None:
@@ -231,7 +233,7 @@ def open_chunked(
 
 
 def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[Any] | None) -> Changes | None:
-    """Return what decodes rows as they are copied to memory of a dtype; None if blocks are decoded instead."""
+    """Return the changes that decode rows while they are copied; None if blocks are decoded instead."""
     decodings = [array.decoding for array in arrays.examples]
     codecs = [decoding.codec for decoding in decodings if decoding is not None and isinstance(decoding.codec, Unpack)]
     stored = {decoding.array.dtype for decoding in decodings if decoding is not None}
@@ -252,7 +254,7 @@ def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[A
 
 
 def _compile_source(source: BlockSource) -> None:
-    """Compile what decodes the chunks of a source, if that is possible."""
+    """Compile the codec of a source, if possible."""
     if isinstance(source, DecodedSource):
         source.compile()
         source = source.stored
@@ -311,7 +313,7 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
 
 
 def _stack_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> StackSource:
-    """Return the source of blocks of several arrays that are stacked: blocks are those of the coarsest one."""
+    """Return the source of several stacked arrays, with the blocks of the coarsest one."""
     size = layout.rows_per_chunk if layout.rows_per_chunk > 1 else rows_per_run
     sources = [open_source(array, options, size, counters) for array in layout.stacked]
     if len({source.grid for source in sources}) > 1:

@@ -46,7 +46,7 @@ class StackReader(LayoutReader):
 
 
 class StackSource:
-    """Loads blocks of each array, and stacks them. A part of a block is what one array has of it.
+    """Loads blocks of each array, and stacks them. A part of a block is one array's share of it.
 
     Args:
         layout: the arrays as one.

@@ -1,4 +1,4 @@
-"""How fast a disk gives single rows, and runs of rows: a look of some milliseconds, for the log."""
+"""Measure a disk's rate of single rows and of runs of rows within some milliseconds, for the log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ RUN_BYTES = 4 << 20  # of a run
 
 
 def storage_rates(layout: ArrayLayout) -> tuple[float, float] | None:
-    """Return the rows a second that single rows, and a run of them, come with; None of an array with chunks.
+    """Return the rows per second of single rows, and of a run of rows; None for an array with chunks.
 
-    What the page cache has comes faster than the disk would give it.
+    Rows in the page cache are faster than the disk.
 
     Args:
         layout: an array of rows.

@@ -73,7 +73,7 @@ class TaskQueue:
         return team
 
     def end_team(self, n_threads: int) -> None:
-        """End this number of threads after the tasks that are queued now: whichever come to their end marks first."""
+        """End this number of threads after all tasks that are queued now; the first threads that are free end."""
         self._team -= n_threads
         for _ in range(n_threads):
             self._todo.put(None)
@@ -139,7 +139,7 @@ class _Running:
         self._changed = threading.Condition()
 
     def add(self, n_threads: int) -> None:
-        """Count threads that begin to run; a negative number takes back those that could not."""
+        """Count threads that begin to run; a negative number subtracts threads that failed to start."""
         with self._changed:
             self._n_threads += n_threads
 

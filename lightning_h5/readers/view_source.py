@@ -1,4 +1,4 @@
-"""Rows of arrays that are seen another way: along other axes than the first, a part of the array alone, or as cells.
+"""Read views of arrays: rows along other axes than the first, a part of each row, or cells.
 
 The cells of an array are its chunks, or parts of an array without chunks, each a row (``ArrayLayout.in_cells``).
 """
@@ -29,16 +29,16 @@ __all__ = ["BlockReader", "ViewSource"]
 
 
 Part = int | slice | npt.NDArray[np.int64]
-"""What is selected of an axis."""
+"""A selection along one axis."""
 
 
 class _AxisPiece(NamedTuple):
-    """What a chunk, or a slab, has of one axis of rows.
+    """The overlap of one chunk, or of a slab, with the selection along one axis of the rows.
 
     Attributes:
-        number: of the chunk along the axis.
-        source: what is selected of it.
-        target: where that belongs in a row; None if rows have no such axis.
+        number: number of the chunk along the axis.
+        source: the selected indices in the chunk.
+        target: their positions in a row; None if rows have no such axis.
     """
 
     number: int
@@ -47,18 +47,18 @@ class _AxisPiece(NamedTuple):
 
 
 class ViewSource:
-    """Loads blocks of an array that is seen another way. What a block has beyond the array is undefined.
+    """Loads the blocks of a view. The contents of a block beyond the end of the array are undefined.
 
-    Chunks are decoded here, if this package can decode them and need not know more than their bytes; the HDF5 library
-    reads everything else, a slab for each block.
+    Chunks are decoded here if this package supports their filters. The HDF5 library reads all other arrays, a slab for
+    each block.
 
     Args:
         layout: the array.
-        view: how it is seen.
-        options: how its file is opened if the HDF5 library reads.
+        view: the view of it.
+        options: options for opening its file, if the HDF5 library reads it.
         counters: counts bytes read and decoded.
-        loader: decodes the array's chunks; None if the library reads.
-        reader: reads rows of the array as it is stored, if these have to be read whole; None otherwise.
+        loader: decodes the array's chunks; None if the HDF5 library reads them.
+        reader: reads whole rows of the stored array; None if parts of rows can be read.
     """
 
     picks_rows = False
@@ -86,7 +86,7 @@ class ViewSource:
         part_bytes = self._chunk_bytes if loader is not None else self._n_values * layout.dtype.itemsize
         self.parts_together = max(1, TASK_BYTES // max(1, part_bytes))
         is_in_order = view.row_axes == tuple(range(len(view.row_axes)))
-        # A chunk that has the rows of a block as they are kept is decoded directly into it.
+        # A chunk with the layout of a block in memory is decoded directly into the block.
         self._is_direct = (
             loader is not None
             and is_in_order
@@ -152,7 +152,7 @@ class ViewSource:
         return (firsts + np.array(offsets, dtype=np.int64)).reshape(-1)
 
     def _copy(self, values: npt.NDArray[Any], part: Sequence[_AxisPiece], rows: npt.NDArray[Any]) -> None:
-        """Copy what a chunk, or a slab, has of a block's rows."""
+        """Copy the overlap of a chunk, or of a slab, with the selection into a block."""
         values = values.transpose(*self._order, *range(len(self._order), values.ndim))
         axis = len(self.view.row_axes)
         all_rows = [slice(n) for n in values.shape[:axis]]
@@ -196,11 +196,11 @@ class ViewSource:
 
 
 class BlockReader(LayoutReader):
-    """Reads rows by whole blocks that are decoded here, and keeps none.
+    """Reads rows by decoding whole blocks, without a cache.
 
     Args:
         layout: the array.
-        source: loads its blocks.
+        source: loads the array's blocks.
         counters: counts bytes.
     """
 
@@ -229,18 +229,18 @@ def _read_slab(
     reader: LayoutReader | None,
     counters: Counters,
 ) -> npt.NDArray[Any]:
-    """Return a part of an array that is seen another way, through the HDF5 library.
+    """Read a part of a view through the HDF5 library.
 
     Args:
         layout: the array.
-        view: how it is seen.
-        slab: the part, along the axes as they are stored.
-        options: how its file is opened.
-        reader: reads whole rows of the array as it is stored; None if a part of a row can be read.
+        view: the view of it.
+        slab: the part, as a slice of each stored axis.
+        options: options for opening the file.
+        reader: reads whole rows of the stored array; None if parts of rows can be read.
         counters: counts bytes.
 
     Raises:
-        H5CorruptError: it cannot be read.
+        H5CorruptError: the part cannot be read.
     """
     n_bytes = math.prod(part.stop - part.start for part in slab) * layout.stored.itemsize
     share = n_bytes / max(1, math.prod(view.shape) * layout.stored.itemsize)
@@ -262,7 +262,7 @@ def _read_slab(
 
 
 def _pieces_of(view: ArrayView, chunks: tuple[int, ...]) -> list[list[_AxisPiece]]:
-    """Return, for each axis of rows, what the chunks along it have of what is selected."""
+    """Return, per row axis, the overlap of each chunk with the selection."""
     return [
         _pieces_along(selection, chunks[axis], view.shape[axis])
         for axis, selection in zip(view.other_axes, view.selections, strict=True)
@@ -291,7 +291,7 @@ def _pieces_along(selection: int | slice | tuple[int, ...], step: int, size: int
 
 
 def _hull(selection: int | slice | tuple[int, ...]) -> tuple[int, int]:
-    """Return the first index that is selected, and the one after the last."""
+    """Return the first selected index, and the index after the last one."""
     if isinstance(selection, int):
         return selection, selection + 1
     if isinstance(selection, slice):

@@ -1,4 +1,4 @@
-"""Which rows of which arrays a sample is, whatever kind of sample it is."""
+"""The rows of each sample, for all kinds of samples."""
 
 from .columns import column_of, count_rows, row_tasks, rows_without_line, text_tasks
 from .indexer import HeldSamples, rows_of_all

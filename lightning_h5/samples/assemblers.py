@@ -1,4 +1,4 @@
-"""What makes a column of a batch of the rows that were read of a field: an entry for each sample."""
+"""Assemblers: join the rows of a field to a batch with one entry per sample."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ __all__ = ["Assembler", "PatchAssembler", "SegmentAssembler", "WindowAssembler"]
 
 
 class Assembler:
-    """Leaves a column as it was read: each sample has one row of the field, or one value."""
+    """Returns rows unchanged: each sample has one row of the field, or one value."""
 
     def column(self, rows: FieldRows, column: Column, buffers: BufferPool) -> Column:
         """Return a column with an entry for each sample.
 
         Args:
-            rows: the rows that the samples have.
-            column: these rows, one after the other; of a field with rows of several shapes those of each sample.
-            buffers: gives memory.
+            rows: the rows of the samples.
+            column: the values of these rows; a list with the rows of each sample, if rows have several shapes.
+            buffers: allocates memory.
 
         Returns:
-            A tensor if all samples have one shape; else a list with an entry for each.
+            A tensor if all samples have one shape; else a list with one entry per sample.
         """
         return column
 
     def mask(self, rows: FieldRows, n_samples: int) -> torch.Tensor:
-        """Return which steps of samples are no padding, with an entry for each sample."""
+        """Return a mask of the steps that are not padding, one entry per sample."""
         return _step_mask(rows, (n_samples,))
 
 
 @dataclass(frozen=True)
 class WindowAssembler(Assembler):
-    """Makes windows of steps.
+    """Joins steps to windows.
 
     Attributes:
         n_steps: steps of a window; None for one step, without an axis of its own.
         clears: steps beyond the ends of a segment are set to zero.
         is_ragged: rows have several shapes.
-        place: axis of a sample that its steps are along.
+        place: axis of the steps in a sample.
     """
 
     n_steps: int | None
@@ -76,7 +76,7 @@ class WindowAssembler(Assembler):
         return _moved(column.view(-1, self.n_steps, *column.shape[1:]), 1, 1 + self.place, buffers)
 
     def _ragged(self, steps: torch.Tensor, valid: npt.NDArray[np.bool_] | None, buffers: BufferPool) -> Any:
-        """Return a sample with rows of a shape of its own."""
+        """Return a sample whose rows differ in shape from other samples."""
         if valid is not None and not valid.all():
             _clear(steps, ~valid)
         return steps[0] if self.n_steps is None else _moved(steps, 0, self.place, buffers)
@@ -88,11 +88,11 @@ class WindowAssembler(Assembler):
 
 @dataclass(frozen=True)
 class SegmentAssembler(Assembler):
-    """Makes whole segments of steps; these may differ in length.
+    """Joins steps to whole segments, which may differ in length.
 
     Attributes:
         is_ragged: rows have several shapes.
-        place: axis of a sample that its steps are along.
+        place: axis of the steps in a sample.
     """
 
     is_ragged: bool
@@ -113,7 +113,7 @@ class SegmentAssembler(Assembler):
 
 @dataclass(frozen=True)
 class PatchAssembler(Assembler):
-    """Sets what patches have beyond the edges of their volumes to zero."""
+    """Sets patches to zero beyond the edges of their volumes."""
 
     def column(self, rows: FieldRows, column: Column, buffers: BufferPool) -> Column:
         """See ``Assembler.column``."""

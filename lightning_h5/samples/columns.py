@@ -60,13 +60,13 @@ def count_rows(
 def rows_without_line(
     paths: Sequence[str], names: Iterable[str], files: FileOptions, catalog: Catalog
 ) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of rows that are left out, since they have no line in the side table; None if all rows are kept.
+    """Return a mask of rows without a matching line in the side table; None if all rows have one.
 
     Args:
         paths: the files, with known numbers of rows.
         names: all requested arrays and columns.
         files: how files are opened.
-        catalog: of the files.
+        catalog: catalog of the files.
     """
     side = catalog.joins.side
     if side is None or side.column_on is None or side.options.missing == "error":
@@ -97,7 +97,7 @@ def column_of(
         files: how they are opened; None for the defaults.
         same_rows_as: an array with these rows, if the files have a live writer, which appends to one array after the
             other.
-        catalog: of the files; None opens them.
+        catalog: catalog of the files; None opens them.
         others: files that have the array, one for each of ``paths``; None if ``paths`` have it.
 
     Raises:
@@ -194,12 +194,12 @@ def row_tasks(
 
     Args:
         layout: the array.
-        rows: the rows, as they are numbered in the part.
-        target: receives them.
-        first: position of the first one in the target.
+        rows: row numbers in the part.
+        target: receives the rows.
+        first: position of the first row in the target.
         options: how files are opened if the HDF5 library reads.
-        counters: counts what is read.
-        n_rows: rows of the part; None if they are the array's own.
+        counters: counts the reads.
+        n_rows: number of rows of the part; None if the array has as many.
     """
     if not layout.row_bytes:
         return []
@@ -230,9 +230,9 @@ def _view_tasks(
     for group in np.unique(groups).tolist():
         members = np.flatnonzero(groups == group)
         view_rows = lines[members] * grid.size + steps[members]
-        read = partial(_read_view, reader, view_rows, target, first + positions[members])
+        task = partial(_read_view, reader, view_rows, target, first + positions[members])
         n_bytes = len(members) * layout.row_bytes
-        tasks.append(BulkTask(n_bytes, n_bytes, read, positions[members]))
+        tasks.append(BulkTask(n_bytes, n_bytes, task, positions[members]))
     return tasks
 
 
@@ -250,14 +250,14 @@ def text_tasks(
     options: OpenOptions,
     counters: Counters,
 ) -> list[BulkTask]:
-    """Return tasks that read rows of text, in ascending order, into the given places of an array of objects."""
+    """Return tasks that read rows of text, in ascending order, to positions of an array of objects."""
     reader = open_reader(layout, options, counters=counters)
     tasks = []
     for start in range(0, len(rows), TEXT_ROWS):
         piece = slice(start, start + TEXT_ROWS)
         n_bytes = len(rows[piece]) * layout.row_bytes
-        read = partial(_read_text, reader, rows[piece], out, places[piece])
-        tasks.append(BulkTask(n_bytes, n_bytes, read, range(start, min(len(rows), piece.stop))))
+        task = partial(_read_text, reader, rows[piece], out, places[piece])
+        tasks.append(BulkTask(n_bytes, n_bytes, task, range(start, min(len(rows), piece.stop))))
     return tasks
 
 

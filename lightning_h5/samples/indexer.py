@@ -1,4 +1,4 @@
-"""What every kind of sample answers: which rows samples have, in which blocks they are, what becomes of a column."""
+"""The interface of all kinds of samples: the rows of samples, their blocks, and the assembly of batches."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .segments import BoolArray, Segments
 
 __all__ = ["HeldSamples", "Indexer", "PartsOfSegments", "Units", "rows_of_all"]
 
-SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
+SAMPLES_AT_A_TIME = 1 << 14  # maximum number of samples whose rows are listed at a time
 
 
 class Units(Protocol):
-    """The rows of files, cut where an order may cut them."""
+    """The rows of files, divided into units that an order may shuffle."""
 
     @property
     def rows_per_block(self) -> IntArray:
-        """For each part the rows that share a chunk of its coarsest array; the last ones may be fewer."""
+        """Rows per chunk of the coarsest array of each part; the last chunk may have fewer."""
         ...
 
     @property
     def rows_per_unit(self) -> IntArray:
-        """For each part the rows that samples of a block are around, if samples have several rows."""
+        """Rows per block of each part, if samples have several rows."""
         ...
 
     @property
@@ -46,19 +46,19 @@ class Units(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Indexer(ABC):
-    """Says which rows samples have: one class for each kind of sample. Nothing is kept for a sample.
+    """Maps samples to rows: one class per kind of sample, without memory per sample.
 
-    A new kind defines what is abstract here; it is given by an object that makes it (see ``MakesIndexer``).
+    A custom kind of sample implements the abstract methods, and is passed as a ``MakesIndexer``.
 
     Attributes:
-        segments: what samples are parts of; of rows the parts of files.
-        noun: what samples are called in messages, several of them.
-        numbers_are_rows: a sample is one row of each field, and its number is that of the row.
-        is_known_by_row: messages name the row that a sample is around; otherwise its own number, or its segment's.
+        segments: the segments of the samples; parts of files, if samples are rows.
+        noun: plural name of the samples in messages.
+        numbers_are_rows: a sample is one row of each field, and has the number of the row.
+        is_known_by_row: messages name the row of a sample; otherwise its number, or its segment.
         has_places: whether ``with_index`` adds a sample's segment and step to its number.
         is_whole: each segment is one sample.
         passes_whole: filters keep or drop whole segments, which are then called ``segment_noun``.
-        segment_noun: what a segment is called in messages.
+        segment_noun: name of a segment in messages.
     """
 
     segments: Segments
@@ -78,67 +78,67 @@ class Indexer(ABC):
 
     @abstractmethod
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
-        """Return where samples are."""
+        """Return the segment and step of each sample."""
 
     @abstractmethod
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
-        """Return the rows that samples have, for each field."""
+        """Return the rows of samples, for each field."""
 
     def rows_of(self, samples: IntArray, epoch: int | None = None) -> BatchRows:
         """Return the rows of samples.
 
         Args:
             samples: numbers of samples.
-            epoch: the epoch that asks for them; None without a plan.
+            epoch: the epoch, for random draws; None without a plan.
         """
         places = self.places(samples, epoch)
         return BatchRows(self.rows(places), places)
 
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
-        """Yield rows, some several times, that samples can have in any epoch."""
+        """Yield the rows that samples can have in any epoch; rows may repeat."""
         of_fields = zip(self.rows(self.places(samples)), self.segments.kinds, strict=True)
         return (rows.rows for rows, kind in of_fields if kind is not None)
 
     def first_rows(self, samples: IntArray, epoch: int | None = None) -> IntArray:
-        """Return the row that each sample is around, or begins with, in an epoch; None without a plan."""
+        """Return the central or first row of each sample in an epoch; None without a plan."""
         places, segments = self.places(samples, epoch), self.segments
         return segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
 
     def cuts(self, field: int) -> bool:
-        """Return whether samples have parts of a field's rows: patches of cells."""
+        """Return whether samples are cut out of a field's rows, as patches are out of cells."""
         return False
 
     def shape_read(self, field: int, row_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of what is read of a field at a time: of a row, or of a patch."""
+        """Return the shape of one read of a field: a row, or a patch."""
         return row_shape
 
     @abstractmethod
     def assembler(self, field: int, *, is_ragged: bool, place: int) -> Assembler:
-        """Return what makes a column of a field's rows, with an entry for each sample.
+        """Return the assembler of a field's batches: one entry per sample.
 
         Args:
             field: number of the field, which has steps.
             is_ragged: its rows have several shapes.
-            place: axis of a sample that its steps are along.
+            place: axis of the steps in a sample.
         """
 
     def counted_field(self, fields: Sequence[int]) -> int | None:
-        """Return the one of some fields with steps whose steps are the length of a sample; None if all have one."""
+        """Return the field whose steps define the length of a sample; None if all samples have one length."""
         return None
 
     def group_of_steps(self, field: int) -> int | None:
-        """Return a number that fields share if each sample has equally many steps of them, to join samples by.
+        """Return a number that fields share if their samples have equally many steps.
 
-        None for a field of which each sample has one value, or as many steps as all others.
+        None for a field with one value per sample, or with one length of all samples.
         """
         return None if self.counted_field([field]) is None else 0
 
     # In memory -----------------------------------------------------------------------------------------------
 
     def rows_held(self, samples: range | IntArray, n_rows: int) -> Sequence[range | IntArray]:
-        """Return for each field the rows that memory must hold to make samples in any epoch, in ascending order.
+        """Return for each field the rows that samples need in any epoch, in ascending order.
 
-        Fields number their rows alike, and all hold the rows of any of them.
+        Row numbers are the same for all fields, and all fields hold the rows of any field.
 
         Args:
             samples: numbers of samples.
@@ -166,7 +166,7 @@ class Indexer(ABC):
         return replace(self, segments=self.segments.among(segments))
 
     def keeping(self, is_kept: BoolArray) -> Indexer:
-        """Return the samples without some rows of the files: a segment ends at a row that is left out."""
+        """Return the samples without some rows of the files: a segment ends before a row that is left out."""
         return replace(self, segments=self.segments.keeping(is_kept, in_runs=True))
 
     def in_parts(self, low: IntArray, high: IntArray) -> Indexer:
@@ -174,13 +174,13 @@ class Indexer(ABC):
         return replace(self, segments=self.segments.parts(low, high))
 
     def of_fields(self, fields: Sequence[int]) -> Indexer:
-        """Return the samples of some fields; as many as of all."""
+        """Return the same samples with some of their fields."""
         return replace(self, segments=self.segments.of_fields(fields))
 
     def digest(self) -> bytes:
-        """Return what tells these samples from others of the same arrays, in all processes.
+        """Return bytes that identify these samples among others of the same arrays, in all processes.
 
-        A kind with an array among its settings defines its own: the text of a long array leaves numbers out.
+        A kind with an array among its settings overrides it: the ``repr`` of a long array omits numbers.
         """
         names = [field.name for field in fields(self) if field.name != "segments"]
         settings = [(name, getattr(self, name)) for name in names]
@@ -195,25 +195,25 @@ class Indexer(ABC):
 
     @abstractmethod
     def n_before(self, rows: IntArray) -> IntArray:
-        """Return how many samples are around steps, or have first steps, that come before each of some rows."""
+        """Return the number of samples whose central or first step is before each of some rows."""
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
-        """Return how many of all rows that an epoch reads of a field come before each of some rows; None if unknown.
+        """Return the number of rows of a field that an epoch reads before each of some rows; None if unknown.
 
-        Chunks are then kept until the epoch ends, as far as there is memory.
+        If unknown, chunks stay in memory until the epoch ends, as far as there is room.
         """
         return None
 
     @abstractmethod
     def mean_bytes(self, sizes: Sequence[int]) -> int:
-        """Return the bytes of a sample, on average, from those of what is read of each field at a time."""
+        """Return the mean bytes of a sample, from the bytes of one read of each field."""
 
     def blocks(self, units: Units, samples: IntArray | None) -> BlockTable:
-        """Return the blocks of some samples: those around rows of one unit.
+        """Return the blocks of some samples: a block has the samples of one unit of rows.
 
         Args:
             units: the rows of the files.
-            samples: which ones, in this order; None for all.
+            samples: numbers of the samples, in this order; None for all.
         """
         if not len(self):
             return BlockTable.of_sizes([0])
@@ -229,14 +229,14 @@ class Indexer(ABC):
         """Return whether random access is as cheap as sequential access.
 
         Args:
-            by_rows: it is for single rows.
-            by_steps: it is for steps that follow each other, since nothing is decoded.
+            by_rows: random access to single rows is cheap.
+            by_steps: random access to consecutive steps is cheap, since nothing is decoded.
             n_parts: parts of the files.
         """
         return by_steps or (by_rows and self.reach == 1)
 
     def block_bytes(self, units: Units, row_bytes: IntArray) -> int:
-        """Return the decoded bytes of a block, at most; from those of a row of each part."""
+        """Return the maximum decoded bytes of a block, from the bytes of a row of each part."""
         n_rows = np.minimum(units.rows_per_unit, np.diff(units.starts))
         return int(max(1, (n_rows * row_bytes).max()))
 
@@ -247,26 +247,26 @@ class Indexer(ABC):
         return f"{n_samples:,} {self.noun} of {len(self.segments):,} segments"
 
     def left_out(self) -> str | None:
-        """Return which segments have no sample, as text; None if all have one."""
+        """Return a text with the number of segments without a sample; None if all have one."""
         return None
 
     def warning(self) -> str | None:
-        """Return what a user is to know of samples that are missing; None if there is nothing."""
+        """Return a warning about samples that are missing; None if none is."""
         return None
 
     @property
     def lengths(self) -> IntArray | None:
-        """Steps of each sample, by which batches of similar cost are made; None if samples are alike."""
+        """Number of steps of each sample, for batches of similar cost; None if all samples have one length."""
         return None
 
     @property
     def step_counts(self) -> IntArray | None:
-        """Rows that each sample has of the field with the most, as ``max_tokens`` counts; None if samples are alike."""
+        """Maximum number of rows of each sample over all fields, for ``max_tokens``; None if all have one length."""
         return self.lengths
 
     @property
     def ends_of_segments(self) -> IntArray | None:
-        """Samples up to each segment's end; None if samples are no parts of segments."""
+        """Number of samples up to each segment's end; None if samples are not parts of segments."""
         return None
 
 
@@ -280,11 +280,11 @@ class PartsOfSegments(Indexer):
     @property
     @abstractmethod
     def shortage(self) -> str:
-        """Why a segment has no sample, as text after several of them."""
+        """The reason why segments have no sample, as a predicate for messages."""
 
     @cached_property
     def ends(self) -> IntArray:
-        """Samples up to each segment's end; shape ``(n_segments,)``."""
+        """Number of samples up to each segment's end; shape ``(n_segments,)``."""
         return np.cumsum(self.counts())
 
     def __len__(self) -> int:
@@ -304,8 +304,8 @@ class HeldSamples(NamedTuple):
     """Some samples, numbered from 0, over rows in memory.
 
     Attributes:
-        indexer: the samples that these are among.
-        samples: their numbers there.
+        indexer: all samples.
+        samples: numbers of these samples among all.
         rows: the rows in memory of each field, in ascending order; None for a field that is not in memory.
     """
 
@@ -314,7 +314,7 @@ class HeldSamples(NamedTuple):
     rows: Sequence[range | IntArray | None]
 
     def rows_of(self, indices: IntArray, epoch: int | None = None) -> BatchRows:
-        """Return the rows of samples (see ``Indexer.rows_of``), as their places in memory where they are there.
+        """Return the rows of samples (see ``Indexer.rows_of``); rows in memory as positions there.
 
         Args:
             indices: numbers of samples among these.
@@ -322,11 +322,11 @@ class HeldSamples(NamedTuple):
         """
         batch = self.indexer.rows_of(rows_at(self.samples, indices), epoch)
         places: dict[int, FieldRows] = {}  # fields in memory with the same rows share their places
-        for rows, held in zip(batch.fields, self.rows, strict=True):
-            if held is not None and id(rows) not in places:
-                places[id(rows)] = rows._replace(rows=find_places(held, rows.rows))
+        for rows, own_rows in zip(batch.fields, self.rows, strict=True):
+            if own_rows is not None and id(rows) not in places:
+                places[id(rows)] = rows._replace(rows=find_places(own_rows, rows.rows))
         pairs = zip(batch.fields, self.rows, strict=True)
-        return batch._replace(fields=tuple(rows if held is None else places[id(rows)] for rows, held in pairs))
+        return batch._replace(fields=tuple(rows if own_rows is None else places[id(rows)] for rows, own_rows in pairs))
 
 
 def rows_of_all(n_rows: int, n_all: int) -> str:

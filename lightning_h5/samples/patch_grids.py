@@ -1,4 +1,4 @@
-"""How the axes of volumes lie in the cells of arrays: which cells a box has, and which part of each."""
+"""The cells of arrays along the axes of volumes: the cells of a box, and the overlap with each."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CELL_BYTES = 256 << 10
 
 @dataclass(frozen=True, eq=False)
 class CellAxis:
-    """An axis of an array, as it is stored, and what a patch has of it.
+    """A stored axis of an array, with the selected indices that patches are cut from.
 
-    Its indices are cut into runs, which are evenly apart and in one cell each.
+    Its indices are divided into runs of evenly spaced indices inside one cell.
 
     Attributes:
         starts: first index of each run, counted among the selected ones, and their number; shape ``(n_runs + 1,)``.
@@ -32,9 +32,9 @@ class CellAxis:
         sources: place in its cell of the first index of each run.
         steps: distance of the indices of each run in the cell.
         n_cells: number of cells along the axis.
-        cut: number of this axis among those that patches are cut along; None if it is none of them.
-        is_line: each index is a segment of its own; patches have no such axis.
-        is_single: one index is selected; patches have no such axis.
+        cut: number of this axis among the axes of patches; None if patches are not cut along it.
+        is_line: each index is a separate segment; patches do not have this axis.
+        is_single: one index is selected; patches do not have this axis.
     """
 
     starts: IntArray
@@ -101,7 +101,7 @@ class CellAxis:
 
 @dataclass(frozen=True, eq=False)
 class CellGrid:
-    """The cells of an array, and what patches have of it.
+    """The cells of an array, and the axes that patches are cut along.
 
     Attributes:
         cell: shape of a cell.
@@ -157,11 +157,11 @@ class CellGrid:
         counts = np.stack([after - first for first, after in runs])
         n_pieces = counts.prod(axis=0)
         owners = np.repeat(np.arange(len(lines)), n_pieces)  # the patch of each piece
-        left = np.arange(len(owners)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
+        rest = np.arange(len(owners)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
         cells, stride = np.zeros(len(owners), dtype=np.int64), 1
         piece_runs: list[IntArray] = []
         for number in reversed(range(len(self.axes))):
-            left, at = np.divmod(left, counts[number][owners])
+            rest, at = np.divmod(rest, counts[number][owners])
             piece_runs.insert(0, runs[number][0][owners] + at)
             cells += self.axes[number].cells[piece_runs[0]] * stride
             stride *= self.axes[number].n_cells
@@ -189,7 +189,7 @@ class CellGrid:
         return n_reads * n_lines * math.prod(len(low) for cut, low in enumerate(starts) if cut not in cuts)
 
     def digest(self) -> bytes:
-        """Return what tells this grid from others of the same array."""
+        """Return bytes that identify this grid among others of the same array."""
         axes = [(axis.cut, axis.is_line, axis.starts.tobytes(), axis.sources.tobytes()) for axis in self.axes]
         return repr((self.cell, axes)).encode()
 
@@ -239,7 +239,7 @@ class CellPieces(NamedTuple):
             out[target] = cells[part]
 
     def clear_beyond(self, column: torch.Tensor) -> None:
-        """Set to zero what patches have beyond the edges of their volume."""
+        """Set patches to zero beyond the edges of their volume."""
         bounds = [bounds for axis, bounds in zip(self.grid.axes, self.bounds, strict=True) if axis.is_in_patch]
         for axis, (low, high) in enumerate(bounds, 1):
             short = np.flatnonzero(high - low < column.shape[axis])
@@ -284,7 +284,7 @@ class PatchRows:
 
 
 def cell_of(array: ArrayLayout, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of an array's cells: of its chunks, or about that of a patch if it has none.
+    """Return the shape of an array's cells: its chunk shape, or about the shape of a patch without chunks.
 
     Args:
         array: the array as it is stored.
@@ -295,6 +295,6 @@ def cell_of(array: ArrayLayout, sizes: Sequence[int]) -> tuple[int, ...]:
     shape = (array.n_rows, *array.axes)
     cell = [max(1, min(size, n)) for size, n in zip(sizes, shape, strict=True)]
     while math.prod(cell) * array.stored.itemsize > CELL_BYTES and max(cell) > 1:
-        axis = next(axis for axis, n in enumerate(cell) if n > 1)  # what lies together in the file stays together
+        axis = next(axis for axis, n in enumerate(cell) if n > 1)  # neighbors in the file stay in one cell
         cell[axis] = -(-cell[axis] // 2)
     return tuple(cell)

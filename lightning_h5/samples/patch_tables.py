@@ -107,12 +107,12 @@ class VolumeTable:
             left, right = before.shape_of(self._options.sizes), grid.shape_of(self._options.sizes)
             if left != right:
                 raise H5ValueError(
-                    f"patches of {a.key!r} have the shape {left} in {a.path!r}, and those of {b.key!r} {right} in "
-                    f"{b.path!r}, since patch.shape leaves an axis whole. Pass a size for it."
+                    f"patches of {a.key!r} have the shape {left} in {a.path!r}, but {b.key!r} has patches of {right} "
+                    f"in {b.path!r}, since patch.shape leaves an axis whole. Pass a size for it."
                 )
 
     def in_cells(self, arrays: Sequence[tuple[ArrayLayout, ...]]) -> tuple[tuple[ArrayLayout, ...], ...]:
-        """Return the arrays of all parts with their cells as rows; those without patches as they are."""
+        """Return the arrays of all parts with cells as rows; arrays without patches are unchanged."""
         return tuple(
             tuple(
                 array if grid is None else array.in_cells(grid.cell, n_values)

@@ -22,7 +22,7 @@ from .segments import BoolArray
 
 __all__ = ["Patches", "Volume"]
 
-PLACE = 32  # purpose of the random stream of the first axis that is cut; the following are those of further axes
+PLACE = 32  # purpose of the random stream of the first patch axis; the next axes have the numbers that follow
 NUMBER = 32  # bits of a patch's number in its volume, below the volume's
 
 BLOCK_BYTES = 32 << 20
@@ -73,7 +73,7 @@ class Volume:
 
     @cached_property
     def bounds(self) -> tuple[IntArray, ...]:
-        """Along each axis, how many places of the grid come before each block, and how many there are."""
+        """Along each axis, the number of grid positions before each block, and their total number."""
         if self.options.random is not None or not self.n_patches:
             return tuple(np.array([0, len(starts)]) for starts in self.starts)
         return tuple(self._bounds(cut, n) for cut, n in enumerate(self._blocks[0]))
@@ -163,17 +163,17 @@ class Volume:
 
     def places(self, numbers: IntArray) -> IntArray:
         """Return where patches of the grid start, shape ``(n, n_axes)``."""
-        sizes, left, in_block = [len(starts) for starts in self.starts], numbers, np.ones_like(numbers)
+        sizes, rest, in_block = [len(starts) for starts in self.starts], numbers, np.ones_like(numbers)
         firsts, counts = [], []
         for axis, bounds in enumerate(self.bounds):
             n_alike = in_block * math.prod(sizes[axis + 1 :])  # patches with the same start along this axis
-            block = np.searchsorted(bounds, left // n_alike, side="right") - 1
+            block = np.searchsorted(bounds, rest // n_alike, side="right") - 1
             firsts.append(bounds[block])
             counts.append(bounds[block + 1] - bounds[block])
-            left, in_block = left - firsts[-1] * n_alike, in_block * counts[-1]
+            rest, in_block = rest - firsts[-1] * n_alike, in_block * counts[-1]
         places = []
         for starts, first, n in zip(reversed(self.starts), reversed(firsts), reversed(counts), strict=True):
-            left, at = np.divmod(left, n)
+            rest, at = np.divmod(rest, n)
             places.append(starts[first + at])
         return np.stack(places[::-1], axis=1)
 
@@ -181,12 +181,12 @@ class Volume:
         """Return where random patches start, of segments with these numbers among all of the files."""
         places, patches = [], (segments << NUMBER) + numbers
         for axis, (n, size) in enumerate(zip(self.lengths, self.options.sizes, strict=True)):
-            drawn = uniform(seed, epoch, PLACE + axis, patches) * max(1, n - size + 1)
-            places.append(np.minimum(drawn.astype(np.int64), max(0, n - size)))
+            offsets = uniform(seed, epoch, PLACE + axis, patches) * max(1, n - size + 1)
+            places.append(np.minimum(offsets.astype(np.int64), max(0, n - size)))
         return np.stack(places, axis=1)
 
     def digest(self) -> bytes:
-        """Return what tells these patches from others of the same arrays."""
+        """Return bytes that identify these patches among others of the same arrays."""
         options = self.options
         settings = (self.lengths, options.sizes, options.strides, options.border, options.random)
         return repr(settings).encode() + b"".join(b"-" if grid is None else grid.digest() for grid in self.grids)
@@ -321,7 +321,7 @@ class Patches(PartsOfSegments):
         yield from (np.flatnonzero(self._n_reads(field, segments)) for field in fields)
 
     def rows_held(self, samples: range | IntArray, n_rows: int) -> Sequence[range | IntArray]:
-        """See ``Indexer.rows_held``: cells are those of one field."""
+        """See ``Indexer.rows_held``. Each field has its own cells."""
         fields = [self.of_fields([field]) for field in range(len(self.segments.kinds))]
         return [super(Patches, field).rows_held(samples, n_rows)[0] for field in fields]
 
@@ -345,7 +345,7 @@ class Patches(PartsOfSegments):
         return n_reads
 
     def block_bytes(self, units: Units, row_bytes: IntArray) -> int:
-        """See ``Indexer.block_bytes``: those of cells."""
+        """See ``Indexer.block_bytes``; counts whole cells."""
         return max(1, *(volume.block_bytes for volume in self.volumes))
 
     def blocks(self, units: Units, samples: IntArray | None) -> BlockTable:
@@ -377,5 +377,5 @@ class Patches(PartsOfSegments):
 
     def digest(self) -> bytes:
         """See ``Indexer.digest``."""
-        drawn, volumes = self.options.random and self.seed, b"".join(volume.digest() for volume in self.volumes)
-        return repr(drawn).encode() + volumes + self.kinds.tobytes() + self.lines.tobytes() + self.segments.digest()
+        seed, volumes = self.options.random and self.seed, b"".join(volume.digest() for volume in self.volumes)
+        return repr(seed).encode() + volumes + self.kinds.tobytes() + self.lines.tobytes() + self.segments.digest()

@@ -86,7 +86,7 @@ class RowUnits:
     def rows_per_unit(self) -> IntArray:
         """See ``Units.rows_per_unit``.
 
-        Samples share chunks with those of the next block, so a block is so many chunks long that few are decoded twice.
+        Samples share chunks with samples of the next block, so a block has enough chunks that few are decoded twice.
         """
         return self._units[:, 0]
 
@@ -139,12 +139,12 @@ class RowUnits:
 def blocks_of(table: RowTable, samples: IntArray | None, *, of_all_fields: bool = False) -> BlockTable:
     """Return the block table of some samples.
 
-    A block is what shares one chunk of the coarsest array; a run of about a megabyte if there are no chunks.
+    A block has the samples in one chunk of the coarsest array, or in a run of about a megabyte without chunks.
 
     Args:
         table: the rows.
         samples: which ones, in this order; None for all.
-        of_all_fields: also of those that are held whole.
+        of_all_fields: also consider fields that are read as a whole.
     """
     return table.indexer.blocks(RowUnits(table, of_all_fields=of_all_fields), samples)
 
@@ -154,9 +154,9 @@ def reads_of_blocks(table: RowTable, samples: IntArray | None, field: int, block
 
     Args:
         table: the rows.
-        samples: those of an epoch; None for all.
+        samples: the samples of an epoch; None for all.
         field: number of the field.
-        blocks: of the field.
+        blocks: the blocks of the field.
     """
     indexer = table.indexer
     if samples is None and indexer.segments.are_ascending:
@@ -185,11 +185,11 @@ def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
 def cost_of_files(
     table: RowTable, fields: Sequence[int], *, encoded_bytes: Sequence[int], dense_bytes: int
 ) -> ReadCost:
-    """Return what reading samples costs, as far as it follows from the files alone.
+    """Return the cost of reading samples, as far as it depends on the files alone.
 
     Args:
         table: the files.
-        fields: those that are read on demand.
+        fields: the fields that are read on demand.
         encoded_bytes: for each field the bytes of a row that is decoded by itself; 0 for others.
         dense_bytes: bytes of a sample's rows of sparse matrices that are dense in a batch.
     """
@@ -225,7 +225,7 @@ def _stored_row_bytes(array: ArrayLayout) -> float:
 
 
 def chunk_cache(table: RowTable, budget: int, files: FileOptions) -> int:
-    """Return the bytes of HDF5's chunk cache of an array: room for the chunks of one row, as far as the budget goes.
+    """Return the bytes of HDF5's chunk cache per array: enough for the chunks of one row, within the budget.
 
     HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
     Arrays that are decoded in this package are read whole chunks at a time, and need none.

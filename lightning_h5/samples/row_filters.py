@@ -79,15 +79,15 @@ class Criterion:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Filters:
-    """Which rows, or steps, are kept.
+    """The filters of rows or steps.
 
     Attributes:
         criteria: conditions on columns.
         label: a class that the target has at a step that counts; None asks for none.
         valid_mask: name of an array that is not 0 at steps that count; None if all do.
         target: name of the array with classes.
-        target_axes: what its axes are, if the user gave it.
-        keys: arrays that names stand for, if these are called otherwise in the files, besides those of fields.
+        target_axes: the declared axes of the target, if any.
+        keys: arrays by the name in a filter, if names differ from the files; without names of fields.
         paths: other files that have an array, by its name.
 
     Raises:

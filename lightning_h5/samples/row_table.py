@@ -1,4 +1,4 @@
-"""The rows of files as one table: which arrays they have, and which rows make a sample."""
+"""The rows of files as one table: the arrays of each field, and the rows of each sample."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .sample_rows import FieldRows
 __all__ = ["HELD_BYTES", "RUN_BYTES", "Parts", "RowTable", "lines_of", "starts_of"]
 
 HELD_BYTES = 16 << 20
-"""An array whose rows take no more than this, over all files, is read whole, once, in each process."""
+"""Bytes over all files up to which each process reads an array as a whole, once."""
 
 RUN_BYTES = 1 << 20
-"""Rows of unchunked arrays are taken together by runs of this size: long enough for a disk, short to shuffle."""
+"""Bytes of a block of an array without chunks: long enough for sequential reads, and short enough to shuffle."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Parts of files that have arrays of their own: groups, or arrays that are segments each.
+    """The parts of files with separate arrays: groups, or arrays that are one segment each.
 
     Attributes:
         files: number of each part's file, shape ``(n_parts,)``.
-        names: of the parts.
-        stars: the text that the ``*`` in a name stands for, for each part.
-        aliases: names of parts by their other names, each with the number of its file.
+        names: names of the parts.
+        stars: for each part the text that ``*`` in its name matches.
+        aliases: names of parts by the number of their file and their other name.
     """
 
     files: npt.NDArray[np.int32]
@@ -46,32 +46,31 @@ class Parts:
     aliases: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     def name(self, part: int) -> str:
-        """Return the group or array that a part is."""
+        """Return the name of a part's group or array."""
         return self.names.part(self.stars[part])
 
 
 @dataclass(frozen=True, eq=False)
 class RowTable:
-    """Some arrays of some files with consecutive rows: a view of the catalog.
+    """Arrays of several files with consecutive row numbers: a view of the catalog.
 
-    The rows of all parts are numbered one after the other, for all fields alike: as many in a part as its longest array
-    has.
+    Rows are numbered over all parts, the same for all fields. A part has as many rows as its longest array.
 
     Attributes:
         paths: the files.
-        layouts: for each part its arrays, in the order of the dataset's fields.
-        guards: for each file how it looked when it was described.
+        layouts: arrays of each part, in the order of the dataset's fields.
+        guards: change guard of each file, from the time it was described.
         starts: first row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``.
-        indexer: says which rows samples have.
-        parts: the parts; None if each file is one.
+        indexer: maps samples to rows.
+        parts: the parts; None if each file is one part.
         has_steps: for each field whether its rows are steps; the others have a row for each segment, or for each part.
             Empty if all are.
         is_shared: for each field whether all segments of a part have the same steps of it; empty if none is.
-        step_places: for each field the axis of a sample that its steps are along; empty if it is the first of all.
-        columns: values of further arrays, one for each segment.
+        step_places: axis of the steps in a sample of each field; empty if it is the first axis of all fields.
+        columns: values of other arrays, one per segment.
         first_segments: number of each part's first segment, and of all segments at the end, shape ``(n_parts + 1,)``;
             None if each part is one.
-        lacks: which rows have no line in a side table, and are left out; None if all have one.
+        lacks: mask of rows without a matching line in the side table; None if all rows have one.
         n_missing: segments that lack an array and are left out (``segments.missing``).
     """
 
@@ -97,7 +96,7 @@ class RowTable:
 
     @cached_property
     def as_read(self) -> tuple[ArrayLayout, ...]:
-        """The arrays of the first part, with the shape of what is read of each at a time: a row, or a patch."""
+        """The arrays of the first part, with the shape of one read: a row, or a patch."""
         arrays: tuple[ArrayLayout, ...] = self.layouts[0]
         shapes = [self.indexer.shape_read(field, array.row_shape) for field, array in enumerate(arrays)]
         return tuple(
@@ -122,27 +121,27 @@ class RowTable:
 
     @cached_property
     def step_fields(self) -> list[int]:
-        """The fields whose rows are steps."""
+        """Numbers of the fields whose rows are steps."""
         return [field for field in range(self.n_fields) if self.has_steps[field]]
 
     @property
     def n_rows(self) -> int:
-        """Rows of all parts."""
+        """Number of rows of all parts."""
         return int(self.starts[-1])
 
     @property
     def n_samples(self) -> int:
-        """Samples that the rows make."""
+        """Number of samples."""
         return len(self.indexer)
 
     def assembler(self, field: int) -> Assembler:
-        """Return what makes a column of a field's rows, with an entry for each sample."""
+        """Return the assembler of a field's batches: one entry per sample."""
         if not self.has_steps[field]:
             return Assembler()
         return self.indexer.assembler(field, is_ragged=self.is_ragged[field], place=self.step_places[field])
 
     def boxes(self, fields: Sequence[FieldRows]) -> list[Boxes]:
-        """Return the rows of each field as its arrays count them; fields with the same rows share an object."""
+        """Return the rows of each field as row numbers of its arrays; fields with the same rows share an object."""
         boxes: list[Boxes] = []
         shared: dict[tuple[int, int], Boxes] = {}
         for number, (rows, group) in enumerate(zip(fields, self._alike, strict=True)):
@@ -154,7 +153,7 @@ class RowTable:
 
     @cached_property
     def _alike(self) -> list[int]:
-        """For each field its number, and -1 for fields with arrays that count steps as rows are numbered."""
+        """For each field its number, or -1 if its steps have the row numbers of the table."""
         return [-1 if self.has_steps[at] and self._own_sizes[at] is None else at for at in range(self.n_fields)]
 
     def _boxes(self, field: int, rows: FieldRows) -> Boxes:
@@ -173,7 +172,7 @@ class RowTable:
         return Boxes(parts, own if runs is None else rows.rows + np.repeat(own - firsts, runs), runs)
 
     def files_touched(self, boxes: Sequence[Boxes]) -> list[int]:
-        """Return the numbers of the files that the rows of a batch are in."""
+        """Return the numbers of the files with rows of a batch."""
         if len(self.paths) == 1:
             return [0]
         parts = boxes[next(iter(self.step_fields), 0)].parts
@@ -185,46 +184,46 @@ class RowTable:
         return parts if self.parts is None else self.parts.files[parts].astype(np.int64)
 
     def parts_of_segments(self, numbers: IntArray) -> IntArray:
-        """Return the part that each of some segments begins in."""
+        """Return the part in which each segment begins."""
         if self.first_segments is None:
             return numbers
         return np.searchsorted(self.first_segments, numbers, side="right") - 1
 
     def parts_and_numbers(self, segments: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the part that each of some segments begins in, and its number there."""
+        """Return the part in which each segment begins, and the segment's number in the part."""
         parts = self.parts_of_segments(segments)
         return parts, np.zeros_like(segments) if self.first_segments is None else segments - self.first_segments[parts]
 
     def part_of_segment(self, number: int) -> tuple[int, int]:
-        """Return the part that a segment begins in, and its number there."""
+        """Return the part in which a segment begins, and the segment's number in the part."""
         (part,), (inside,) = self.parts_and_numbers(np.array([number]))
         return int(part), int(inside)
 
     def file_of_segment(self, number: int) -> int:
-        """Return the file that a segment begins in."""
+        """Return the number of the file in which a segment begins."""
         part, _ = self.part_of_segment(number)
         return part if self.parts is None else int(self.parts.files[part])
 
     def values_of_samples(self, key: str) -> npt.NDArray[Any]:
-        """Return the value of a column for each sample: that of its segment."""
+        """Return a column with one value per sample: the value of its segment."""
         return np.asarray(self.columns[key][self.indexer.places(np.arange(self.n_samples)).segments])
 
     def n_segments_of(self, part: int) -> int:
-        """Return how many segments the files have in a part."""
+        """Return the number of segments of a part, before any filter."""
         return 1 if self.first_segments is None else int(self.first_segments[part + 1] - self.first_segments[part])
 
     def name_of_part(self, part: int) -> str:
-        """Return the path of the file that a part is, or the name of its group or array."""
+        """Return the name of a part: the path of a file, or the name of a group or array."""
         return self.paths[part] if self.parts is None else self.parts.name(part)
 
     def segment_name(self, number: int) -> str:
-        """Return the name of a segment: of a group, an array or a file, with its number there if that has several."""
+        """Return the name of a segment: its group, array or file, with a number if that has several segments."""
         part, inside = self.part_of_segment(number)
         name = os.path.basename(self.name_of_part(part)) if self.parts is None else self.name_of_part(part)
         return f"{name}[{inside}]" if self.n_segments_of(part) > 1 else name
 
     def _locate_values(self, field: int, segments: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the part, and the row inside the part, that has a field's value of each segment."""
+        """Return the part, and the row inside the part, of each segment's value of a field."""
         if self.first_segments is None:
             return segments, np.zeros(len(segments), dtype=np.int64)
         parts = self.parts_of_segments(segments)
@@ -285,10 +284,10 @@ class RowTable:
 
     @cached_property
     def _own_sizes(self) -> list[tuple[IntArray, IntArray] | None]:
-        """For each field and part, steps of a segment as rows are numbered, and as the array has them.
+        """For each field and part, the steps per segment in the table, and in the array.
 
-        Rows are numbered for all fields alike, so segments along an axis have the steps of the longest array of a part.
-        None if these are the array's own, so that rows inside of a part are.
+        Row numbers are the same for all fields, so segments along an axis have as many steps as the longest array of a
+        part. None if the array has as many.
         """
         return [self._own_sizes_of(field) for field in range(self.n_fields)]
 
@@ -304,11 +303,11 @@ class RowTable:
 
     @property
     def identity(self) -> str:
-        """A digest of what the files hold (see ``file_identity``), in their order."""
+        """A digest of the contents of the files (see ``file_identity``), in their order."""
         return self.layouts.identity(self.paths, self.guards, self.files_of(np.arange(self.n_parts)))
 
     def digest_of(self, samples: IntArray | None) -> str:
-        """Return a digest of what the files hold, and of some of the samples (None: all), in their order."""
+        """Return a digest of the contents of the files, and of some samples (None: all), in their order."""
         digest = hashlib.sha256(self.identity.encode())
         digest.update(self.indexer.digest())
         if samples is not None:
@@ -317,9 +316,9 @@ class RowTable:
 
     @cached_property
     def held(self) -> list[bool]:
-        """For each field, whether its rows are few enough bytes to be held whole.
+        """For each field, whether the array is small enough to be read as a whole.
 
-        The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
+        The same on all ranks and in all workers, since blocks and the training order depend on it.
         """
         return [not self._is_cells(field) and self._n_bytes(field) <= HELD_BYTES for field in range(self.n_fields)]
 
@@ -341,13 +340,13 @@ class RowTable:
 
 
 def _own_rows(local: IntArray, n_steps: IntArray, n_own: IntArray) -> IntArray:
-    """Return rows inside of their parts as arrays have them, from the steps of their segments (see ``_own_sizes``)."""
+    """Return row numbers of arrays for row numbers inside parts (see ``_own_sizes``)."""
     lines, steps = np.divmod(local, np.maximum(n_steps, 1))
     return np.where(n_steps > 0, lines * n_own + steps, local)
 
 
 def lines_of(array: ArrayLayout) -> tuple[int, int]:
-    """Return how many lines the rows of an array make, and the length of each; zeros if they have one axis alone."""
+    """Return the number of lines of an array's rows, and their length; zeros if rows are along one axis."""
     view = array.view
     if view is None or not view.has_lines:
         return 0, 0
@@ -361,7 +360,7 @@ def starts_of(layouts: PartLayouts, has_steps: Sequence[bool], least: IntArray |
     Args:
         layouts: the arrays of each part.
         has_steps: for each field whether its rows are steps.
-        least: rows of each part at least: those of segments along an axis, if each had the steps of the longest array.
+        least: minimum number of rows of each part, for segments along an axis of arrays with fewer steps.
     """
     sizes = np.zeros(len(layouts), dtype=np.int64) + least
     for at in np.flatnonzero(has_steps).tolist():

@@ -1,4 +1,4 @@
-"""Samples that are rows: a sample's number is that of its row, and nothing is looked up."""
+"""Samples that are rows: the number of a sample is the number of its row."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Rows(Indexer):
         return self._as_windows.in_parts(low, high)
 
     def digest(self) -> bytes:
-        """See ``Indexer.digest``: rows are what the arrays say."""
+        """See ``Indexer.digest``. Rows depend on the arrays alone."""
         return b""
 
     def n_before(self, rows: IntArray) -> IntArray:

@@ -32,10 +32,9 @@ class FieldRows(NamedTuple):
     Attributes:
         rows: sample by sample.
         lengths: rows of each sample; None if each has equally many.
-        is_valid: which rows are steps of the segment, and no padding; None if all are.
-        patches: what samples have of the rows, if rows are cells.
-        runs: sizes of runs of rows that follow each other in a segment, one number if all are of one size; None if none
-            are known.
+        is_valid: mask of rows that are steps of the segment, not padding; None if all are.
+        patches: the parts of the cells that samples have, if rows are cells.
+        runs: sizes of runs of consecutive rows in a segment, or one number if all have one size; None if unknown.
     """
 
     rows: IntArray

@@ -20,7 +20,7 @@ __all__ = ["SeenFields", "arrays_along_axis"]
 
 @dataclass(frozen=True, eq=False)
 class SeenFields:
-    """Fields of parts whose arrays are described.
+    """Fields of parts with described arrays.
 
     Attributes:
         fields: as the user says.
@@ -128,8 +128,8 @@ def arrays_along_axis(
                 field.check_axes(array)
             return field, field.axis, arrays
     raise H5ValueError(
-        "table.on names a column of slices, such as 'bucket0$3,:3,:600', and no field has segments along an "
-        "axis. Pass segments={'axis': 0, 'step_axis': 2}, with the axis of the index and that of the steps."
+        "table.on names a column of slices, such as 'bucket0$3,:3,:600', but no field has segments along an "
+        "axis. Pass segments={'axis': 0, 'step_axis': 2}, with the axis of the index and the axis of the steps."
     )
 
 

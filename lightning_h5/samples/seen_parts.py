@@ -1,4 +1,4 @@
-"""The arrays of parts of files as samples see them, which are described when they are asked for."""
+"""The arrays of parts with the axes that samples use; arrays are described on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .segment_fields import SegmentField
 
 __all__ = ["DescribedParts"]
 
-PARTS_AT_A_TIME = 1 << 12  # whose schemas are listed
+PARTS_AT_A_TIME = 1 << 12  # maximum number of parts whose schemas are listed at a time
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class DescribedParts(PartLayouts):
         return file_identity(path, (), others=other_paths, schemas=self._schemas(parts))
 
     def _schemas(self, parts: IntArray) -> Iterator[bytes]:
-        """Yield what the identity of a file has of each array, without describing it."""
+        """Yield the bytes of each array for the identity of a file, without describing the array."""
         for start in range(0, len(parts), PARTS_AT_A_TIME):
             batch = parts[start : start + PARTS_AT_A_TIME]
             stars, kinds = [self.stored.stars[part] for part in batch.tolist()], self.kinds[batch].tolist()

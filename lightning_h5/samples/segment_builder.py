@@ -54,9 +54,9 @@ class SegmentTableBuilder(TableBuilder):
     Args:
         catalog: opens the files.
         options: how files are opened.
-        fields: how arrays are to be seen.
-        samples: what a sample is.
-        columns: further arrays with a value for each segment or each step.
+        fields: the fields with the meaning of their axes.
+        samples: the options that define a sample.
+        columns: other arrays with one value per segment or step.
 
     Raises:
         H5ValueError: files are still written, or patches cut none of the fields.
@@ -72,8 +72,8 @@ class SegmentTableBuilder(TableBuilder):
     ) -> None:
         if options.swmr:
             raise H5ValueError(
-                "files.swmr was given with segments, windows or patches, and where segments end is not known while a "
-                "file is written. Wait until it is closed."
+                "files.swmr cannot be combined with segments, windows or patches: the ends of segments are unknown "
+                "while a file is written. Wait until it is closed."
             )
         segments = samples.segments
         self._volumes = None if samples.patch is None else VolumeTable(fields, samples.patch)
@@ -166,9 +166,9 @@ class SegmentTableBuilder(TableBuilder):
 
         Args:
             table: the table.
-            steps: of the parts.
-            lines: of the side table; None without one.
-            are_cells: parts are what references lead to.
+            steps: steps of the parts.
+            lines: lines of the side table; None without one.
+            are_cells: parts are arrays that references point to.
         """
         samples = self._samples
         indexer: Indexer
@@ -192,7 +192,7 @@ class SegmentTableBuilder(TableBuilder):
         coded = [array.key for array in arrays if array.categories is not None]
         if coded and len(self._files) > 1:
             raise H5ValueError(
-                f"{listing(coded)} is categorical, and codes are not compared between files whose samples are of "
+                f"{listing(coded)} is categorical, but codes are not compared between files with samples of "
                 f"segments. Name '{coded[0]}/codes' if they mean the same in all files."
             )
 
@@ -213,7 +213,7 @@ class SegmentTableBuilder(TableBuilder):
         """Return the arrays of all parts, and the lines of a side table that belong to them.
 
         Args:
-            names: of parts and arrays, with the columns of the side table.
+            names: names of parts and arrays, with the columns of the side table.
         """
         files = self._files
         own_names, n_parts = files[0].parts.names, [len(file.parts.stars) for file in files]
@@ -263,8 +263,8 @@ class SegmentTableBuilder(TableBuilder):
             arrays = [stored.one(part, at) for part in range(len(stored.files))]
             if field.axis is None and field.step_axis is None and arrays[0].value is None:
                 raise H5ValueError(
-                    f"decode='category' was given for {field.name!r}, which has no steps (segments.constants), and "
-                    "decodes one text for each segment or step. Leave it out of decode."
+                    f"decode='category' was given for {field.name!r}, which has no steps (segments.constants), but "
+                    "it decodes one text for each segment or step. Leave it out of decode."
                 )
             numbers = self._catalog.class_numbers(
                 field.request, arrays, self._options, partial(self._texts_of_field, field)

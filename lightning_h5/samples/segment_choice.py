@@ -1,7 +1,7 @@
-"""Choose the segments of a dataset: the segments of its split, and of these the ones that pass filters.
+"""Choose the segments of a dataset: the segments of its split that pass the filters.
 
-Splits follow from fractions, folds and groups of segments, from lists in the files, or from time. Splits and filters
-both read further arrays with values for each segment.
+Splits are defined by fractions, folds and groups of segments, by lists in the files, or by time. Splits and filters
+both read arrays with one value per segment.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class SegmentSubset:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SegmentChoice:
-    """The segments of files that a dataset has, and the columns to read of them.
+    """The segments of a dataset, and the columns to read.
 
     Attributes:
         subset: the segments of a split; None for all.
-        columns: further arrays with one value for each segment, possibly repeated for each step.
+        columns: other arrays with one value per segment, possibly repeated for each step.
         criteria: conditions on arrays with a value for each segment or each step.
-        keys: the arrays of columns that criteria name, if the files have other names for them.
-        other_columns: arrays that other splits of the files need. They are read now, so that files are opened once.
+        keys: arrays by the name in a criterion, if names differ from the files.
+        other_columns: arrays that other splits need. They are read now, so that files are opened once.
     """
 
     subset: SegmentSubset | None = None
@@ -104,11 +104,11 @@ def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise H5ValueError(f"split.group_pattern={pattern!r} is no regular expression: {error}.") from error
+        raise H5ValueError(f"split.group_pattern={pattern!r} is not a regular expression: {error}.") from error
     if expression.groups < 1:
         raise H5ValueError(
-            f"split.group_pattern={pattern!r} has no group in parentheses. Put what names the group into some, such as "
-            r"r'(patient\d+)_'."
+            f"split.group_pattern={pattern!r} has no group in parentheses. Put parentheses around the group's name, "
+            r"such as r'(patient\d+)_'."
         )
     groups = []
     for _, name, file in _named_segments(table):
@@ -126,14 +126,14 @@ def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:
 def segments_in_lists(
     table: RowTable, lists: Mapping[Any, Sequence[tuple[int, npt.NDArray[np.str_]]]]
 ) -> dict[Any, IntArray]:
-    """Return the segments that files list for each split.
+    """Return the listed segments of each split.
 
     Args:
         table: the files.
-        lists: for each split pairs of a file's number, and the names (or numbers) of the split's segments in it.
+        lists: for each split, pairs of a file's number and the listed names (or numbers) of segments in it.
 
     Raises:
-        H5ValueError: no segment has a name, or a segment is in several splits.
+        H5ValueError: a list has an unknown name, or a segment is in several splits.
     """
     numbers: dict[tuple[int, str], int] = {}
     for number, name, file in _named_segments(table):
@@ -146,7 +146,7 @@ def segments_in_lists(
     segments: dict[str, IntArray] = {}
     split_of: dict[int, str] = {}
     for split, of_files in lists.items():
-        listed = []
+        listed_numbers = []
         for file, names in of_files:
             for name in names.tolist():
                 number = numbers.get((file, name.strip("/")), -1)
@@ -154,15 +154,15 @@ def segments_in_lists(
                     names_in_file = [text for number_of_file, text in numbers if number_of_file == file]
                     raise H5ValueError(
                         f"split.key lists {name!r} for {split!r} in {table.paths[file]!r}, which has no such segment; "
-                        f"it has {listing(names_in_file)}."
+                        f"it has {listing(names_in_file)}. Name arrays that list some of these."
                     )
                 if split_of.setdefault(number, split) != split:
                     raise H5ValueError(
                         f"split.key lists {name!r} for {split_of[number]!r} and {split!r} in {table.paths[file]!r}. "
                         "Each segment is in one split; name other lists."
                     )
-                listed.append(number)
-        segments[split] = np.unique(np.array(listed, dtype=np.int64))
+                listed_numbers.append(number)
+        segments[split] = np.unique(np.array(listed_numbers, dtype=np.int64))
     return segments
 
 
@@ -201,10 +201,10 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
     Args:
         table: the files, with segments.
         key: the array.
-        values: of the array, part by part: one for each segment, or one for each step.
+        values: values of the array, part by part: one per segment, or one per step.
 
     Raises:
-        H5ValueError: a segment has different values.
+        H5ValueError: a segment has several values.
     """
     segments = table.indexer.segments
     numbers = segments.numbers_of(np.arange(len(segments)))
@@ -212,7 +212,7 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
     is_of_segments = [_has_value_a_segment(table, key, part, column) for part, column in enumerate(values)]
     sizes = [(table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])) for part in range(n_parts)]
     parts = list(zip(values, is_of_segments, sizes, strict=True))
-    # Values of the other kind are placeholders, which fill the place of a part.
+    # Values of the other kind are placeholders of the same length.
     of_parts = [np.broadcast_to(x, n) if is_of_segment else x[:1].repeat(n) for x, is_of_segment, (n, _) in parts]
     by_segment = np.concatenate(of_parts)[numbers]
     if all(is_of_segments):
@@ -229,7 +229,7 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
         different = np.unique(steps[ends[at] - lengths[at] : ends[at]])
         raise H5ValueError(
             f"{key!r} has several values in the segment {table.segment_name(int(numbers[at]))!r}: "
-            f"{listing(map(str, different))}. Name an array with one value for a segment."
+            f"{listing(map(str, different))}. Name an array with one value per segment."
         )
     return np.where(is_by_step, own, by_segment)
 
@@ -245,7 +245,7 @@ def samples_that_pass(
         table: the files, with segments.
         criteria: conditions on columns.
         keys: the arrays of columns, if the files have other names for them.
-        values: of each array, part by part: one for each segment, or one for each step.
+        values: values of each array, part by part: one per segment, or one per step.
 
     Raises:
         H5ValueError: a condition has no column, or cannot be checked; or no row passes.
@@ -256,7 +256,7 @@ def samples_that_pass(
     for criterion in criteria:
         if criterion.column is None:
             raise H5ValueError(
-                f"{criterion.text} is a function of all columns, and samples are of segments. Pass a mapping from "
+                f"{criterion.text} is a function of all columns, but samples are of segments. Pass a mapping from "
                 "arrays to conditions, such as where={'site': ['A', 'B']}; a condition may be a function of its column."
             )
         key = keys.get(criterion.column, criterion.column)
@@ -287,7 +287,12 @@ def samples_with_lines(table: RowTable, lines: SegmentLines) -> Indexer:
     for noun, mask in (("segments", is_kept), ("steps", passes)):
         if n := int((~mask).sum()):
             _log.info("%s of %s %s have no line in the table, and are left out", f"{n:,}", f"{len(mask):,}", noun)
-    return _keeping(table, is_kept, passes, "no segment has a line in the table. Name what they have in common.")[0]
+    return _keeping(
+        table,
+        is_kept,
+        passes,
+        "no segment has a line in the table. Pass a column of the table that names segments as table.on.",
+    )[0]
 
 
 def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[Indexer, Mask | None]:
@@ -320,7 +325,7 @@ def with_label(table: RowTable, criterion: LabelCriterion, options: OpenOptions)
     label, field = criterion.label, criterion.target
     if any(arrays[field].view is not None for arrays in table.layouts):
         raise H5ValueError(
-            f"label={label} was given, and steps are not axis 0 of {table.layouts[0][field].key!r}. Use where."
+            f"label={label} was given, but steps are not axis 0 of {table.layouts[0][field].key!r}. Use where."
         )
     run = partial(run_with_progress, shows_bar=False, report=lambda _: None)
     passes = search_label(table, criterion, np.arange(table.n_rows), options, Counters(), run)

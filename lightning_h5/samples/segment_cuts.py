@@ -167,11 +167,11 @@ def check_present(values: npt.NDArray[Any] | None, name: str, is_kept: Mask | No
     """Raise an ``H5ValueError`` if a row that passes filters has no value (NaN, or empty text)."""
     if values is None:
         return
-    missing = is_missing(values) if is_kept is None else is_missing(values) & is_kept
-    if missing.any():
+    is_absent = is_missing(values) if is_kept is None else is_missing(values) & is_kept
+    if is_absent.any():
         raise H5ValueError(
-            f"{name!r} has no value (NaN or empty) in {int(missing.sum())} of {len(values)} rows, first in row "
-            f"{int(missing.argmax())}. Fill these in, or exclude them with a filter (where)."
+            f"{name!r} has no value (NaN or empty) in {int(is_absent.sum())} of {len(values)} rows, first in row "
+            f"{int(is_absent.argmax())}. Fill these in, or exclude them with a filter (where)."
         )
 
 

@@ -1,4 +1,4 @@
-"""What a user says of samples: what one is, how each field's axes are seen, and which steps a sample has."""
+"""Parsed sample options: the kind of sample, the axes of each field, and the selected steps."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ __all__ = ["MakesIndexer", "SampleKind", "SampleOptions", "SegmentField", "Selec
 SampleKind: TypeAlias = Literal["row", "window", "segment"]
 
 Select: TypeAlias = Mapping[str, Mapping[int, Any]]
-"""For fields, by name or pattern, what is taken of axes."""
+"""The selection along each axis of a field, by the field's name or pattern."""
 
 
 @runtime_checkable
 class MakesIndexer(Protocol):
-    """A kind of sample of your own, to be passed as ``sample``.
+    """A custom kind of sample, passed as ``sample``.
 
-    Its ``repr`` must tell it from others with other settings: what was opened is known by it.
+    Its ``repr`` must be unique to its settings: opened files are reused by it.
     """
 
     def indexer(self, segments: Segments, fields: Sequence[SegmentField]) -> Indexer:
-        """Return the samples that segments make.
+        """Return the samples of segments.
 
         Args:
             segments: the segments of the files.
-            fields: how the arrays are seen.
+            fields: the fields with their axes.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """What a sample is, as the user says.
+    """The options that define a sample.
 
     Attributes:
-        sample: "row", "window", "segment", or what makes samples of another kind; None follows from the others.
-        segments: which steps belong together.
-        window: which steps of a segment make a sample; None if no window was given.
-        select: what is taken of fields.
-        seed: of random windows and patches.
-        patch: which part of a segment makes a sample; None if no patch was given.
+        sample: "row", "window", "segment", or a custom kind of sample; None derives it from the other options.
+        segments: the options that divide steps into segments.
+        window: the steps of a window; None without windows.
+        select: the selection along axes of fields.
+        seed: seed of random windows and patches.
+        patch: the shape of a patch; None without patches.
     """
 
     sample: SampleKind | MakesIndexer | None
@@ -75,19 +75,19 @@ class SampleOptions:
         *,
         makes_batches: bool = True,
     ) -> SampleOptions:
-        """Return the options that arguments stand for.
+        """Parse the arguments of a dataset or data module.
 
         Args:
-            sample: see the attributes, as the ones that follow.
+            sample: see the attributes.
             segments: see the attributes.
             window: see the attributes.
             select: see the attributes.
             seed: see the attributes.
             patch: see the attributes.
-            makes_batches: the caller decides which samples share a batch; a dataset does not.
+            makes_batches: whether the caller decides which samples share a batch; a dataset does not.
 
         Raises:
-            H5ValueError: they make no sense, or not together.
+            H5ValueError: an argument is invalid, or conflicts with another one.
         """
         is_known = sample is None or isinstance(sample, MakesIndexer) or sample in ("row", "window", "segment")
         if not is_known:
@@ -95,7 +95,7 @@ class SampleOptions:
         segment_options = SegmentOptions.parse(segments, "segments")
         if segment_options.max_tokens is not None and not makes_batches:
             raise H5ValueError(
-                f"segments.max_tokens={segment_options.max_tokens} was given to a dataset, and loaders decide which "
+                f"segments.max_tokens={segment_options.max_tokens} was given to a dataset, but loaders decide which "
                 "samples share a batch. Pass it to a data module; after setup(), its train_dataloader() works in any "
                 "loop."
             )
@@ -123,11 +123,11 @@ class SampleOptions:
 
     @property
     def maker(self) -> MakesIndexer | None:
-        """What makes samples of a kind of the user's own."""
+        """The custom kind of sample; None for the kinds of this package."""
         return self.sample if isinstance(self.sample, MakesIndexer) else None
 
     def kind(self, keys: Sequence[str]) -> SampleKind:
-        """Return what a sample of these arrays is, or is made of."""
+        """Return the kind of sample of these arrays."""
         if isinstance(self.sample, MakesIndexer):
             return "segment"
         if self.sample is not None:
@@ -170,26 +170,26 @@ def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions 
     }
     if conflicts := [name for name in is_given if is_given[name]]:
         raise H5ValueError(
-            f"patch was given with {listing(conflicts)}, which {'is' if len(conflicts) == 1 else 'are'} of samples "
-            "made of steps. Pass one of the two; volumes are files, segments.groups, arrays or indices of "
+            f"patch was given with {listing(conflicts)}, which {'applies' if len(conflicts) == 1 else 'apply'} to "
+            "samples made of steps. Pass one of the two; volumes are files, segments.groups, arrays or indices of "
             "segments.axis."
         )
 
 
 @dataclass(frozen=True)
 class SegmentField:
-    """How the user wants an array to be seen.
+    """One field, with the meaning of its axes.
 
     Attributes:
-        name: what a sample calls it.
+        name: name of the field in a sample.
         request: the array.
-        axis: axis of which each index is a segment, as stored; None if there is none.
-        step_axis: axis of the steps; None if it has none.
-        selection: what is taken of other axes.
-        is_single: a sample has the value at its own step, or at the first of its segment.
-        patch: shape of a patch, along the axes that are left; None for a field without patches.
-        is_whole: all of the array is one row: a scalar with bytes, or the bytes of one image.
-        rate: steps of the other fields that one step spans.
+        axis: stored axis of which each index is a segment; None if there is none.
+        step_axis: axis of the steps; None without steps.
+        selection: the selection along other axes.
+        is_single: a sample has the value of one step: its own, or the first of its segment.
+        patch: shape of a patch along the remaining axes; None for a field without patches.
+        is_whole: the whole array is one row: a scalar with bytes, or the bytes of one image.
+        rate: number of steps of the other fields per step of this one.
     """
 
     name: str
@@ -204,14 +204,14 @@ class SegmentField:
 
     @property
     def is_as_stored(self) -> bool:
-        """Whether rows are those of the array as it is stored."""
+        """Whether rows are indices along axis 0 of the stored array."""
         return self.axis is None and self.step_axis == 0 and not (self.selection or self.is_whole)
 
     def check_axes(self, layout: ArrayLayout) -> None:
-        """Check that an array has the axes that were named.
+        """Check that an array has the named axes.
 
         Raises:
-            H5ValueError: it has not, or one of them is named twice.
+            H5ValueError: an axis does not exist, or is named twice.
         """
         n_axes = 1 + len(layout.axes)
         step_axis = self.step_axis if self.patch is None else None
@@ -219,7 +219,7 @@ class SegmentField:
         for axis in axes:
             if not -n_axes <= axis < n_axes:
                 raise H5ValueError(
-                    f"axis {axis} of {layout.key!r} was named, which has the shape {(layout.n_rows, *layout.axes)} in "
+                    f"axis {axis} of {layout.key!r} was named, but it has the shape {(layout.n_rows, *layout.axes)} in "
                     f"{layout.path!r}. Name one of its axes, or None for this field if it has none."
                 )
         if len({axis % n_axes for axis in axes}) < len(axes):
@@ -233,9 +233,9 @@ class SegmentField:
         """Return the array with its steps as rows; without steps, with a row for each segment, or as one row.
 
         Args:
-            layout: the array as it is stored.
-            period: steps of the longest array's segments, if segments are along an axis.
-            n_values: length of axis 0 of an array with a value for each segment; None if there is none.
+            layout: the stored array.
+            period: number of steps per segment of the longest array, if segments are along an axis.
+            n_values: length of axis 0 of an array with one value per segment; None if there is none.
         """
         if self.is_whole:
             return self.request.decoded(layout if layout.is_scalar else layout.seen(()))
@@ -248,7 +248,7 @@ class SegmentField:
         return self.request.decoded(layout.seen(row_axes, selection, keeps_axes=is_shorter))
 
     def indices(self, layout: ArrayLayout) -> list[int | IntArray]:
-        """Return what is taken of each axis of an array: an index, or indices.
+        """Return the selected index, or indices, of each axis of an array.
 
         Raises:
             H5ValueError: the axis has no such index.
@@ -261,7 +261,7 @@ class SegmentField:
             except IndexError:
                 raise H5ValueError(
                     f"select takes {selection!r} of axis {axis} of {layout.key!r}, which has {len(indices[axis])} "
-                    f"indices in {layout.path!r}. Take some of these."
+                    f"indices in {layout.path!r}. Pass indices below that."
                 ) from None
             indices[axis] = int(selected_indices) if isinstance(index, int) else selected_indices
         return indices
@@ -271,7 +271,7 @@ class SegmentField:
         return 1 if self.is_whole else (layout.n_rows, *layout.axes)[axis]
 
     def step_place(self, layout: ArrayLayout) -> int:
-        """Return the axis of a sample that its steps are along."""
+        """Return the axis of the steps in a sample."""
         if self.step_axis is None:
             return 0
         n_axes = 1 + len(layout.axes)
@@ -284,7 +284,7 @@ def _checked_select(select: Any) -> dict[str, dict[int, Any]]:
     """Return the argument ``select`` with numbers of axes as integers: keys of a configuration may be text.
 
     Raises:
-        H5ValueError: it is no mapping from fields to axes.
+        H5ValueError: the argument is not a mapping from fields to axes.
     """
     if select is None:
         return {}
@@ -297,18 +297,18 @@ def _checked_select(select: Any) -> dict[str, dict[int, Any]]:
     for name, axes in select.items():
         if not isinstance(axes, Mapping) or not all(re.fullmatch(r"-?\d+", str(axis)) for axis in axes):
             raise H5ValueError(
-                f"select={{{name!r}: {short_repr(axes)}}} was given. Pass a mapping from the axis, as stored, to what "
-                f"is taken of it, such as select={{{name!r}: {{1: [0, 2]}}}}."
+                f"select={{{name!r}: {short_repr(axes)}}} was given. Pass a mapping from the stored axis to the "
+                f"selected indices, such as select={{{name!r}: {{1: [0, 2]}}}}."
             )
         checked[name] = {int(axis): part for axis, part in axes.items()}
     return checked
 
 
 def _checked_index(selection: Any, name: str) -> int | slice | list[int]:
-    """Return the index, indices or slice that a user selects along an axis of a field.
+    """Return the index, indices or slice that is selected along an axis of a field.
 
     Raises:
-        H5ValueError: it is no index, list of indices or slice.
+        H5ValueError: the selection is not an index, a list of indices or a slice.
     """
     index = selection
     if isinstance(index, Mapping) and not set(index) - {"start", "stop", "step"}:
@@ -328,15 +328,15 @@ def _checked_index(selection: Any, name: str) -> int | slice | list[int]:
 
 
 def selected(requests: Sequence[ArrayRequest], names: Sequence[str], options: SampleOptions) -> list[ArrayRequest]:
-    """Return arrays of which samples are rows along axis 0, with the part of each row that ``select`` takes.
+    """Return the arrays with the part of each row that ``select`` names; samples are rows along axis 0.
 
     Args:
         requests: the arrays.
-        names: what a sample calls them.
-        options: what a sample is.
+        names: names of the fields in a sample.
+        options: the options that define a sample.
 
     Raises:
-        H5ValueError: ``select`` names no field, or takes what is no index.
+        H5ValueError: ``select`` names no field, or has an invalid index.
     """
     if not options.select:
         return list(requests)
@@ -366,14 +366,14 @@ def fields_of(
     singles: Collection[str] = (),
     is_column: Callable[[str], bool] = lambda _: False,
 ) -> list[SegmentField]:
-    """Return how the arrays are to be seen.
+    """Return the fields with the meaning of their axes.
 
     Args:
         requests: the arrays.
-        names: what a sample calls them.
-        options: what a sample is.
-        singles: names of fields of which a sample has one step.
-        is_column: returns whether a name is that of a column of a side table.
+        names: names of the fields in a sample.
+        options: the options that define a sample.
+        singles: names of fields with one step per sample.
+        is_column: returns whether a name is a column of a side table.
 
     Raises:
         H5ValueError: an option names no field, or no field has steps.
@@ -392,10 +392,10 @@ def fields_of(
     ]
     if isinstance(axes := segments.axis, Mapping):
         with_steps = [field for field in fields if field.step_axis is not None]
-        lacking = [field.name for field in with_steps if value_of_field(axes, field.name, field.request.key, "") == ""]
-        if lacking:
+        absent = [field.name for field in with_steps if value_of_field(axes, field.name, field.request.key, "") == ""]
+        if absent:
             raise H5ValueError(
-                f"segments.axis={axes!r} has no entry for {listing(lacking)}, whose segments would all be one. Name "
+                f"segments.axis={axes!r} has no entry for {listing(absent)}, whose segments would be joined. Name "
                 "the axis of each field with steps, or None for a field without one."
             )
     labels = {*names, *(request.key for request in requests)}
@@ -421,14 +421,14 @@ def fields_of(
 def _field_of(
     request: ArrayRequest, name: str, options: SampleOptions, *, is_single: bool, has_axes: bool
 ) -> SegmentField:
-    """Return how an array is to be seen.
+    """Return a field with the meaning of its axes.
 
     Args:
         request: the array.
-        name: what a sample calls it.
-        options: what a sample is.
-        is_single: a sample has one step of it.
-        has_axes: it is an array, and no attribute or column.
+        name: name of the field in a sample.
+        options: the options that define a sample.
+        is_single: a sample has the value of one step.
+        has_axes: the field is an array, not an attribute or a column.
     """
     segments, key = options.segments, request.key
 
@@ -442,7 +442,7 @@ def _field_of(
     patch = None if options.patch is None or step_axis is None else options.patch.shape_of(name, key)
     if patch is not None and request.stacks is not None and request.stacks.axis is not None:
         raise H5ValueError(
-            f"{name!r} stacks arrays along axis {request.stacks.axis}, and patches have the new axis last. Leave the "
+            f"{name!r} stacks arrays along axis {request.stacks.axis}, but patches have the new axis last. Leave the "
             "axis of the stack out."
         )
     return SegmentField(

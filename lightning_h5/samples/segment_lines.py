@@ -163,10 +163,10 @@ class _Slices:
                     raise self._error(text, array, f"is taken whole along axis {at}; pass select for a part of it")
             lines[index] = line
         if self._side.options.missing == "error" and (lines < 0).any():
-            lacking = np.flatnonzero(lines < 0).tolist()
+            indices = np.flatnonzero(lines < 0).tolist()
             raise H5ValueError(
-                f"{self._side.path!r} has no line for {len(lacking):,} of {n_segments:,} segments of {array.key!r} in "
-                f"{array.path!r}, such as index {listing(map(str, lacking), 3)}. {OR_DROP}"
+                f"{self._side.path!r} has no line for {len(indices):,} of {n_segments:,} segments of {array.key!r} in "
+                f"{array.path!r}, such as index {listing(map(str, indices), 3)}. {OR_DROP}"
             )
         return lines, spans
 

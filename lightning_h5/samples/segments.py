@@ -143,7 +143,7 @@ class Segments:
         return replace(self, kinds=tuple(self.kinds[at] for at in fields))
 
     def digest(self) -> bytes:
-        """Return what tells these segments from others of the same arrays."""
+        """Return bytes that identify these segments among others of the same arrays."""
         arrays = [array for steps in self.steps for array in (steps.firsts_of(), steps.lengths_of())]
         arrays += [] if self.order is None else [self.order]
         rates = [steps.rate for steps in self.steps]

@@ -110,18 +110,18 @@ class Selection:
     def _find_once(self, name: str, counters: Counters) -> Mask:
         question = OncePerNode(f"rows that pass/{name}")
         n_rows = self.table.n_rows if self.among is None else len(self.among)
-        if not question.is_first and (sent := question.value()) is not None:
-            packed = np.frombuffer(zlib.decompress(base64.b64decode(sent)), np.uint8)
+        if not question.is_first and (message := question.value()) is not None:
+            packed = np.frombuffer(zlib.decompress(base64.b64decode(message)), np.uint8)
             return np.unpackbits(packed, count=n_rows).view(np.bool_)
-        sent = None
+        message = None
         try:
             shows_progress = question.has_others or (question.is_first and resolve_replica().rank == 0)
             passes = self.find(counters, question.progress, shows_progress=shows_progress)
             if question.has_others:
-                sent = base64.b64encode(zlib.compress(np.packbits(passes).tobytes(), 1)).decode()
+                message = base64.b64encode(zlib.compress(np.packbits(passes).tobytes(), 1)).decode()
         finally:
             if question.has_others:
-                question.publish(sent if sent is None or len(sent) <= MAX_SENT else None)
+                question.publish(message if message is None or len(message) <= MAX_SENT else None)
         return passes
 
     def find(self, counters: Counters, progress: Callable[[], None], *, shows_progress: bool = True) -> Mask:
@@ -164,8 +164,8 @@ class Selection:
             has_label = search_label(table, self.label, rows, self.options, counters, run)
             counts[f"label={self.label.label}"] = int(has_label.sum())
             mask[rows[~has_label]] = False
-        chosen = mask if self.among is None else mask[self.among]
-        if not chosen.any():
+        among_mask = mask if self.among is None else mask[self.among]
+        if not among_mask.any():
             existing = {
                 text: f" (the {'' if len(values) == table.n_rows else 'first '}values are {values_text(values)})"
                 for text, values in values_of.items()
@@ -182,7 +182,7 @@ class Selection:
         expected = frozenset[str]().union(*(criterion.expected for criterion in self.criteria))
         if absent := sorted(expected - present):  # a typo would silently drop rows
             warnings.warn(f"filters name {listing(absent)}, which no row has.", stacklevel=4)
-        return chosen
+        return among_mask
 
 
 class _FileColumns(Mapping[str, npt.NDArray[Any]]):

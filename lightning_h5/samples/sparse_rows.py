@@ -27,7 +27,7 @@ class CsrRows(Sequence["torch.Tensor"]):
     """Some rows of a matrix in CSR form. A slice of them is of the same kind, a single row is dense.
 
     Args:
-        values: what is stored, row by row.
+        values: the stored values, row by row.
         columns: the column of each value.
         ends: values up to the end of each row, shape ``(n_rows,)``.
         n_columns: values of a dense row.
@@ -64,14 +64,14 @@ class CsrRows(Sequence["torch.Tensor"]):
 
     @cached_property
     def _places(self) -> IntArray:
-        """Place of each value among those of all rows, written one after the other."""
+        """Position of each value in the concatenated dense rows."""
         lengths = np.diff(self.ends, prepend=0)
         places: IntArray = np.repeat(np.arange(len(self)) * self.n_columns, lengths) + self.columns
         return places
 
     @cached_property
     def _is_in_order(self) -> bool:
-        """Whether the columns of each row ascend, and none comes twice: looked at once for rows read together."""
+        """Whether the columns of each row ascend strictly; checked once for rows that are read together."""
         return self._is_known_in_order or bool((np.diff(self._places) > 0).all())
 
     def dense(self, buffers: BufferPool) -> torch.Tensor:
@@ -143,7 +143,7 @@ class SparseRows(WholeSegments):
 
 @cache
 def _warn_of_nothing() -> None:
-    """Keep torch from warning that its CSR tensors are in beta: the user asked for them."""
+    """Suppress torch's warning that CSR tensors are in beta: the user requested them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
@@ -184,10 +184,10 @@ class SparseField:
         """Return rows with their values, as an entry of a batch for each.
 
         Args:
-            values: what is stored, row by row.
+            values: the stored values, row by row.
             stored: the column of each value in the file.
             lengths: stored values of each row.
-            buffers: gives memory.
+            buffers: allocates memory.
 
         Raises:
             H5CorruptError: a value is of a column that the matrix does not have.
@@ -225,9 +225,9 @@ def sparse_field(
 
     Args:
         group: the matrix.
-        name: what a sample calls it.
-        selection: the columns to take, as the user says (``select``).
-        codec: what the user asked for; None for dense rows.
+        name: name of the field in a sample.
+        selection: the columns to take (``select``).
+        codec: the requested codec; None for dense rows.
 
     Raises:
         H5ValueError: these make no sense.

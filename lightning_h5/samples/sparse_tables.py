@@ -208,10 +208,10 @@ class MatrixTableBuilder(TableBuilder):
             return
         n = min(len(expected), len(names))
         at = int(np.argmax(np.append(expected[:n] != names[:n], True)))
-        left, right = (column[at] if at < len(column) else "missing" for column in (expected, names))
+        expected_name, name = (column[at] if at < len(column) else "missing" for column in (expected, names))
         raise H5ValueError(
             f"the columns of {group.key!r} differ between {first!r} and {path!r}: column {at} is "
-            f"{left!r} and {right!r} ({group.names!r}). Write files with the same columns in the same order."
+            f"{expected_name!r} and {name!r} ({group.names!r}). Write files with the same columns in the same order."
         )
 
     def _names(self, path: str, key: str) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Samples of several steps: which steps of a segment each sample has, by arithmetic alone."""
+"""Windows and whole segments: the steps of each sample, computed from its number."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ NUMBER = 32  # bits of a window's number in its segment, below the segment's
 
 @dataclass(frozen=True, eq=False)
 class Windows(PartsOfSegments):
-    """Samples of some steps around one, inside of their segment.
+    """Samples that are windows of steps inside a segment.
 
     Attributes:
         segments: the segments.
-        ranges: for each field its steps in a window; None for a field with one value for each segment.
-        stride: steps from one window to the next.
-        pad: take windows that reach over the ends of their segment, and repeat the first or last step there; the rows
-            are then marked, so that "zeros" can take their place.
-        is_random: draw as many windows of each segment as there would be with ``stride``, evenly over the segment.
-        seed: of these draws.
+        ranges: steps of each field in a window; None for a field with one value per segment.
+        stride: number of steps from one window to the next.
+        pad: allow windows beyond the ends of their segment, which repeat its first or last step; with "zeros", these
+            steps are masked and set to zero.
+        is_random: draw the windows at random, as many as with ``stride``, and evenly over the segment.
+        seed: seed of the random windows.
     """
 
     ranges: tuple[StepRange | None, ...]
@@ -49,12 +49,12 @@ class Windows(PartsOfSegments):
 
     @cached_property
     def low(self) -> int:
-        """The first step of a segment that has a window."""
+        """The first step of a segment with a window."""
         return 0 if self.pad else max(0, *(-step_range.start * steps.rate for steps, step_range in self._step_ranges))
 
     @property
     def _step_ranges(self) -> list[tuple[Steps, StepRange]]:
-        """The steps of each field that has some, and those in a window."""
+        """The steps of each field with steps, and its range in a window."""
         pairs = zip(self.segments.kinds, self.ranges, strict=True)
         return [
             (self.segments.steps[kind], step_range)
@@ -63,7 +63,7 @@ class Windows(PartsOfSegments):
         ]
 
     def _n_starts(self, segments: IntArray | slice = slice(None)) -> IntArray:
-        """Return how many steps of each segment have a window."""
+        """Return the number of steps with a window, per segment."""
         ends = [
             steps.spans_of(segments) if self.pad else steps.spans_of(segments) - max(0, step_range.last) * steps.rate
             for steps, step_range in self._step_ranges
@@ -100,10 +100,10 @@ class Windows(PartsOfSegments):
         if not self.is_random:
             return Places(segments, self.low + numbers * self.stride)
         windows = (self.segments.numbers_of(segments) << NUMBER) + numbers
-        drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)
+        offsets = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)
         n_starts = self._n_starts(segments)
         n_windows = self.ends[segments] - before
-        steps = ((numbers + drawn) * (n_starts / n_windows)).astype(np.int64)
+        steps = ((numbers + offsets) * (n_starts / n_windows)).astype(np.int64)
         return Places(segments, self.low + np.minimum(steps, n_starts - 1))
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
@@ -137,7 +137,7 @@ class Windows(PartsOfSegments):
         """See ``Indexer.of_fields``."""
         ranges = tuple(self.ranges[at] for at in fields)
         windows = replace(self, segments=self.segments.of_fields(fields), ranges=ranges)
-        windows.__dict__.update(low=self.low, ends=self.ends)  # the samples stay those of all fields
+        windows.__dict__.update(low=self.low, ends=self.ends)  # the samples are the same as with all fields
         return windows
 
     def mean_bytes(self, sizes: Sequence[int]) -> int:
@@ -147,8 +147,8 @@ class Windows(PartsOfSegments):
 
     def digest(self) -> bytes:
         """See ``Indexer.digest``."""
-        drawn = self.seed if self.is_random else None
-        return repr((self.ranges, self.stride, self.pad, drawn)).encode() + self.segments.digest()
+        seed = self.seed if self.is_random else None
+        return repr((self.ranges, self.stride, self.pad, seed)).encode() + self.segments.digest()
 
     # How often rows are read ---------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Windows(PartsOfSegments):
         return np.asarray(before * n_steps + np.where(is_in, reads, 0), dtype=np.int64)
 
     def _reads_inside(self, rows: IntArray, n_windows: IntArray, step_range: StepRange, rate: int) -> IntArray:
-        """Return how many steps of a segment's windows are before rows of a field, which count from its first one."""
+        """Return the number of steps of a segment's windows before rows, which count from the segment's first row."""
         if step_range.step != 1 or rate != 1:
             firsts = ((rows - step) * rate - self.low for step in step_range.offsets.tolist())
             n_before = [np.clip(-(-first // self.stride), 0, n_windows) for first in firsts]
@@ -191,20 +191,20 @@ class Windows(PartsOfSegments):
         rows, length = rows - self.low - step_range.start, step_range.stop - step_range.start
         n_whole = np.clip((rows - length) // self.stride + 1, 0, n_windows)
         n_begun = np.clip(-(-rows // self.stride), n_whole, n_windows)
-        sum_of_numbers = (n_begun * (n_begun - 1) - n_whole * (n_whole - 1)) // 2  # of those that are not whole
+        sum_of_numbers = (n_begun * (n_begun - 1) - n_whole * (n_whole - 1)) // 2  # of windows that are not whole
         of_begun = (n_begun - n_whole) * rows - sum_of_numbers * self.stride
         return np.asarray(n_whole * length + of_begun, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class WholeSegments(Indexer):
-    """Samples that are all steps of a segment.
+    """Samples that are whole segments.
 
     Attributes:
         segments: the segments.
-        max_length: steps of a sample at most, the first ones; None for all.
-        is_single: for each field whether a sample has the first step alone, since all are equal; empty if none is.
-        n_left_out: segments of the files that are left out, since a field has no steps there.
+        max_length: maximum number of steps of a sample, from the first one; None for all steps.
+        is_single: for each field whether a sample has only the first step, as all steps are equal; empty if none is.
+        n_left_out: number of segments that are left out because a field has no steps there.
     """
 
     max_length: int | None = None
@@ -218,7 +218,7 @@ class WholeSegments(Indexer):
         return len(self.segments)
 
     def keeping(self, is_kept: BoolArray) -> WholeSegments:
-        """See ``Indexer.keeping``: the rows that stay are one sample."""
+        """See ``Indexer.keeping``: the remaining rows are one sample."""
         return replace(self, segments=self.segments.keeping(is_kept, in_runs=False))
 
     def has_all_steps(self, field: int) -> bool:

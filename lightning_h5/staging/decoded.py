@@ -1,4 +1,4 @@
-"""A mirror of decoded chunks: what was decoded once is read from a local disk from then on."""
+"""A mirror of decoded chunks on a local disk, so that each chunk is decoded once."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Returns the bytes that were read."""
 
 @dataclass(frozen=True)
 class DecodedArray:
-    """An array whose decoded chunks are kept.
+    """An array whose decoded chunks are stored.
 
     Attributes:
         options: where.
-        identity: a text with all that decides, besides the state of the file, what its decoded chunks are.
+        identity: a text that identifies the decoding; decoded chunks depend on it and on the state of the file.
         n_chunks: their number.
         chunk_bytes: decoded bytes of each.
     """
@@ -87,7 +87,7 @@ class DecodedMirror(MirrorFile):
         Args:
             chunks: chunks that are there.
             read: reads pieces of a file.
-            forget: has pieces leave the page cache, once they are on the disk; None reads what it has.
+            forget: drops pieces from the page cache, once they are on the disk; None keeps them there.
         """
         size, out = self._piece_bytes, np.empty(self._piece_bytes, np.uint8)
         with suppress(OSError):  # of the local disk
@@ -108,31 +108,31 @@ class DecodedMirror(MirrorFile):
     def read(
         self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray, read: ReadPieces
     ) -> npt.NDArray[np.bool_]:
-        """Read those chunks that are there; return which were read, and are right.
+        """Read the stored ones of some chunks; return a mask of chunks with a matching checksum.
 
         Args:
             chunks: the chunks, shape ``(n,)``.
             out: memory to read into.
-            firsts: where each goes in it, shape ``(n,)``.
+            firsts: position of each in ``out``, shape ``(n,)``.
             read: reads pieces of a file.
         """
         marks, size = self._marks, self._piece_bytes
         is_read = self.has(chunks)
         if not is_read.any() or not len(marks):
             return is_read
-        there = np.flatnonzero(is_read)
-        before, n_read = marks[chunks[there]], 0
+        read_numbers = np.flatnonzero(is_read)
+        before, n_read = marks[chunks[read_numbers]], 0
         with suppress(OSError):  # of the local disk
-            n_read = read(self.fd, out, firsts[there], firsts[there] + size, chunks[there] * size)
-        if n_read != len(there) * size:
+            n_read = read(self.fd, out, firsts[read_numbers], firsts[read_numbers] + size, chunks[read_numbers] * size)
+        if n_read != len(read_numbers) * size:
             return np.zeros(len(chunks), np.bool_)
         memory = out.data
-        sums = [crc32(memory[first : first + size]) for first in firsts[there].tolist()]
-        is_right = np.array(sums, np.uint32) == self._sums[chunks[there]]
-        is_same = marks[chunks[there]] == before
-        is_read[there] = is_right & is_same
+        sums = [crc32(memory[first : first + size]) for first in firsts[read_numbers].tolist()]
+        is_right = np.array(sums, np.uint32) == self._sums[chunks[read_numbers]]
+        is_same = marks[chunks[read_numbers]] == before
+        is_read[read_numbers] = is_right & is_same
         if not is_right.all():
-            self._forget(chunks[there[~is_right & is_same]])
+            self._forget(chunks[read_numbers[~is_right & is_same]])
         return is_read
 
     def read_within(
@@ -151,7 +151,7 @@ class DecodedMirror(MirrorFile):
             within: where each begins in its chunk, in bytes.
             sizes: bytes of each.
             out: memory to read into.
-            starts: where each goes in it.
+            starts: position of each in ``out``.
             read: reads pieces of a file.
         """
         marks = self._marks
@@ -204,7 +204,7 @@ class DecodedMirror(MirrorFile):
         return 0
 
     def _reserve(self, n_bytes: int) -> float:
-        """Take room for chunks: of what was reserved before, or of the folder, for more chunks than these if it has it.
+        """Reserve room for chunks: from earlier reservations, or from the folder, for more chunks if there is room.
 
         Returns:
             Seconds after which to try again; 0 if there is room.
@@ -235,10 +235,10 @@ class DecodedMirror(MirrorFile):
             state = self._present_state()
             self._n_writing += 1
         try:
-            lacking = np.flatnonzero(~self.has(chunks))
-            self._put_runs(chunks[lacking], memory, firsts[lacking])
-            self._checked[chunks[lacking]] = state
-            return len(lacking) * self._piece_bytes
+            absent_numbers = np.flatnonzero(~self.has(chunks))
+            self._put_runs(chunks[absent_numbers], memory, firsts[absent_numbers])
+            self._checked[chunks[absent_numbers]] = state
+            return len(absent_numbers) * self._piece_bytes
         finally:
             with self._lock:
                 self._n_writing -= 1
@@ -246,9 +246,9 @@ class DecodedMirror(MirrorFile):
 
     def _present_state(self) -> int:
         """Return the number of the file's state: another one after it was written to, other than by this object."""
-        written = os.fstat(self.fd).st_mtime_ns
-        if written != self._written and not self._n_writing:
-            self._written, self._state = written, self._state + 1
+        write_time = os.fstat(self.fd).st_mtime_ns
+        if write_time != self._written and not self._n_writing:
+            self._written, self._state = write_time, self._state + 1
         return self._state
 
     def _put_runs(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> None:

@@ -1,6 +1,6 @@
 """The mirrors of one folder: which processes use them, and the disk space that they share.
 
-A file ``lock`` in the folder is locked for every change of what the mirrors take together, and holds that number. Each
+A file ``lock`` in the folder holds the number of bytes of all mirrors, and is locked for every change of it. Each
 process has a file with the names of the mirrors that it uses, and keeps it locked as long as it lives. The kernel
 drops locks of processes that die, so nothing has to be cleaned up after them.
 """
@@ -48,7 +48,7 @@ class MirrorFolder:
 
     Args:
         path: the folder, which exists.
-        limit: bytes that all mirrors in it may take; None for a share of what is free.
+        limit: maximum bytes of all mirrors in the folder; None for a share of the free space.
 
     Raises:
         OSError: it is not writable, or its file system has no locks.
@@ -68,11 +68,11 @@ class MirrorFolder:
             with self._locked() as is_locked:
                 if not is_locked:
                     raise TimeoutError(errno.ETIMEDOUT, "another process has had the folder's lock for seconds")
-                used = self._count()
+                n_bytes_used = self._count()
                 for name in os.listdir(path):
                     self._note_source(name)
                 free = os.statvfs(path)
-                self.limit = used + int(FREE_SHARE * free.f_bavail * free.f_frsize) if limit is None else limit
+                self.limit = n_bytes_used + int(FREE_SHARE * free.f_bavail * free.f_frsize) if limit is None else limit
                 self._limit = self.limit - self.limit // OVERHEAD_SHARE - OVERHEAD
                 self._uses = self._new_uses()
         except BaseException:
@@ -111,7 +111,7 @@ class MirrorFolder:
         with self._locked() as is_locked:
             if not is_locked:
                 raise TimeoutError(errno.ETIMEDOUT, "another process has had the folder's lock for seconds")
-            self._use(name)  # first: what is used is not deleted
+            self._use(name)  # first: mirrors in use are not deleted
             self._delete_earlier(name)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             if os.fstat(fd).st_size not in (0, n_bytes):  # not written by this package
@@ -163,8 +163,8 @@ class MirrorFolder:
                 raise
             self._delete_unused(self.limit, self._limit)
             os.posix_fallocate(fd, tables, before.st_size - tables)
-        used, is_unsure = self._read_count()
-        self._write_count(used + (os.fstat(fd).st_blocks - before.st_blocks) * 512, is_unsure=is_unsure)
+        n_bytes_used, is_unsure = self._read_count()
+        self._write_count(n_bytes_used + (os.fstat(fd).st_blocks - before.st_blocks) * 512, is_unsure=is_unsure)
 
     def write(self, fd: int, tables: int, n_bytes: int, put: Callable[[], None]) -> float:
         """Write granules to a mirror if there is room for them, or room can be made. The caller has them locked.
@@ -185,12 +185,12 @@ class MirrorFolder:
                     self._no_writes_until = time.monotonic() + RECOVERY
                     return RECOVERY
                 status = os.fstat(fd)
-                used, seconds = self._room(status, tables, n_bytes)
+                n_bytes_used, seconds = self._room(status, tables, n_bytes)
                 if seconds:
                     return seconds
-                self._write_count(used, is_unsure=True)
+                self._write_count(n_bytes_used, is_unsure=True)
                 put()
-                self._write_count(used + (os.fstat(fd).st_blocks - status.st_blocks) * 512)
+                self._write_count(n_bytes_used + (os.fstat(fd).st_blocks - status.st_blocks) * 512)
         except OSError as error:
             return self.pause(error)
         return 0
@@ -202,9 +202,9 @@ class MirrorFolder:
                 if not is_locked or not self.is_usable:
                     self._no_writes_until = time.monotonic() + RECOVERY
                     return RECOVERY
-                used, seconds = self._room(os.fstat(fd), tables, n_bytes)
+                n_bytes_used, seconds = self._room(os.fstat(fd), tables, n_bytes)
                 if not seconds:
-                    self._write_count(used + n_bytes)
+                    self._write_count(n_bytes_used + n_bytes)
                 return seconds
         except OSError as error:
             return self.pause(error)
@@ -223,15 +223,15 @@ class MirrorFolder:
             tables: where its tables begin.
             n_bytes: bytes to write.
         """
-        used, is_unsure = self._read_count()
-        used = self._count() if is_unsure else used
-        held = status.st_blocks * 512 - (status.st_size - tables)
-        limit = self._limit if held + n_bytes <= TABLE_BYTES else self._limit - self._limit // RESERVED_SHARE
-        if used + n_bytes > limit:
-            used, n_mirrors = self._delete_unused(n_bytes, limit)
-            if used + n_bytes > limit:
-                return used, RETRY * (1 + n_mirrors / MANY)
-        return used, 0
+        n_bytes_used, is_unsure = self._read_count()
+        n_bytes_used = self._count() if is_unsure else n_bytes_used
+        reserved = status.st_blocks * 512 - (status.st_size - tables)
+        limit = self._limit if reserved + n_bytes <= TABLE_BYTES else self._limit - self._limit // RESERVED_SHARE
+        if n_bytes_used + n_bytes > limit:
+            n_bytes_used, n_mirrors = self._delete_unused(n_bytes, limit)
+            if n_bytes_used + n_bytes > limit:
+                return n_bytes_used, RETRY * (1 + n_mirrors / MANY)
+        return n_bytes_used, 0
 
     def used(self) -> int:
         """Return the disk space that all files in the folder take."""
@@ -263,17 +263,17 @@ class MirrorFolder:
 
     def _read_count(self) -> tuple[int, bool]:
         data = os.pread(self._fd, COUNT.size, 0)
-        used, is_unsure = COUNT.unpack(data) if len(data) == COUNT.size else (0, 1)
-        return used, bool(is_unsure)
+        n_bytes_used, is_unsure = COUNT.unpack(data) if len(data) == COUNT.size else (0, 1)
+        return n_bytes_used, bool(is_unsure)
 
     def _write_count(self, used: int, *, is_unsure: bool = False) -> None:
         os.pwrite(self._fd, COUNT.pack(used, is_unsure), 0)
 
     def _count(self) -> int:
-        """Count again what the mirrors take: a process may have died during a write."""
-        used = self.used()
-        self._write_count(used)
-        return used
+        """Count the bytes of all mirrors again: a process may have died during a write."""
+        n_bytes_used = self.used()
+        self._write_count(n_bytes_used)
+        return n_bytes_used
 
     def _new_uses(self) -> int:
         """Return the descriptor of a new, locked file for the names of the mirrors that this process uses."""
@@ -311,18 +311,18 @@ class MirrorFolder:
         Returns:
             Bytes that the other mirrors take, and their number.
         """
-        used, in_use = self._count(), self._names | self._names_of_others()
+        n_bytes_used, in_use = self._count(), self._names | self._names_of_others()
         names = [name for name in os.listdir(self.path) if name.endswith(MIRROR)]
         status = {name: os.stat(os.path.join(self.path, name)) for name in names if name not in in_use}
         n_deleted = 0
         for name in sorted(status, key=lambda name: status[name].st_mtime_ns):
-            if used + n_bytes <= limit:
+            if n_bytes_used + n_bytes <= limit:
                 break
             os.unlink(os.path.join(self.path, name))
-            used -= status[name].st_blocks * 512
+            n_bytes_used -= status[name].st_blocks * 512
             n_deleted += 1
-        self._write_count(used)
-        return used, len(names) - n_deleted
+        self._write_count(n_bytes_used)
+        return n_bytes_used, len(names) - n_deleted
 
     def _after_error(self, error: OSError) -> None:
         """Delete unused mirrors if the disk is full, and warn once."""

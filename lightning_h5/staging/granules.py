@@ -42,14 +42,14 @@ ALIGNMENT = 64 << 10  # of the marks in a file: a multiple of all sizes of memor
 
 
 def granules_of(offsets: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the granules that pieces of a file lie in, those of one piece after those of another.
+    """Return the granules of pieces of a file, in the order of the pieces.
 
     Args:
         offsets: where each piece begins, shape ``(n_pieces,)``.
         sizes: bytes of each, at least one.
 
     Returns:
-        The granules, in which several pieces can share one; and where those of each piece begin among them.
+        The granules, which several pieces can share; and the position of each piece's first granule among them.
     """
     first = offsets // GRANULE
     counts = (offsets + sizes - 1) // GRANULE + 1 - first

@@ -1,4 +1,4 @@
-"""Locks on ranges of a file, between processes: the kernel drops those of a process that dies.
+"""Locks on ranges of a file, between processes; the kernel releases the locks of a process that dies.
 
 These are Linux's locks of open file descriptions. Unlike the older kind of POSIX, they exclude each other also if one
 process opens a file twice, and closing another descriptor of the file does not drop them.
@@ -57,14 +57,14 @@ def try_lock(fd: int, start: int = 0, n: int = 0, *, shared: bool = False) -> bo
 def lock_within(
     fd: int, seconds: float, start: int = 0, n: int = 0, is_needless: Callable[[], bool] | None = None
 ) -> bool:
-    """Lock a range, and wait for those that have it locked. Never waits longer: they may have been stopped.
+    """Lock a range; wait for processes that have it locked, but not longer: they may have been stopped.
 
     Args:
         fd: see ``try_lock``.
         seconds: time to wait.
         start: see ``try_lock``.
         n: see ``try_lock``.
-        is_needless: returns whether to give up, asked after each try.
+        is_needless: returns whether to give up; called after each try.
 
     Raises:
         OSError: see ``try_lock``.
@@ -79,11 +79,11 @@ def lock_within(
 
 
 def unlock(fd: int, start: int = 0, n: int = 0) -> None:
-    """Release what ``try_lock`` locked."""
+    """Release a lock of ``try_lock``."""
     assert SET_LOCK is not None, "a system with locks"
     fcntl.fcntl(fd, SET_LOCK, _flock(fcntl.F_UNLCK, start, n))
 
 
 def _flock(kind: int, start: int, n: int) -> bytes:
-    """Return a ``struct flock``: kind, what ``start`` is relative to, range, and a process id that has to be 0."""
+    """Return a ``struct flock``: kind, origin of ``start``, range, and a process id that has to be 0."""
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, n, 0)

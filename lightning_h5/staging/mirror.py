@@ -98,7 +98,7 @@ class Mirror(MirrorFile):
         around: tuple[int, int] | None = None,
         counters: Counters | None = None,
     ) -> Staged:
-        """Fetch what the mirror lacks of some pieces, as far as there is room, and return what it has then.
+        """Fetch missing bytes of some pieces, as far as there is room; return a mask of pieces in the mirror.
 
         Args:
             offsets: where each piece begins, shape ``(n_pieces,)``.
@@ -144,14 +144,14 @@ class Mirror(MirrorFile):
         around: tuple[int, int] | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """Begin to fetch what the mirror lacks of some pieces (see ``stage``). Does not wait."""
+        """Begin to fetch missing bytes of some pieces (see ``stage``). Does not wait."""
         granules, _ = granules_of(offsets, np.maximum(sizes, 1))
         granules = np.unique(granules)
         marks = self._marks
         granules = granules[granules < len(marks)]
-        missing = granules[is_present(marks[granules]) == 0]
-        if len(missing) and self._takes_more:
-            self._fetch(missing, around, fetch_later, counters)
+        absent_granules = granules[is_present(marks[granules]) == 0]
+        if len(absent_granules) and self._takes_more:
+            self._fetch(absent_granules, around, fetch_later, counters)
 
     def forget(self, offsets: IntArray, sizes: IntArray) -> None:
         """Drop pieces that turned out to be wrong: they are fetched again when they are needed next.
@@ -164,7 +164,7 @@ class Mirror(MirrorFile):
         self._drop_granules(granules[granules < len(self._marks)])
 
     def is_unchanged(self, staged: Staged) -> npt.NDArray[np.bool_]:
-        """Return which pieces the mirror has had ever since: what was read of them meanwhile is right."""
+        """Return a mask of the pieces that stayed in the mirror, so that reads in the meantime are valid."""
         marks = self._marks
         if not len(marks) or not staged.is_there.any():
             return np.zeros(len(staged.is_there), np.bool_)
@@ -231,14 +231,14 @@ class Mirror(MirrorFile):
 
     def _unchecked(self, granules: IntArray) -> IntArray:
         """Return which granules were not compared with their checksums since the file was written to last."""
-        written = os.fstat(self.fd).st_mtime_ns
-        if written != self._written:
-            self._written, self._state = written, self._state + 1
+        write_time = os.fstat(self.fd).st_mtime_ns
+        if write_time != self._written:
+            self._written, self._state = write_time, self._state + 1
         is_checked = self._checked[granules] == self._state
         return granules[:0] if is_checked.all() else np.unique(granules[~is_checked])
 
     def _damaged(self, granules: IntArray) -> IntArray:
-        """Compare granules with their checksums; return those that differ."""
+        """Compare granules with their checksums; return the granules that differ."""
         marks, sums, state = self._marks, self._sums, self._state
         before, is_right = marks[granules], np.zeros(len(granules), np.bool_)
         for first, stop in runs_of(granules, AT_A_TIME):
@@ -253,7 +253,7 @@ class Mirror(MirrorFile):
         return damaged
 
     def _repaired(self, granules: IntArray, counters: Counters | None) -> IntArray:
-        """Fetch granules again that differ from their checksums; return those that still do."""
+        """Fetch granules again that differ from their checksums; return the granules that still differ."""
         damaged = self._damaged(granules)
         if not len(damaged):
             return damaged
@@ -304,8 +304,8 @@ class Mirror(MirrorFile):
     def _wait_for(self, granules: set[int]) -> None:
         end = time.monotonic() + PATIENCE
         with self._changed:
-            while not self._busy.isdisjoint(granules) and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while not self._busy.isdisjoint(granules) and (seconds_left := end - time.monotonic()) > 0:
+                self._changed.wait(seconds_left)
 
     def _fetch_run(self, first: int, stop: int, errors: list[OSError], counters: Counters | None) -> None:
         """Fetch neighbors that the mirror lacks, in a lock that keeps other processes from doing the same."""
@@ -330,8 +330,8 @@ class Mirror(MirrorFile):
                 self.close()
 
     def _fetch_locked(self, first: int, stop: int, counters: Counters | None) -> None:
-        lacking = np.flatnonzero(is_present(self._marks[first:stop]) == 0) + first
-        for low, high in runs_of(lacking, self.origin.longest):
+        absent_granules = np.flatnonzero(is_present(self._marks[first:stop]) == 0) + first
+        for low, high in runs_of(absent_granules, self.origin.longest):
             if self._folder is None or not self._takes_more:
                 return
             end = min(high * GRANULE, self.n_bytes)

@@ -72,9 +72,9 @@ class MirrorFile:
         Raises:
             OSError: the disk is full or broken.
         """
-        at, written = first * self._piece_bytes, 0
-        while written < len(data):
-            written += os.pwrite(self.fd, data[written : written + WRITE_BYTES], at + written)
+        at, n_written = first * self._piece_bytes, 0
+        while n_written < len(data):
+            n_written += os.pwrite(self.fd, data[n_written : n_written + WRITE_BYTES], at + n_written)
         sums, size = sums_of(data, self._piece_bytes), self._piece_bytes
         os.pwrite(self.fd, sums.tobytes(), sums_at(self.n_bytes, size) + first * SUM.itemsize)
         self._write_marks(first, self._marks[first : first + len(sums)] | np.uint16(1))

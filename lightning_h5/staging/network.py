@@ -1,6 +1,6 @@
 """The one process of a rank that talks to object stores. Others, such as its workers, ask it through sockets.
 
-The connections of obstore hang in a forked process. One process also keeps what is in flight within bounds, and
+The connections of obstore hang in a forked process. One process also limits the number of requests in flight, and
 credentials in one place.
 
 A worker inherits the *door*, one end of a pair of sockets without a name, and passes its connections through it. No
@@ -58,17 +58,17 @@ class _Network:
         self._inside, self.door = socket.socketpair(type=socket.SOCK_DGRAM)
         EndingThread(self._accept, name="lightning_h5-stores", end=self._end).start()
 
-    def ask(self, what: str, *args: Any) -> Any:
-        """Return what a method of ``Stores`` does."""
+    def ask(self, method: str, *args: Any) -> Any:
+        """Call a method of ``Stores``, here or in the process that owns the connections."""
         if self.is_owner:
             with self._turns:
-                return getattr(self._stores, what)(*args)
-        is_done, result = self._ask_owner(what, args)
+                return getattr(self._stores, method)(*args)
+        is_done, result = self._ask_owner(method, args)
         if not is_done:
             raise result
         return memoryview(result) if isinstance(result, bytes) else result
 
-    def _ask_owner(self, what: str, args: tuple[Any, ...]) -> Any:
+    def _ask_owner(self, method: str, args: tuple[Any, ...]) -> Any:
         for n_left in reversed(range(TRIES)):
             try:
                 connection = self._connection()
@@ -78,7 +78,7 @@ class _Network:
                     "its error, then resume."
                 ) from error
             try:
-                connection.send((what, args))
+                connection.send((method, args))
                 answer = connection.recv()
             except (EOFError, OSError) as error:
                 connection.close()
@@ -141,9 +141,9 @@ class _Network:
     def _answer(self, connection: Connection) -> None:
         try:
             while True:
-                what, args = connection.recv()
+                method, args = connection.recv()
                 try:
-                    result = self.ask(what, *args)
+                    result = self.ask(method, *args)
                     answer = True, bytes(result) if isinstance(result, memoryview) else result
                 except (H5Error, MemoryError) as error:
                     answer = False, error
@@ -165,7 +165,7 @@ def _shut(connection: Connection) -> None:
 
 
 _network: _Network | None = None
-_inherited: list[_Network] = []  # of a parent process, whose stores must not be touched, not even to delete them
+_inherited: list[_Network] = []  # of a parent process, whose stores must not be used, not even to delete them
 _lock = threading.Lock()
 
 
@@ -190,17 +190,17 @@ def _forget_process() -> None:
 os.register_at_fork(after_in_child=_forget_process)
 
 
-def ask_store(what: str, *args: Any) -> Any:
+def ask_store(method: str, *args: Any) -> Any:
     """Have the process that talks to stores call a method of ``Stores``.
 
     Args:
-        what: name of the method.
+        method: name of the method.
         args: its arguments.
 
     Raises:
-        H5Error: what the method raises; or that process has ended.
+        H5Error: the error of the method; or the process has ended.
     """
-    return _network_of_process().ask(what, *args)
+    return _network_of_process().ask(method, *args)
 
 
 def network_address() -> Address | None:

@@ -72,7 +72,7 @@ def _is_pattern(path: str) -> bool:
 
 
 def _refused_url(url: str) -> str | None:
-    """Return what a URL has that it must not have, and what to do; None if there is nothing."""
+    """Return the problem of an invalid URL, and the remedy; None if the URL is valid."""
     if (match := URL.match(url)) is None:
         return None
     scheme, rest = match[1].lower(), url[match.end() :]

@@ -48,7 +48,7 @@ FIRST_BYTES = 64 << 10
 RECENT_SECONDS = 20.0
 """Time for which a state is taken as the present one. Each request names it, so that a change is noticed."""
 
-_recent: dict[str, tuple[float, ObjectStatus]] = {}  # what was seen last, until it is used
+_recent: dict[str, tuple[float, ObjectStatus]] = {}  # the last status of each object, until it is used
 _absent: dict[str, float] = {}  # indexes that are not there, and when that was seen
 _staging: dict[str, StagingOptions] = {}  # of this process, by URL
 
@@ -60,7 +60,7 @@ def use_staging(url: str, staging: StagingOptions | None) -> None:
 
 
 def staging_of(url: str) -> StagingOptions:
-    """Return how an object is read: what was set last, or a folder for temporary files."""
+    """Return the staging of an object: the last setting, or a folder for temporary files."""
     staging = _staging.get(url)
     return StagingOptions(dir=tempfile.gettempdir(), max_bytes=DEFAULT_BYTES) if staging is None else staging
 
@@ -132,7 +132,7 @@ def mirror_of(url: str, status: ObjectStatus) -> Mirror:
 
 
 def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
-    """Return the objects that a URL names: itself, all that match a pattern, or those of a folder ("/" at the end).
+    """Return the objects of a URL: the object, all matches of a pattern, or all objects of a folder ("/" at the end).
 
     They are sorted by the numbers in their names.
 
@@ -148,16 +148,16 @@ def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
     if not is_folder and not re.search(r"[*\[]", url.partition("://")[2]):
         return [url]
     fixed = url if is_folder else url[: re.search(r"[*?\[]", url).start()]  # type: ignore[union-attr]  # it has one
-    listed: dict[str, ObjectStatus] = ask_store("list", fixed.rpartition("/")[0] + "/", _options(url))
+    statuses: dict[str, ObjectStatus] = ask_store("list", fixed.rpartition("/")[0] + "/", _options(url))
     if is_folder:
-        urls = [address for address in listed if address.endswith(suffixes) and "/" not in address[len(url) :]]
+        urls = [address for address in statuses if address.endswith(suffixes) and "/" not in address[len(url) :]]
     else:
         pattern = re.compile(_expression(url))
-        urls = [address for address in listed if pattern.fullmatch(address)]
+        urls = [address for address in statuses if pattern.fullmatch(address)]
     if not urls:
         has = (
-            f"the store has {listing(map(shown_url, listed), most=3)}"
-            if listed
+            f"the store has {listing(map(shown_url, statuses), most=3)}"
+            if statuses
             else "the store has nothing that begins so"
         )
         outcome = f"has no files {', '.join('*' + suffix for suffix in suffixes)}" if is_folder else "matches no object"
@@ -165,8 +165,8 @@ def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
     for address in urls:
         use_staging(address, staging_of(url))
         for place in (address, address + INDEX_SUFFIX):
-            if place in listed:
-                _recent[place] = time.monotonic(), listed[place]
+            if place in statuses:
+                _recent[place] = time.monotonic(), statuses[place]
             else:
                 _absent[place] = time.monotonic()
     return sorted(urls, key=natural_order)

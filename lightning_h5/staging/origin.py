@@ -93,7 +93,7 @@ class ObjectOrigin:
         options: credentials and settings of the store.
     """
 
-    longest = 256  # 4 MiB: what a request costs does not depend on its size
+    longest = 256  # 4 MiB: the cost of a request does not depend on its size
     tries_again = True
 
     def __init__(self, url: str, status: ObjectStatus, options: Mapping[str, Any] | None) -> None:
@@ -135,18 +135,18 @@ def fetch_now(tasks: Sequence[Task]) -> None:
         return
     if threading.current_thread() is threading.main_thread():
         tasks = [*tasks, _last_task]
-    left, is_done = threading.Semaphore(0), len(tasks) - 1
+    tasks_done, is_done = threading.Semaphore(0), len(tasks) - 1
 
     def counted(task: Task) -> Task:
         def run() -> None:
             try:
                 task()
             finally:
-                left.release()
+                tasks_done.release()
 
         return run
 
     fetch_later([counted(task) for task in tasks[:-1]])
     tasks[-1]()
     for _ in range(is_done):
-        left.acquire()
+        tasks_done.acquire()

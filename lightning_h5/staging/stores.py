@@ -1,7 +1,7 @@
 """Object stores: the state of objects that URLs name, their bytes, lists of them, and errors that say what to do.
 
 Amazon S3 and stores with its protocol, Google Cloud Storage, Azure and HTTP servers are read by obstore, others by
-fsspec. Only the main process of a rank comes here (see ``network``).
+fsspec. Only the main process of a rank uses this module (see ``network``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .object_status import ObjectStatus, check_url, is_url, shown_url
 __all__ = ["Stores"]
 
 BY_OBSTORE = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"}
-TIMEOUT, CONNECT_TIMEOUT = "10m", "10s"  # of a request, whose bytes may come slowly; and until it can be sent
+TIMEOUT, CONNECT_TIMEOUT = "10m", "10s"  # of a request, which may be slow, and of a connection
 RETRY_TIMEOUT = 60  # seconds in which a request is tried again
 MAX_RETRIES = 5
 MAX_LISTED = 1 << 22  # objects of a list, each of which takes some 500 bytes
-RECENT = 1000  # requests whose times are kept, for the rate in an error
+RECENT = 1000  # requests whose times are recorded, for the rate in an error
 TIMES = ("mtime", "LastModified", "last_modified", "updated", "last_commit", "created")  # names in fsspec's libraries
 NO_CONTAINER = {"http", "https"}
 
@@ -98,15 +98,15 @@ class Stores:
             H5FileError: the store cannot be listed, or lists too many.
         """
         try:
-            listed = dict(islice(self._store(url, options).list(url), MAX_LISTED + 1))
-            if len(listed) > MAX_LISTED:
+            statuses = dict(islice(self._store(url, options).list(url), MAX_LISTED + 1))
+            if len(statuses) > MAX_LISTED:
                 raise H5FileError(
                     f"the store lists more than {MAX_LISTED:,} objects for {shown_url(url)!r}. Pass a URL with fewer "
                     "objects below it, or a list with the URL of each file."
                 )
-            return dict(sorted(listed.items()))
+            return dict(sorted(statuses.items()))
         except Exception as error:
-            raise self._error(url, options, error, what="listed") from None
+            raise self._error(url, options, error, action="listed") from None
 
     def _store(self, url: str, options: Mapping[str, Any] | None) -> _Store:
         check_url(url)
@@ -118,10 +118,10 @@ class Stores:
             store = self._stores[key] = kind(root, options or {})
         return store
 
-    def _error(self, url: str, options: Mapping[str, Any] | None, error: Exception, *, what: str = "read") -> H5Error:
+    def _error(self, url: str, options: Mapping[str, Any] | None, error: Exception, *, action: str = "read") -> H5Error:
         if isinstance(error, H5Error):
             return error
-        return explained(url, options or {}, error, what, self._rate())
+        return explained(url, options or {}, error, action, self._rate())
 
     def _rate(self) -> str:
         times = list(self._times)
@@ -145,7 +145,7 @@ class _ObstoreStore:
             )
         from obstore.store import HTTPStore, from_url
 
-        # Not `from_url` for web servers: it recognizes those of clouds, and takes a part of the path as the bucket.
+        # Not `from_url` for web servers: it recognizes cloud hosts, and uses a part of the path as the bucket.
         connect: Any = HTTPStore.from_url if urlsplit(root).scheme in NO_CONTAINER else from_url
         settings = dict(options)
         client: dict[str, Any] = {"timeout": TIMEOUT, "read_timeout": READ_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
@@ -172,12 +172,12 @@ class _ObstoreStore:
             options["if_match"] = status.etag
         else:
             options["if_unmodified_since"] = datetime.fromtimestamp(status.st_mtime_ns / 1e9).astimezone()
-        for left in reversed(range(MAX_RETRIES)):
+        for n_retries in reversed(range(MAX_RETRIES)):
             try:
                 return _body_of(self._get(url, options, (start, stop), status), stop - start, url)
             except Exception as error:
                 # The library repeats requests, but does not continue all answers that broke off.
-                if not left or "body error" not in str(error):
+                if not n_retries or "body error" not in str(error):
                     raise
         raise AssertionError
 
@@ -227,7 +227,7 @@ def _body_of(answer: Any, n_bytes: int, url: str) -> Any:
 
 
 class _FsspecStore:
-    """A file system of fsspec. Requests name no state, so it is asked for after each of them.
+    """A file system of fsspec. Requests cannot name a state, so the state is requested after each of them.
 
     Args:
         root: its scheme and host.
@@ -269,7 +269,7 @@ def _status(size: int, etag: str | None, modified: datetime | None) -> ObjectSta
 
 
 def _status_of(info: Mapping[str, Any]) -> ObjectStatus:
-    """Return a state from what fsspec says, which each of its libraries names in its own way."""
+    """Return a state from the details of fsspec, whose names differ between its libraries."""
     etag = next((str(info[name]) for name in ("ETag", "etag", "md5Hash", "blob_id", "ino") if info.get(name)), "")
     times = (info.get(name) for name in TIMES)
     return ObjectStatus(int(info["size"]), etag, next((_nanoseconds(moment) for moment in times if moment), 0))
@@ -295,7 +295,7 @@ def _nanoseconds(moment: Any) -> int:
 
 
 def _profile_credentials(root: str, options: Mapping[str, Any]) -> Any:
-    """Return what gets the credentials of an AWS profile, if the user has profiles and boto3; obstore reads none."""
+    """Return a provider of the credentials of an AWS profile, with boto3 and a profile; obstore reads no profiles."""
     names = {str(name).lower().removeprefix("aws_") for name in options}
     if not root.startswith("s3") or names & {"access_key_id", "skip_signature"} or "AWS_ACCESS_KEY_ID" in os.environ:
         return None
@@ -309,7 +309,7 @@ def _profile_credentials(root: str, options: Mapping[str, Any]) -> Any:
 
 
 READ_TIMEOUT = "20s"
-"""Time in which at least a byte of an answer comes."""
+"""Time in which at least one byte of an answer must arrive."""
 
 MAX_LETTERS = 200  # of the text of another library's error
 
@@ -327,18 +327,19 @@ def _state(status: ObjectStatus) -> str:
     return f"{status.st_size:,} bytes" + (f", ETag {status.etag}" if status.etag else "")
 
 
-def explained(url: str, options: Mapping[str, Any], error: Exception, what: str, rate: str) -> H5Error:
-    """Return an error that says what to do, without credentials in its text."""
+def explained(url: str, options: Mapping[str, Any], error: Exception, action: str, rate: str) -> H5Error:
+    """Return an error with a remedy, without credentials in its text."""
     kind, text = type(error).__name__, _without_secrets(str(error), options)
     name = shown_url(url)
     if kind == "PreconditionError" or "412 Precondition" in text:
         return changed(url, ObjectStatus(0, "", 0), None)
     for (kinds, marks), (why, cure) in _CAUSES.items():
         if kind in kinds or any(mark in text for mark in marks):
-            return H5FileError(f"{name!r} cannot be {what}: {why.format(rate=rate)}. {cure}")
-    shown = text.partition(" Debug source")[0][:MAX_LETTERS]
+            return H5FileError(f"{name!r} cannot be {action}: {why.format(rate=rate)}. {cure}")
+    details = text.partition(" Debug source")[0][:MAX_LETTERS]
     return H5FileError(
-        f"{name!r} cannot be {what}: {kind}: {shown}. Check the URL, the network and the credentials, then start again."
+        f"{name!r} cannot be {action}: {kind}: {details}. Check the URL, the network and the credentials, then start "
+        "again."
     )
 
 

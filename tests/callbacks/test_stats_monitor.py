@@ -180,19 +180,19 @@ class Stumbles:
 
     def __call__(self, x):
         if x[0] == 37:
-            time.sleep(0.3)
+            time.sleep(3)
         return x
 
 
 def test_a_slow_batch_is_reported_with_its_step(make_h5, caplog, capsys):
     path = make_h5(x=np.arange(64, dtype="f4")[:, None])
-    monitor = H5StatsMonitor(slow_batch_seconds=0.25)
+    monitor = H5StatsMonitor(slow_batch_seconds=1.5)
     data = LazyH5DataModule(path, x_key="x", batch_size=8, shuffle=False, transform=Stumbles(), with_index=True)
     with caplog.at_level(logging.WARNING):
         quiet_trainer(max_epochs=1, callbacks=[monitor]).fit(Recorder(), datamodule=data)
     (record,) = [record for record in caplog.records if "slow_batch_seconds" in record.message]
-    assert re.match(r"rank 0 waited 0\.[3-9] s for batch 4 of epoch 0 \(step 4\)", record.message)
-    assert "1 batch took longer than 0.25 s to arrive; the log has the steps." in capsys.readouterr().out
+    assert re.match(r"rank 0 waited \d+\.\d s for batch 4 of epoch 0 \(step 4\)", record.message)
+    assert "1 batch took longer than 1.5 s to arrive; the log has the steps." in capsys.readouterr().out
 
 
 def test_rows_that_stay_decoded_are_hits_and_take_memory(make_h5, tmp_path, nothing_held):
@@ -305,17 +305,17 @@ class Stops(Recorder):
         raise RuntimeError("stop here")
 
 
-def test_a_stage_that_was_broken_off_is_not_in_the_next_table(file, capsys):
+def test_a_stage_that_was_broken_off_is_not_in_the_next_table(file, capsys, monkeypatch):
     monitor, data = H5StatsMonitor(), module(file)
     trainer = quiet_trainer(max_epochs=1, num_sanity_val_steps=0, callbacks=[monitor])
     with pytest.raises(RuntimeError, match="stop here"):
         trainer.fit(Stops(), datamodule=data)
-    time.sleep(0.3)
+    monkeypatch.setattr("lightning_h5.metrics.perf_counter", lambda: time.perf_counter() + 100_000)
     capsys.readouterr()
     trainer.validate(Recorder(), datamodule=data)
     cells, _ = table(capsys.readouterr().out)
     assert (cells["validate"]["batches"], cells["validate"]["rows"]) == ("8", "64")
-    assert float(cells["validate"]["seconds"].lstrip("<")) < 0.3
+    assert float(cells["validate"]["seconds"].lstrip("<").replace(",", "")) < 100_000
 
 
 @pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from factories import Stored
+from guards import HANG
 
 from lightning_h5.cli import main
 from lightning_h5.tools import bench
@@ -184,7 +185,7 @@ def test_ctrl_c_ends_it_in_one_line_and_leaves_no_worker(path):
         time.sleep(0.2)
         assert len(members_of(child.pid)) == 3
         os.killpg(child.pid, signal.SIGINT)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=HANG)
     assert child.returncode == 130
     assert err == "lightning_h5: bench was interrupted.\n"
     assert members_of(child.pid) == []

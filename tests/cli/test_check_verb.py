@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from factories import Stored, edit
+from guards import HANG
 
 from lightning_h5.cli import main
 from lightning_h5.hdf5 import library_text
@@ -216,7 +217,7 @@ def test_help_has_examples(run):
 @pytest.mark.wide
 def test_python_m_runs_it_and_shows_no_bar_where_nobody_watches(folder):
     command = [sys.executable, "-m", "lightning_h5", "check", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[-3].startswith("3 files, 6 arrays")
     assert done.stdout.splitlines()[-1] == library_text()

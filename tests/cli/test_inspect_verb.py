@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from factories import Stored
+from guards import HANG
 
 from lightning_h5.cli import main
 from lightning_h5.cli.verbs import VERBS
@@ -112,7 +113,7 @@ def test_names_that_no_terminal_shows_do_not_end_it(make_h5):
         h5.create_group(b"ma\xf1ana")
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "lightning_h5", "inspect", path]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=HANG, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "ma\\udcf1ana" in done.stdout
 
@@ -180,7 +181,7 @@ def test_the_list_of_verbs_is_complete(capsys):
 
 def shell(command, **environment):
     return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False,
+        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=HANG, check=False,
         env=os.environ | {"PY": sys.executable, **environment},
     )  # fmt: skip
 
@@ -211,7 +212,7 @@ def test_ctrl_c_is_one_line_and_exit_130(file):
         f"main(['inspect', {file!r}])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=HANG, check=False
     )
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr == "lightning_h5: inspect was interrupted.\n"

@@ -270,7 +270,7 @@ def test_training_and_validation_have_all_classes_shuffled_and_no_group_of_both(
         files = [path] if Path(path).is_file() else sorted(Path(path).iterdir())
         groups = np.concatenate([h5py.File(file)[key][:] for file in files]).astype(str)
         n_rows = len(groups)
-        (train,), (val,) = module._cut["train"], module._cut["val"]
+        (train,), (val,) = module._cut.parts["train"], module._cut.parts["val"]
         assert not {*groups[train].tolist()} & {*groups[val].tolist()}
         assert len(train) + len(val) == n_rows
     module.teardown("fit")

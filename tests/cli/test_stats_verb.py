@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from factories import Stored
+from guards import HANG
 
 from lightning_h5.cli import main
 from lightning_h5.datasets import read_stats
@@ -195,7 +196,7 @@ def test_ctrl_c_ends_it_in_one_line_and_leaves_nothing(path, tmp_path):
         assert child.stdout.readline() == "working\n"
         time.sleep(0.1)
         child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=HANG)
     assert child.returncode == 130
     assert err == "lightning_h5: stats was interrupted.\n"
     assert set(os.listdir(tmp_path)) == before

@@ -39,20 +39,20 @@ def folder(tmp_path):
 
 
 def test_a_run_that_resumes_has_the_rows_and_weights_of_the_whole_one(folder):
-    ((rows, weights),) = values(run_ranks(train, 1, folder / "whole", folder, 1, None, timeout=100))
+    ((rows, weights),) = values(run_ranks(train, 1, folder / "whole", folder, 1, None))
     first, second = rows[:ROWS], rows[ROWS:]
     assert len(set(first)) == len(first) == ROWS
     assert sorted(second) == sorted(first)
     assert second != first
     for step in (50, 150):
-        ((rest, resumed),) = values(run_ranks(train, 1, folder / str(step), folder, 1, step, timeout=100))
+        ((rest, resumed),) = values(run_ranks(train, 1, folder / str(step), folder, 1, step))
         n_before = step * 16 if step < STEPS else ROWS + (step - STEPS) * 16
         assert rest == rows[n_before:]
         assert resumed == weights
 
 
 def test_two_ranks_share_each_epoch(folder):
-    ranks = values(run_ranks(train, 2, folder / "ranks", folder, 2, None, timeout=100))
+    ranks = values(run_ranks(train, 2, folder / "ranks", folder, 2, None))
     n = ROWS // 2
     for epoch in range(2):
         rows = [row for rank, _ in ranks for row in rank[epoch * n : (epoch + 1) * n]]

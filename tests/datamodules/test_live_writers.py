@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from arguments import nested
+from guards import HANG
 from processes import run_ranks
 
 from lightning_h5 import (
@@ -44,10 +45,10 @@ def live(tmp_path):
     path, has_begun, is_over = str(tmp_path / "live.h5"), CONTEXT.Event(), CONTEXT.Event()
     writer = CONTEXT.Process(target=write, args=(path, has_begun, is_over), daemon=True)
     writer.start()
-    assert has_begun.wait(20)
+    assert has_begun.wait(HANG)
     yield path
     is_over.set()
-    writer.join(20)
+    writer.join(HANG)
     assert writer.exitcode == 0
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from arguments import nested
 from factories import Stored
+from guards import HANG
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_models import Recorder, quiet_trainer
@@ -58,7 +59,7 @@ def epochs_begun(monkeypatch):
 
 
 def wait_until(is_true):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while not is_true():
         assert time.monotonic() < deadline, "it has not come"
         time.sleep(0.005)

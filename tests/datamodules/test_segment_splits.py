@@ -120,7 +120,7 @@ def test_splits_that_make_no_sense_are_refused(path, split, message):
 
 def test_rows_have_no_lists_of_segments(path):
     module = LazyH5DataModule(path, x_key="data/patient0_run0/x", split={"key": "mask/{split}"})
-    with pytest.raises(H5ValueError, match="divide segments, but samples are rows"):
+    with pytest.raises(H5ValueError, match="names arrays that list segments, but samples are rows"):
         module.setup("fit")
 
 

@@ -9,6 +9,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from guards import HANG
 
 from lightning_h5 import H5Error, H5KeyError, LazyH5DataModule
 
@@ -60,7 +61,7 @@ def test_pipes_devices_and_sockets_are_refused_at_once(data, tmp_path, monkeypat
                 os.symlink("/dev/zero" if kind == "device" else "a-pipe", name)
         given += [{"train_path": f"{kind}.h5", **arguments} for arguments in sides(kind)]
     command = [sys.executable, "-c", CHILD, repr(given)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout.splitlines()
+    said = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True).stdout.splitlines()
     assert len(said) == len(given)
     assert all("not a regular file" in text for text in said)
 

@@ -1,8 +1,10 @@
 """Splits that are stratified, and splits that are kept in a file, in all data modules, from Python and YAML."""
 
+import ast
 import json
 import re
 
+import h5py
 import numpy as np
 import pytest
 from arguments import nested
@@ -251,3 +253,100 @@ def test_fractions_from_yaml(file, tmp_path, monkeypatch):
     cli.trainer.test(cli.model, datamodule=cli.datamodule)
     assert [len(cli.datamodule.datasets[split]) for split in ("train", "val", "test")] == [84, 12, 24]
     assert cli.datamodule.hparams["split"] == [0.7, 0.1, 0.2]
+
+
+def with_segments_as_groups(folder):
+    with h5py.File(folder / "groups.h5", "w") as file:
+        for number in range(10):
+            group = file.create_group(f"episode_{number}")
+            group["x"] = np.full(4, number)
+            group.attrs["split"] = "training" if number < 7 else "held out"
+        file["split"] = ["training"] * 7 + ["held out"] * 3
+    return folder / "groups.h5", {"segments": "episode_*"}
+
+
+def with_ends_of_segments(folder):
+    with h5py.File(folder / "ends.h5", "w") as file:
+        file["x"], file["ends"] = np.repeat(np.arange(10), 4), np.arange(4, 41, 4)
+        file["split"] = ["training"] * 7 + ["held out"] * 3
+    return folder / "ends.h5", {"segments": {"ends": "ends"}}
+
+
+def with_rows(folder):
+    with h5py.File(folder / "rows.h5", "w") as file:
+        file["x"], file["split"] = np.arange(10), ["training"] * 7 + ["held out"] * 3
+    return folder / "rows.h5", {}
+
+
+def with_a_table(folder):
+    with h5py.File(folder / "joined.h5", "w") as file:
+        file["x"] = file["id"] = np.arange(10)
+    lines = [f"{row},{'training' if row < 7 else 'held out'}" for row in range(10)]
+    (folder / "table.csv").write_text("\n".join(["id,split", *lines]))
+    return folder / "joined.h5", {"table": {"path": folder / "table.csv", "on": "id"}}
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (with_rows, "split"),
+        (with_a_table, "table/split"),
+        (with_ends_of_segments, "split"),
+        (with_segments_as_groups, "split"),
+        (with_segments_as_groups, "@split"),
+    ],
+    ids=["rows", "a table", "segments of an array", "groups", "attributes of groups"],
+)
+def test_a_key_with_the_split_of_each_row_leads_to_a_file_of_splits_that_works(tmp_path, make, key):
+    path, options = make(tmp_path)
+    with pytest.raises(H5ValueError, match=r"list (its|the) values (of|for) each split in a JSON file") as caught:
+        LazyH5DataModule(path, x_key="x", split={"key": key}, **options).setup("fit")
+    proposal = ast.literal_eval(re.search(r"split=({'file'.*?})", str(caught.value))[1])
+    write(
+        tmp_path / proposal["file"],
+        {"group_key": proposal["group_key"], "splits": {"train": ["training"], "val": ["held out"]}},
+    )
+    split = proposal | {"file": tmp_path / proposal["file"]}
+    datamodule = LazyH5DataModule(path, x_key={"x": "x"}, split=split, **options)
+    datamodule.setup("fit")
+    values = {
+        name: set(np.concatenate([np.ravel(dataset[index]["x"]) for index in range(len(dataset))]).tolist())
+        for name, dataset in datamodule.datasets.items()
+    }
+    assert values == {"train": {*range(7)}, "val": {7, 8, 9}}
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("n_groups", "fractions", "text"),
+    [
+        (1, {"val_fraction": 0.2}, "'val' has no rows.* has 1 group, and 'train', 'val' need one each"),
+        (1, {"val_fraction": 0.9}, "'train' has no rows.* has 1 group, and 'train', 'val' need one each"),
+        (2, {"val_fraction": 0.2, "test_fraction": 0.1}, "has 2 groups, and 'train', 'val', 'test' need one each"),
+        (3, {"val_fraction": 0.05}, "has 3 groups, and val_fraction=0.05 .* leave none for this split. Pass other"),
+        (2, {"num_folds": 3, "fold": 0}, "for 2 groups. Pass num_folds from 2 to 2"),
+        (1, {"num_folds": 3, "fold": 0}, "for 1 group. Each fold needs at least one group"),
+    ],
+)
+def test_too_few_groups_are_counted_as_groups(make_h5, make, n_groups, fractions, text):
+    path = make_h5(x=np.arange(60), patient=np.arange(60) % n_groups)
+    with pytest.raises(H5ValueError, match=text) as caught:
+        make(path, split={"group_key": "patient", **fractions}).setup()
+    assert "rows or segments" not in str(caught.value)
+
+
+def test_too_few_groups_of_segments_are_counted_as_groups(tmp_path):
+    path, options = with_segments_as_groups(tmp_path)
+    for groups in ({"group_key": "@split"}, {"group_pattern": "(episode)_"}):
+        with pytest.raises(H5ValueError, match=r"has (1 group|2 groups), and 'train', 'val', 'test' need one each"):
+            LazyH5DataModule(
+                path, x_key="x", split={"val_fraction": 0.2, "test_fraction": 0.2, **groups}, **options
+            ).setup()
+
+
+def test_a_split_without_training_rows_names_the_fractions(make_h5):
+    path = make_h5(x=np.arange(60))
+    with pytest.raises(
+        H5ValueError, match=r"'train' has no rows. val_fraction=0.999 .* of 60 rows or segments leave none"
+    ):
+        LazyH5DataModule(path, x_key="x", split=0.999).setup("fit")

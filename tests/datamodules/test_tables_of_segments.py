@@ -305,7 +305,7 @@ def test_what_is_matched_by_order_is_that_of_the_same_files_in_all_splits(tmp_pa
     batch = next(iter(module.predict_dataloader()))
     assert batch["z"].tolist() == (10 * batch["x"]).tolist()
     module = LazyH5DataModule(path, x_key={"x": "{split}/x", "z": more}, batch_size=6)
-    with pytest.raises(H5ValueError, match=r"belongs to those of train .* was asked for val"):
+    with pytest.raises(H5ValueError, match=r"belongs to the rows of train .* was requested for val"):
         module.setup("fit")
 
 

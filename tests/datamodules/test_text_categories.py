@@ -182,7 +182,7 @@ def test_a_checkpoint_refuses_other_classes(paths):
     ("arguments", "message"),
     [
         ({"x_key": "x", "decode": {"x": "category"}}, "'x' in .* decodes text"),
-        ({"x_key": {"x": "x", "y": ["y", "y2"]}, "decode": {"y": "category"}}, "Name each as a field of its own"),
+        ({"x_key": {"x": "x", "y": ["y", "y2"]}, "decode": {"y": "category"}}, "Name each as a separate field"),
         ({"x_key": "x", "y_key": "y", "decode": {"y": "categories"}}, "Did you mean 'category'"),
     ],
 )

@@ -253,7 +253,7 @@ class WritesRows(Recorder):
     ("strategy", "num_workers"), [pytest.param("ddp_spawn", 0, marks=pytest.mark.slow), ("ddp_fork", 1)]
 )
 def test_ranks_that_lightning_forks_or_spawns_share_each_epoch(files, tmp_path, strategy, num_workers):
-    values(run_ranks(launched_by_lightning, 1, tmp_path, files, strategy, num_workers, str(tmp_path), timeout=120))
+    values(run_ranks(launched_by_lightning, 1, tmp_path, files, strategy, num_workers, str(tmp_path)))
     (first, first_val), (second, second_val) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert [len(first[epoch]) for epoch in (0, 1)] == [30, 30]
     assert [sorted(first[epoch] + second[epoch]) for epoch in (0, 1)] == [ALL, ALL]

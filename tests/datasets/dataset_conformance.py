@@ -547,7 +547,7 @@ class DatasetConformance:
 
         def child():
             for _ in range(2):
-                in_threads(check, check, seconds=20)
+                in_threads(check, check)
 
         assert run_forked(child) == 0
         check()

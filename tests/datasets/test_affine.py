@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
@@ -184,4 +185,4 @@ from lightning_h5.datasets import H5LazyDataset
 assert len(H5LazyDataset({str(path)!r}, x_key="x", y_key="y").read_batch([3, 1])[0]) == 2
 assert "numba" not in sys.modules
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=HANG)

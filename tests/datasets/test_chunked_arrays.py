@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from factories import Stored, edit, in_threads, run_forked
+from guards import HANG
 from torch.utils.data import DataLoader
 
 from lightning_h5.datasets import H5LazyDataset
@@ -78,7 +79,7 @@ def test_a_child_that_was_forked_while_a_thread_was_counting_counts_for_itself(p
     )
     check_batch(dataset.read_batch(range(N)), range(N))
     with dataset.counters._lock:
-        assert run_forked(lambda: check_batch(dataset.read_batch(range(N)), range(N)), seconds=10) == 0
+        assert run_forked(lambda: check_batch(dataset.read_batch(range(N)), range(N))) == 0
 
 
 def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(paths):
@@ -100,7 +101,7 @@ def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(p
             check_batch(dataset.read_batch(rows), rows)
 
     def child():
-        in_threads(lambda: check_batch(dataset.read_batch(range(N)), range(N)), seconds=20)
+        in_threads(lambda: check_batch(dataset.read_batch(range(N)), range(N)))
 
     def fork():
         for _ in range(4):
@@ -108,12 +109,12 @@ def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(p
         stop.set()
 
     try:
-        in_threads(read, fork, seconds=60)
+        in_threads(read, fork)
     finally:
         stop.set()
         dataset.work.end_team(2)
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
 
 
 def test_a_dataset_that_was_handed_to_workers_counts_on_where_it_did(paths):
@@ -224,9 +225,9 @@ def test_threads_that_begin_batches_in_their_order_and_read_them_at_their_leisur
             assert all(np.array_equal(column, values[rows]) for column in x)
             assert y.tolist() == rows.tolist()
 
-    in_threads(*[read] * 4, seconds=20)
+    in_threads(*[read] * 4)
     dataset.work.end_team(1)
-    team[0].join(10)
+    team[0].join(HANG)
     assert not team[0].is_alive()
 
 
@@ -281,7 +282,7 @@ def test_a_batch_of_one_block_is_decoded_by_all_cores(make_h5, nothing_held, mon
         who.add(threading.get_ident())
         if not meet.broken:
             try:
-                meet.wait(5)  # two threads are at it at a time
+                meet.wait(HANG)  # two threads are at it at a time
             except threading.BrokenBarrierError:
                 pytest.fail("one thread decodes alone")
         return real(*args)

@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
@@ -177,7 +178,7 @@ def test_rows_of_many_small_arrays_are_read_by_one_thread_at_a_time(
     monkeypatch.setattr(type(TaskQueue().pace), "is_slow", is_slow)
     dataset = H5LazyDataset([make_h5(x=np.full((4, 2), number)) for number in range(n_files)], "x")
     rows, seen = np.arange(0, 4 * n_files, 4), []
-    both = threading.Barrier(2, timeout=60 if at_once else 1)
+    both = threading.Barrier(2, timeout=HANG if at_once else 1)
     read = dataset._read
 
     def meet(*arguments, **named):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from dataset_conformance import is_open
 from factories import Stored, run_forked
+from guards import HANG
 from torch.utils.data import DataLoader
 
 from lightning_h5 import CombinedHDF5Dataset, H5LazyDataset, RankMemCachedH5Dataset
@@ -130,7 +131,7 @@ def test_datasets_of_workers_and_at_the_end_of_python_leave_no_warning(path, tmp
         """)
     )
     command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", str(program)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=os.getcwd(), check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=os.getcwd(), check=False)
     assert (ended.returncode, ended.stdout.split()) == (0, ["3"] * 4), ended.stderr
     for trouble in ("Exception ignored", "ResourceWarning", "Traceback"):
         assert trouble not in ended.stderr, ended.stderr

@@ -44,5 +44,5 @@ def test_a_forked_process_reads_without_torchs_threads(tmp_path, two_threads, no
             assert np.array_equal(column.numpy(), x[rows])
 
     read()
-    assert run_forked(read, seconds=30) == 0
+    assert run_forked(read) == 0
     dataset.close()

@@ -134,7 +134,7 @@ def test_whole_segments_are_all_their_steps(tmp_path, data):
 def test_a_field_without_an_axis_of_its_own_is_not_left_to_a_guess(make_h5):
     path = make_h5(density=np.zeros((3, 8, 4)), mask=np.zeros((8, 4)))
     keys = {"density": "density", "mask": "mask"}
-    with pytest.raises(H5ValueError, match="has no entry for 'density', whose segments would all be one"):
+    with pytest.raises(H5ValueError, match="has no entry for 'density', whose segments would be joined"):
         H5LazyDataset(path, keys, segments={"axis": {"mask": None}, "step_axis": 1, "constants": ["mask"]}, window=2)
     segments = {"axis": {"mask": None, "den*": 0}, "step_axis": 1, "constants": ["mask"]}
     assert len(H5LazyDataset(path, keys, segments=segments, window=2)) == 12

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from arguments import nested
+from guards import HANG
 from lightning_models import Recorder, quiet_trainer
 from processes import run_ranks, values
 
@@ -128,6 +129,10 @@ def be_slow():
     time.sleep(1.5)
 
 
+def be_very_slow():
+    time.sleep(60)
+
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -135,8 +140,8 @@ def die():
 @pytest.mark.wide
 @pytest.mark.parametrize("hanging", [0, 1, 2])
 def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, hanging):
-    outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 2}, {}, 3, {hanging: hang})
-    told = f"setting up the data (fit) did not finish on rank {hanging} of 3 ranks within 2 s"
+    outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 10}, {}, 3, {hanging: hang})
+    told = f"setting up the data (fit) did not finish on rank {hanging} of 3 ranks within 10 s"
     assert [outcome.exitcode for outcome in outcomes] == [1, 1, 1]
     assert all(told in outcome.output for outcome in outcomes)
     assert all(told in outcome.error for rank, outcome in enumerate(outcomes) if rank != hanging)
@@ -147,8 +152,10 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, h
 @pytest.mark.parametrize("hanging", [0, 1, 2])
 def test_a_rank_that_hangs_inside_a_library_is_ended_by_the_others(file, tmp_path, hanging):
     """As in an HDF5 call on storage that does not answer: no thread of Python runs meanwhile."""
-    outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 2}, {}, 3, {hanging: hang_in_a_library})
-    told = f"setting up the data (fit) did not finish on rank {hanging} of 3 ranks within 2 s"
+    outcomes = run_ranks(
+        fit, 3, tmp_path, file, {"setup_timeout": 10}, {}, 3, {hanging: hang_in_a_library}, patience=30
+    )
+    told = f"setting up the data (fit) did not finish on rank {hanging} of 3 ranks within 10 s"
     for rank, outcome in enumerate(outcomes):
         assert outcome.exitcode == (-signal.SIGKILL if rank == hanging else 1)
         assert rank == hanging or told in outcome.error
@@ -156,15 +163,15 @@ def test_a_rank_that_hangs_inside_a_library_is_ended_by_the_others(file, tmp_pat
 
 @pytest.mark.wide
 def test_a_rank_that_is_slow_is_waited_for(file, tmp_path):
-    ranks = values(run_ranks(fit, 2, tmp_path, file, {"setup_timeout": 30}, {}, 2, {1: be_slow}))
+    ranks = values(run_ranks(fit, 2, tmp_path, file, {"setup_timeout": HANG}, {}, 2, {1: be_slow}))
     assert sorted(row for rank in ranks for row in rank[0]) == list(range(ROWS))
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_comes_too_late_stops_with_the_same_words(file, tmp_path, late):
-    outcomes = run_ranks(fit, 2, tmp_path, file, {"setup_timeout": 0.5}, {}, 2, {late: be_slow})
-    told = f"setting up the data (fit) did not finish on rank {late} of 2 ranks within 0.5 s"
+    outcomes = run_ranks(fit, 2, tmp_path, file, {"setup_timeout": 3}, {}, 2, {late: be_very_slow})
+    told = f"setting up the data (fit) did not finish on rank {late} of 2 ranks within 3 s"
     assert [outcome.exitcode for outcome in outcomes] == [1, 1]
     assert all(told in outcome.output for outcome in outcomes)
 
@@ -211,16 +218,16 @@ def test_lightnings_own_launcher_leaves_no_process_behind(file, tmp_path, hangin
         f"sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:3]]!r}\n"
         "from test_disagreeing_ranks import fit, hang\n"
         "rank = int(os.environ.get('LOCAL_RANK', '0'))\n"
-        f"fit(rank, {file!r}, {{'setup_timeout': 2}}, {{}}, 2, {{{hanging}: hang}})\n"
+        f"fit(rank, {file!r}, {{'setup_timeout': 10}}, {{}}, 2, {{{hanging}: hang}})\n"
     )
     names = ("PL_", "MASTER_", "LOCAL_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode != 0
     assert f"did not finish on rank {hanging} of 2 ranks" in done.stderr
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while left := list(processes_of(script)):
         assert time.monotonic() < deadline, f"processes {left} are left"
         time.sleep(0.1)

@@ -5,12 +5,13 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from guards import HANG
 from processes import run_ranks
 
 from lightning_h5.distributed import exchange, process_group
 from lightning_h5.errors import H5Error
 
-SECONDS = timedelta(seconds=30)
+SECONDS = timedelta(seconds=HANG)
 
 
 def agree(rank, port, group, world_size, numbers, patience):
@@ -48,7 +49,7 @@ def groups(n):
 def check(tmp_path, n):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for group, world_size, numbers in groups(n):
-        patience = 1.0 if None in numbers else 20.0
+        patience = 5.0 if None in numbers else float(HANG)
         arguments = (server.port, group, world_size, numbers, patience)
         outcomes = run_ranks(agree, world_size, tmp_path / str(group), *arguments)
         for rank, outcome in enumerate(outcomes):
@@ -88,7 +89,8 @@ def begin_late(rank, port, seconds, patience):
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_begins_late_is_waited_for_as_long_as_asked(tmp_path, late):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    arguments = server.port, [2.0 if rank == late else 0.0 for rank in range(2)]
-    assert [outcome.value for outcome in run_ranks(begin_late, 2, tmp_path / "long", *arguments, 20.0)] == [[0, 1]] * 2
-    outcomes = run_ranks(begin_late, 2, tmp_path / "short", *arguments, 0.5)
+    arguments = server.port, [15.0 if rank == late else 0.0 for rank in range(2)]
+    outcomes = run_ranks(begin_late, 2, tmp_path / "long", *arguments, float(HANG))
+    assert [outcome.value for outcome in outcomes] == [[0, 1]] * 2
+    outcomes = run_ranks(begin_late, 2, tmp_path / "short", *arguments, 3.0)
     assert f"did not finish on rank {late} of 2" in outcomes[1 - late].value

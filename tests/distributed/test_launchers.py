@@ -15,6 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from guards import HANG
 from processes import run_ranks, values
 
 ROOT = Path(__file__).parents[2]
@@ -69,20 +70,20 @@ def end(process):
     process.wait()
 
 
-def run(command, folder, timeout=200, **more):
+def run(command, folder, **more):
     """What a program prints that ends well."""
     log = folder / "log"
     with started(command, log, **more) as process:
         try:
-            code = process.wait(timeout)
+            code = process.wait(HANG)
         except subprocess.TimeoutExpired:
             code = "none, after the time it had"
     assert code == 0, log.read_text()[-4000:]
     return log.read_text()
 
 
-def wait_for(condition, timeout=100):
-    stop = time.monotonic() + timeout
+def wait_for(condition):
+    stop = time.monotonic() + HANG
     while not (done := condition()) and time.monotonic() < stop:
         time.sleep(0.05)
     return done
@@ -101,7 +102,7 @@ def test_torchrun_stopped_goes_on_with_one_process_less(folder):
     with started(command, folder / "log") as process:
         assert wait_for(lambda: newest(folder)), (folder / "log").read_text()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) != 0
+        assert process.wait(HANG) != 0
     assert list(folder.glob("hpc_ckpt_*.ckpt")), "all ranks were sent SIGTERM, and saved"
     assert DONE in run([sys.executable, SCRIPT, str(folder)], folder)
 
@@ -151,7 +152,6 @@ def agent(hosts, at, folder, port, num_workers):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", range(20))
 def test_a_node_that_is_killed_and_comes_back(hosts, folder, number):
     draws, port = random.Random(number), free_port()
@@ -165,7 +165,7 @@ def test_a_node_that_is_killed_and_comes_back(hosts, folder, number):
             wait_for(lambda: newest(folder) > killed + 1 or first.poll() is not None)
         time.sleep(2 * draws.random())
         with agent(hosts, 1, folder, port, number % 2 * 2) as second:
-            codes = first.wait(240), second.wait(60)
+            codes = first.wait(HANG), second.wait(HANG)
     logs = [(folder / f"log{at}").read_text() for at in range(2)]
     assert codes == (0, 0), logs[0][-3000:] + logs[1][-3000:]
     assert DONE in logs[0] + logs[1]
@@ -220,15 +220,12 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_launcher_that_sets_variables(folder, tmp_path, launcher, num_workers):
-    outcomes = run_ranks(
-        train_here, 2, tmp_path / "logs", str(folder), free_port(), LAUNCHERS[launcher], num_workers, timeout=100
-    )
+    outcomes = run_ranks(train_here, 2, tmp_path / "logs", str(folder), free_port(), LAUNCHERS[launcher], num_workers)
     values(outcomes)
     assert DONE in outcomes[0].output
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None, reason="there is no MPI with mpi4py"
 )
@@ -238,7 +235,6 @@ def test_mpirun(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_ray(folder, num_workers):
@@ -248,7 +244,7 @@ def test_ray(folder, num_workers):
         env=environment(),
     )
     command = [sys.executable, str(CLUSTER / "ray_train.py"), str(folder), "--workers", "2"]
-    output = run([*command, "--num-workers", str(num_workers), "--verify", "digest"], folder, timeout=400)
+    output = run([*command, "--num-workers", str(num_workers), "--verify", "digest"], folder)
     assert "each row was trained on once per epoch" in output
 
 
@@ -259,12 +255,11 @@ def squeue(job):
 
 def slurm_answers():
     with suppress(OSError, subprocess.TimeoutExpired):
-        return b"idle" in subprocess.run(["sinfo", "-h"], capture_output=True, check=False, timeout=5).stdout
+        return b"idle" in subprocess.run(["sinfo", "-h"], capture_output=True, check=False, timeout=HANG).stdout
     return False
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_job_of_slurm_that_is_signalled_is_requeued_and_goes_on(folder, num_workers):
     if not slurm_answers():
@@ -278,9 +273,9 @@ def test_a_job_of_slurm_that_is_signalled_is_requeued_and_goes_on(folder, num_wo
     assert wait_for(lambda: newest(folder) and "RUNNING" in squeue(job)), (folder / "log").read_text()[-4000:]
     time.sleep(random.random())
     subprocess.run(["scancel", "--signal=USR1", job], check=True)
-    assert wait_for(lambda: "PENDING" in squeue(job), 60), (folder / "log").read_text()[-4000:]
+    assert wait_for(lambda: "PENDING" in squeue(job)), (folder / "log").read_text()[-4000:]
     assert list(folder.glob("hpc_ckpt_*.ckpt"))
-    assert wait_for(lambda: DONE in (folder / "log").read_text(), 300), (folder / "log").read_text()[-4000:]
+    assert wait_for(lambda: DONE in (folder / "log").read_text()), (folder / "log").read_text()[-4000:]
 
 
 def spawned(rank, folder):
@@ -306,4 +301,4 @@ def spawned(rank, folder):
 
 @pytest.mark.wide
 def test_processes_that_the_trainer_spawns(folder, tmp_path):
-    assert values(run_ranks(spawned, 1, tmp_path / "logs", str(folder), timeout=100)) == [(3, 3)]
+    assert values(run_ranks(spawned, 1, tmp_path / "logs", str(folder))) == [(3, 3)]

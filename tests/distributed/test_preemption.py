@@ -11,6 +11,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from guards import HANG
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_models import Recorder, index_of, quiet_trainer
 from processes import run_ranks
@@ -88,7 +89,7 @@ def train(rank, path, folder, method, num_workers, pause, devices, accumulate):
 def end_at(folder, seconds, number):
     """Send a signal to all processes of a job, a while after its first batch."""
     before = len(lines(folder, 0))
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     while len(lines(folder, 0)) == before and time.monotonic() < end:
         time.sleep(0.005)
     time.sleep(seconds)
@@ -116,7 +117,7 @@ def job(path, folder, draws=None, *, devices=1, method="fork", num_workers=0, ac
         if number is not None:
             sender = threading.Thread(target=end_at, args=(folder, draws.random() * 0.15, number))
             sender.start()
-        done = run_ranks(train, devices, folder / f"logs{n_stops}", *arguments, timeout=100)
+        done = run_ranks(train, devices, folder / f"logs{n_stops}", *arguments)
         if number is not None:
             sender.join()
         if (folder / "weights.pt").exists():

@@ -132,7 +132,7 @@ def test_with_lightnings_own_launcher_too(file, tmp_path):
         f"open({str(tmp_path)!r} + f'/{{rank}}.json', 'w').write(json.dumps(seen))\n"
     )
     # The first rank is forked; the other one is started by Lightning, as it starts those of any script.
-    values(run_ranks(as_a_script, 1, tmp_path / "logs", str(script), timeout=120))
+    values(run_ranks(as_a_script, 1, tmp_path / "logs", str(script)))
     look_at([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)])
 
 

@@ -11,13 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from guards import HANG
 from test_docs import ROOT, blocks, run_python
 
 PAGE = ROOT / "docs" / "ddp.md"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def run_on_two_ranks(launcher, timeout=150):
+def run_on_two_ranks(launcher):
     """What train.py in this directory prints on two ranks; whatever was started is ended."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PL_", "LOCAL_", "RANK"))}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -30,13 +31,13 @@ def run_on_two_ranks(launcher, timeout=150):
         start_new_session=True,  # with its ranks it can be ended as one
     ) as process:
         try:
-            output, _ = process.communicate(timeout=timeout)
+            output, _ = process.communicate(timeout=HANG)
         finally:
             if process.poll() is None:
                 # Told so, torchrun ends its ranks, which are in sessions of their own.
                 os.killpg(process.pid, signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(40)
+                    process.wait(HANG)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, output[-4000:]

@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from guards import HANG
 from test_docs import ROOT
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -195,7 +196,7 @@ next(iter(data.train_dataloader()))
     Path("script.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "script.py"], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "script.py"], env=environment, capture_output=True, text=True, timeout=HANG, check=False
     )
     raise RuntimeError(done.stderr)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from doubling import double
+from guards import HANG
 from test_docs import ROOT, benchmark, blocks
 
 from lightning_h5 import H5FileError, H5KeyError, H5LazyDataset, H5ValueError, LazyH5DataModule
@@ -152,7 +153,7 @@ def test_ctrl_c_while_rows_are_loaded_ends_the_program(signals, tmp_path):
                 said += process.stdout.readline()
             assert "loading" in said, said
             process.send_signal(signal.SIGINT)
-            rest, _ = process.communicate(timeout=60)
+            rest, _ = process.communicate(timeout=HANG)
         finally:
             process.kill()
     assert process.returncode != 0

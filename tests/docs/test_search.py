@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from guards import HANG
 from test_docs import ROOT
 
 TITLE, PARTIAL_TITLE, TERM, PARTIAL_TERM, ENTRY = 15, 7, 5, 2, 100  # as in Sphinx's searchtools.js
@@ -18,6 +19,9 @@ ANSWERS = {
     "offline": "install",
     "which data module": "index",
     "which class": "index",
+    "which class should I use": "index",
+    "regression": "fields",
+    "classification": "fields",
     "text labels": "fields",
     "labels are text": "fields",
     "labels are strings": "fields",
@@ -53,6 +57,7 @@ ANSWERS = {
     "stuck": "troubleshooting",
     "segmentation fault": "troubleshooting",
     "dtype mismatch": "troubleshooting",
+    "dtype mismatch float64": "troubleshooting",
     "Jupyter": "troubleshooting",
     "notebook": "tour",
     "train test split": "splits",
@@ -69,7 +74,7 @@ def index(tmp_path_factory):
     pytest.importorskip("sphinx")
     target = tmp_path_factory.mktemp("html")
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-d", target / "trees", ROOT / "docs", target]
-    subprocess.run(command, check=True, timeout=170)
+    subprocess.run(command, check=True, timeout=HANG)
     text = (target / "searchindex.js").read_text(encoding="utf-8")
     return json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
 

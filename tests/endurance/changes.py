@@ -8,6 +8,8 @@ import time
 import traceback
 from multiprocessing import get_context
 
+from guards import HANG
+
 SPAN = 16 * 1024  # bytes of a chunk to overwrite
 
 
@@ -165,13 +167,13 @@ class ByProcess:
 
     def join(self):
         """Waits until it is done."""
-        assert self._ours.poll(30)
+        assert self._ours.poll(HANG)
         assert (error := self._ours.recv()) is None, error
 
     def close(self):
         """Ends the process."""
         self._ours.send(None)
-        self._process.join(30)
+        self._process.join(HANG)
         self._ours.close()
 
 

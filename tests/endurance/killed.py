@@ -14,6 +14,7 @@ import processes
 import spaces
 import torch
 from arguments import nested
+from guards import HANG
 from lightning.pytorch import Callback, LightningModule
 from lightning_models import quiet_trainer
 
@@ -152,7 +153,7 @@ def kill(ranks):
         assert rank.is_alive()
         os.kill(rank.pid, signal.SIGKILL)
     for rank in ranks:
-        rank.join(30)
+        rank.join(HANG)
 
 
 def of_sessions(leaders):
@@ -178,9 +179,9 @@ def shared(folders):
     return {name for folder in folders for name in os.listdir(folder)}
 
 
-def own_shared(ranks, seconds=60):
+def own_shared(ranks):
     """Descriptors of the /dev/shm that each rank has for itself, which live longer than the ranks."""
-    return [_own_shared(rank, time.monotonic() + seconds) for rank in ranks]
+    return [_own_shared(rank, time.monotonic() + HANG) for rank in ranks]
 
 
 def _own_shared(rank, end):

@@ -9,6 +9,8 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from guards import HANG
+
 SERVERS = ("resource_tracker", "forkserver")  # started by Python once per process, and ended with it
 
 
@@ -27,12 +29,12 @@ def held():
 
 
 @contextmanager
-def nothing_is_left(seconds=10):
+def nothing_is_left():
     """After the block, and a moment, this process holds nothing that it did not hold before."""
     before = held()
     yield
     gc.collect()  # errors keep their frames alive
-    end = time.monotonic() + seconds
+    end = time.monotonic() + HANG
     while (left := _more(before, held())) and time.monotonic() < end:
         time.sleep(0.01)
         gc.collect()

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import spaces
 from arguments import nested
+from guards import HANG
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -73,7 +74,7 @@ def train_with_little_shared_memory(rank, path, n_rows):
     assert spaces.leave()
     assert spaces.small("/dev/shm", 2 << 20)
     for kind in ("lazy", "combined", "rank cached", "rank cached, shared"):
-        loader = loader_of(kind, path, batch_size=n_rows // 2, num_workers=2, timeout=120)
+        loader = loader_of(kind, path, batch_size=n_rows // 2, num_workers=2, timeout=HANG)
         assert_whole(loader, n_rows)
         loader.close()
     assert os.listdir("/dev/shm") == []
@@ -92,7 +93,7 @@ def train_with_no_shared_memory(rank, path, n_rows):
     assert spaces.leave()
     assert spaces.small("/dev/shm", 1 << 20)
     fill("/dev/shm/taken")
-    loader = loader_of("lazy", path, batch_size=16, num_workers=2, timeout=120)
+    loader = loader_of("lazy", path, batch_size=16, num_workers=2, timeout=HANG)
     found = attempt(lambda: assert_whole(loader, n_rows))
     os.unlink("/dev/shm/taken")
     assert_whole(loader, n_rows)
@@ -120,7 +121,7 @@ def train_with_few_descriptors(rank, folder, n_rows):
     for held_bytes in (row_table.HELD_BYTES, -1):
         row_table.HELD_BYTES = held_bytes
         for kind, num_workers in (("lazy", 0), ("lazy", 2), ("combined", 2), ("rank cached", 2)):
-            loader = loader_of(kind, folder, batch_size=32, num_workers=num_workers, timeout=120)
+            loader = loader_of(kind, folder, batch_size=32, num_workers=num_workers, timeout=HANG)
             assert_whole(loader, n_rows)
             loader.close()
             process_pool().close()

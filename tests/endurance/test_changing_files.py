@@ -13,6 +13,7 @@ import torch
 from arguments import nested
 from changes import DEEDS, SPAN, UNDONE, ByProcess, ByThread, Deed
 from factories import make_older
+from guards import HANG
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -110,7 +111,7 @@ def doers():
 
 def module_of(case, paths):
     options = {"batch_size": BATCH, "num_workers": case.n_workers, "prefetch_factor": case.prefetch_factor}
-    options |= {"rank": 0, "world_size": 1, "timeout": 60, "seed": case.number}
+    options |= {"rank": 0, "world_size": 1, "timeout": HANG, "seed": case.number}
     if case.kind.startswith("combined"):
         return CombinedHDF5DataModule(paths, **nested(cache_size=50 if "kept" in case.kind else 0, **options))
     kind = RankCachedH5DataModule if case.kind == "rank cached" else LazyH5DataModule
@@ -193,7 +194,7 @@ def judge(case, path, error):
 @pytest.mark.wide
 @pytest.mark.parametrize(
     "numbers",
-    [range(65), pytest.param(range(65, 265), marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+    [range(65), pytest.param(range(65, 265), marks=pytest.mark.slow)],
     ids=["65 runs", "200 runs"],
 )
 def test_no_wrong_row_comes_from_a_file_that_changes_and_the_error_says_what_did(
@@ -321,7 +322,7 @@ def holds(truth, found):
 
 @pytest.mark.parametrize(
     "numbers",
-    [range(24), pytest.param(range(24, 324), marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+    [range(24), pytest.param(range(24, 324), marks=pytest.mark.slow)],
     ids=["24 runs", "300 runs"],
 )
 def test_a_file_that_changes_during_setup_is_refused_or_read_as_one_version(tmp_path, templates, doers, numbers):

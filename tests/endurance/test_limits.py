@@ -13,6 +13,7 @@ import limited
 import numpy as np
 import pytest
 import spaces
+from guards import HANG
 from limited import WRITERS, write_rows
 from processes import run_ranks, values
 
@@ -27,7 +28,7 @@ def path(tmp_path):
 
 
 def run(target, tmp_path, *arguments):
-    (found,) = values(run_ranks(target, 1, tmp_path / "run", *map(str_of, arguments), timeout=150))
+    (found,) = values(run_ranks(target, 1, tmp_path / "run", *map(str_of, arguments)))
     return found
 
 
@@ -132,7 +133,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_that_says_so_and_a_retry_goes_on
     ended = subprocess.run(
         [sys.executable, script, folder, tmp_path / "told.json"],
         env=environment | {"PYTHONPATH": paths},
-        timeout=150,
+        timeout=HANG,
         capture_output=True,
         text=True,
         check=False,

@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from arguments import nested
+from guards import HANG
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule
@@ -100,7 +101,7 @@ def train(kind, folder, n_rows, n_epochs):
     """Memory and descriptors in all epochs but the first; each row is seen once in each epoch."""
     row_bytes = WIDTH * 4
     options = {"shuffle": "chunks", "shuffle_bytes": n_rows * row_bytes // 10, "rank": 0, "world_size": 1}
-    module = MODULES[kind](folder, batch_size=BATCH, num_workers=2, timeout=60, **options)
+    module = MODULES[kind](folder, batch_size=BATCH, num_workers=2, timeout=HANG, **options)
     looks, every = [], n_rows // BATCH // LOOKS
     module.setup("fit")
     loader = module.train_dataloader()

@@ -13,6 +13,7 @@ import killed
 import numpy as np
 import pytest
 import spaces
+from guards import HANG
 from killed import KINDS, Program
 
 ROWS, WIDTH = 150, 1024
@@ -73,7 +74,7 @@ def wait_and_kill(one):
     journal = one.program.journal
     if not by_steps:
         time.sleep(seconds)
-    end = time.monotonic() + 90
+    end = time.monotonic() + HANG
     while by_steps and not (journal.exists() and journal.stat().st_size >= steps):
         assert time.monotonic() < end, Path(one.program.folder, "0.log").read_text()[-3000:]
         time.sleep(0.002)
@@ -81,9 +82,9 @@ def wait_and_kill(one):
     return f"after {steps} steps" if by_steps else f"{seconds:.2f} s after the start"
 
 
-def seconds_until(is_so, most):
+def seconds_until(is_so):
     began = time.monotonic()
-    while not is_so() and time.monotonic() < began + most:
+    while not is_so() and time.monotonic() < began + HANG:
         time.sleep(0.05)
     return time.monotonic() - began
 
@@ -91,9 +92,9 @@ def seconds_until(is_so, most):
 def judge(one, case):
     """Nothing of a killed program is left after a while. How long that took, in seconds."""
     leaders = {rank.pid for rank in one.ranks}
-    seconds = seconds_until(lambda: not killed.of_sessions(leaders), WORKERS_END + 20)
+    seconds = seconds_until(lambda: not killed.of_sessions(leaders))
     assert killed.of_sessions(leaders) == {}, case
-    seconds_until(lambda: not killed.shared(one.shared), 10)
+    seconds_until(lambda: not killed.shared(one.shared))
     assert killed.shared(one.shared) == set(), case
     left = [str(path) for path in Path(one.program.folder).parent.rglob("*") if is_stale(path)]
     assert left == [], case
@@ -113,7 +114,7 @@ def start_again(one):
 def trains(program, ranks):
     """Whether a program came to its end."""
     for rank in ranks:
-        rank.join(120)
+        rank.join(HANG)
     killed.end_all({rank.pid for rank in ranks})
     codes = [rank.exitcode for rank in ranks]
     return codes == [0] * len(ranks) or (codes, Path(program.folder, "0.log").read_text()[-3000:])

@@ -18,6 +18,7 @@ import numpy as np
 import processes  # noqa: F401  # whose server of processes has imported everything
 import pytest
 from arguments import nested
+from guards import HANG
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, H5WorkerError, LazyH5DataModule
@@ -25,7 +26,7 @@ from lightning_h5.hdf5 import process_pool
 
 ROWS, BATCH = 240, 8
 STEPS = ROWS // BATCH
-HANG_SECONDS = 2  # a worker that is well gives a batch in a hundredth of that
+HANG_SECONDS = 10  # a worker that is well gives a batch in a hundredth of that
 TRUTH = np.arange(ROWS, dtype="f4")[:, None] * [1, 2, 3]
 WIDTHS = (3, 1024, 2048)
 """Of a row: batches of a few bytes, and of 32 and 64 KiB. These go with their message, and a pipe holds 64 KiB."""
@@ -151,7 +152,7 @@ def loader_of(run, files, told):
         "persistent_workers": run.is_persistent,
         "multiprocessing_context": run.method,
         "transform": Fate(run, told),
-        "timeout": HANG_SECONDS if run.fate == "hang" else 300,
+        "timeout": HANG_SECONDS if run.fate == "hang" else HANG,
         "rank": 0,
         "world_size": 1,
     }

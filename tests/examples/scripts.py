@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from guards import HANG
 from processes import run_ranks
 
 from lightning_h5.cli import main
@@ -22,7 +23,7 @@ def run_script(*arguments, cwd=None, **environment):
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -40,7 +41,7 @@ def run_forked(logs, path, *arguments, world_size=1, cwd=None, **environment):
 
 def fork(logs, target, *arguments, world_size=1):
     """What a function prints in such a process; it must not fail."""
-    outcomes = run_ranks(target, world_size, logs, *arguments, timeout=170)
+    outcomes = run_ranks(target, world_size, logs, *arguments)
     for outcome in outcomes:
         assert outcome.exitcode == 0, outcome.output[-3000:]
     return "".join(outcome.output for outcome in outcomes)

@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 source, folder, target = sys.argv[1:]
 notebook = nbformat.read(source, as_version=4)
-NotebookClient(notebook, timeout=150, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+NotebookClient(notebook, timeout=None, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
 nbformat.write(notebook, target)
 """
 

@@ -304,7 +304,7 @@ def check_ranks(seeds, folder, world_size, other_size, **options):
             steps.append(step_of(case, expected[0]))
     for case in cases:
         case.files.is_written = None  # a closure is not sent
-    ranks = values(run_ranks(runs_of_rank, world_size, folder, cases, steps, world_size, timeout=100 + 20 * len(cases)))
+    ranks = values(run_ranks(runs_of_rank, world_size, folder, cases, steps, world_size))
     for number, (case, expected, step) in enumerate(zip(cases, all_expected, steps, strict=True)):
         try:
             times = sum((of_rank.times() for of_rank in expected), Counter())
@@ -331,7 +331,7 @@ def check_rest_on_other_ranks(cases, all_expected, steps, folder, world_size):
         if rest.is_whole
     ]
     arguments = [case for case, _, _, _ in runs], [step for _, _, _, step in runs], world_size
-    ranks = values(run_ranks(rest_of_rank, world_size, folder, *arguments, timeout=100 + 20 * len(runs)))
+    ranks = values(run_ranks(rest_of_rank, world_size, folder, *arguments))
     for number, (case, of_ranks, rest, step) in enumerate(runs):
         before = sum((of_rank.times_before(step) for of_rank in of_ranks), Counter())
         try:

@@ -20,15 +20,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from arguments import nested
+from guards import HANG
 from matrix_case import REFUSED, RIGHT, Case
 from tqdm import tqdm
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.samples import row_table
 
-LIMIT = 10.0  # seconds that a cell may take once started
-START = 60.0  # seconds in which a process must start, even on a busy machine
-LEAVE = 5.0  # seconds in which started processes must end
+LIMIT = HANG  # seconds that a cell may take once started
+START = HANG  # seconds in which a process must start
+LEAVE = HANG  # seconds in which started processes must end
 BATCH, MIDDLE, EPOCHS = 4, 3, 2  # rows of a batch; batches before the last stage of a fault; epochs
 HELD_BYTES = 1024  # so that x is read on demand and y is held, as large and small arrays would be
 
@@ -204,7 +205,7 @@ def _module(kind, case, n_workers, options):
         "rank": 0,
         "world_size": 1,
         "multiprocessing_context": "fork" if n_workers else None,
-        "timeout": 60.0,
+        "timeout": HANG,
     }
     names = {"x": case.x_key, "y": "y"}
     if kind == "combined":

@@ -26,6 +26,7 @@ import h5py
 import numpy as np
 from arguments import nested, nested_files
 from factories import Stored, known_filters, write_array
+from guards import HANG
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset, inspect_file
 from lightning_h5.errors import H5Error
@@ -34,7 +35,7 @@ from lightning_h5.samples import row_table
 
 ROWS = 160
 SEED = 20
-HANG_SECONDS = 10
+HANG_SECONDS = HANG
 MORE_MEMORY = 3 << 30  # address space that a child may add to what it has at the fork
 MAX_KEPT = 10  # mutants per outcome that are written for inspection
 PER_CHILD = 250  # mutants, which bounds what HDF5 leaks after errors

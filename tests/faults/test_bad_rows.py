@@ -768,5 +768,5 @@ def test_sources_of_a_mixture_give_back_their_places_after_an_error(tmp_path):
             file.create_dataset("x", data=numbered(), chunks=(1, WIDTH), compression="gzip")
     for row in range(0, ROWS, 3):
         damage_chunk(a, "x", (row, 0))
-    (rows,) = values(run_ranks(rows_of_mixture, 1, tmp_path, a, b, timeout=40))  # which are killed if they hang
+    (rows,) = values(run_ranks(rows_of_mixture, 1, tmp_path, a, b))  # which are killed if they hang
     assert rows == sorted({*range(2 * ROWS)} - {*range(0, ROWS, 3)})

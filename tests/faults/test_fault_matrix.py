@@ -112,6 +112,8 @@ BROKEN = {
 def test_the_matrix_notices_what_is_wrong(verdict, tmp_path, monkeypatch):
     monkeypatch.setattr(*BROKEN[verdict])
     monkeypatch.setattr(cells, "LEAVE", 0.5)
+    if verdict == "hang":
+        monkeypatch.setattr(cells, "LIMIT", 10)
     fault = FAULTS["contiguous rows edited in place in the middle"]
     found = [run_cell(fault, "lazy", n_workers, tmp_path / str(n_workers)) for n_workers in WORKERS]
     assert {cell.verdict for cell in found} == {verdict.split(",")[0]}, found

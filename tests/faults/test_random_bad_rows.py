@@ -28,7 +28,6 @@ def test_random_cases(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(30, 1000, 50))
 def test_a_thousand_random_cases(tmp_path, first):
     for seed in range(first, min(first + 50, 1000)):
@@ -36,7 +35,6 @@ def test_a_thousand_random_cases(tmp_path, first):
 
 
 @pytest.mark.wide
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("world_size", "other_size"), [(2, 3), (3, 1)])
 def test_random_cases_on_real_ranks(tmp_path, world_size, other_size):
     """Each is trained unbroken, stopped after a step, and resumed by as many ranks and by others.
@@ -47,7 +45,6 @@ def test_random_cases_on_real_ranks(tmp_path, world_size, other_size):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("world_size", "other_size"), [(2, 1), (3, 2)])
 @pytest.mark.parametrize("first", range(8, 72, 16))
 def test_more_random_cases_on_real_ranks(tmp_path, first, world_size, other_size):

@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
@@ -220,7 +221,7 @@ def test_links_to_pipes_are_refused_by_name_and_not_opened(tmp_path):
         file["soft/b"] = h5py.SoftLink("/away/x")
         file.create_dataset("stored", (4,), "f8", external=[(pipe, 0, 32)])
     command = [sys.executable, "-c", CHILD, path, *map(repr, LINKED.values())]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
+    said = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True).stdout.splitlines()
     reasons = ("allow_external=True", "is not a regular file")  # asked not to follow links, and to follow them
     for (reason, way), line in zip(itertools.product(reasons, LINKED), said, strict=True):
         assert line.startswith(("H5ValueError", "H5FileError")), way

@@ -41,7 +41,7 @@ def test_two_ranks_share_the_samples_of_each_layout(kind, tmp_path):
     for name, write in PROJECTS.items():
         (tmp_path / name).mkdir()
         layouts[name] = write(tmp_path / name)
-    ranks = values(run_ranks(run, 2, tmp_path / "logs", layouts, kind, timeout=300))
+    ranks = values(run_ranks(run, 2, tmp_path / "logs", layouts, kind))
     for name, layout in layouts.items():
         for epoch in range(2):
             (steps, mine), (other_steps, other) = ((rank[name][0], rank[name][1][epoch]) for rank in ranks)

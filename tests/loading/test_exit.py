@@ -12,6 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from guards import HANG
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,7 +92,7 @@ def test_no_thread_of_ours_is_left_when_python_ends_in_any_way(tmp_path: Path) -
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "rows.h5"), str(tmp_path / "mirrors")]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, env=environment)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if " ended with " in line] == [f"{way} ended with {n}" for way, n in ENDS.items()]

@@ -5,6 +5,7 @@ import threading
 import h5py
 import numpy as np
 import torch
+from guards import HANG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ class Source:
     def begin(self, rows, epoch=None):
         self.sizes.append(len(rows))
         if rows[-1] >= self._n_first:
-            assert self.has_first.wait(5), "the first batch waits for rows of others"
+            assert self.has_first.wait(HANG), "the first batch waits for rows of others"
         return lambda: RawBatch(rows, (torch.from_numpy(rows),))
 
     def prefetch(self, rows, epoch=None):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from guards import HANG
 
 from lightning_h5 import H5Error
 from lightning_h5.loading.pass_tokens import PassTokens
@@ -99,7 +100,7 @@ def test_a_plan_that_takes_long_keeps_nobody_waiting(sampler, monkeypatch):
     gate, is_planned, original = threading.Event(), threading.Event(), PlanSampler.tokens
 
     def slow(sampler, epoch):
-        assert gate.wait(20)
+        assert gate.wait(HANG)
         yield from original(sampler, epoch)
 
     tokens = PassTokens(sampler, 0)
@@ -111,7 +112,7 @@ def test_a_plan_that_takes_long_keeps_nobody_waiting(sampler, monkeypatch):
     assert not tokens.begin_next()
     assert tokens.goes_on_with(1)
     gate.set()
-    assert is_planned.wait(20)
+    assert is_planned.wait(HANG)
     assert tokens.begin_next()
     assert steps(tokens) == [(1, 0), (1, 1), (1, 2)]
     tokens.close()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arguments import nested
+from guards import HANG
 
 from lightning_h5 import LazyH5DataModule
 from lightning_h5.loading.worker_process import signals_for_trainer
@@ -81,7 +82,7 @@ def test_workers_go_on_whatever_the_job_is_sent(path: str, tmp_path: Path, metho
             while not select.select([program.stdout], [], [], draws.random() * 0.04)[0]:
                 os.killpg(program.pid, draws.choice(sent))
             assert os.read(program.stdout.fileno(), 6) == b"epoch\n"
-        output, _ = program.communicate(timeout=100)
+        output, _ = program.communicate(timeout=HANG)
         assert program.returncode == 0
         assert output.split() == [b"epoch", b"over"]
         with suppress(ProcessLookupError):  # no process is left in the end
@@ -97,7 +98,7 @@ def test_workers_go_on_whatever_the_job_is_sent(path: str, tmp_path: Path, metho
 def ends_a_program(x: Any) -> Any:
     program = subprocess.Popen(["sleep", "60"])
     program.terminate()
-    assert program.wait(timeout=30) == -signal.SIGTERM
+    assert program.wait(timeout=HANG) == -signal.SIGTERM
     return x
 
 
@@ -122,7 +123,7 @@ def leave_workers(path: str) -> None:
 def test_a_forked_process_ends_with_workers_that_are_left(path: str) -> None:
     process = multiprocessing.get_context("fork").Process(target=leave_workers, args=(path,))
     process.start()
-    process.join(60)
+    process.join(HANG)
     try:
         assert process.exitcode == 0
     finally:

@@ -28,7 +28,6 @@ def read_until(queue, n):
     return got
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1, 10, 20_000, 3_000_000])
 def test_messages_of_any_size_come_whole_and_in_order(ends, size):
     queue, theirs = ends
@@ -62,7 +61,6 @@ def test_a_worker_that_ends_inside_a_message_is_closed(ends, n_sent):
     assert queue.is_closed
 
 
-@pytest.mark.timeout(60)
 def test_what_a_socket_does_not_hold_is_sent_later(ends):
     queue, theirs = ends
     body = os.urandom(2_000_000)

@@ -1,6 +1,5 @@
 """Weights that change over a run: shares follow the integral of the schedule, and any unit is reached at once."""
 
-import time
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -165,9 +164,7 @@ def test_shares_of_a_hundred_thousand_units(schedule):
 @pytest.mark.parametrize("schedule", [RAMP, JUMP], ids=["linear", "step"])
 def test_a_far_unit_is_reached_at_once(schedule):
     pieces, far = ScheduledPieces(schedule, 64), 10**12 + 12_345
-    began = time.perf_counter()
-    pieces.sources(far, far + 1)
-    assert time.perf_counter() - began < 3  # 0.05 s
+    pieces.sources(far, far + 1)  # unit by unit, it would take days
     off = [abs(int(n) - ShareIntegral(schedule, 64).before(source, far)) for source, n in enumerate(pieces.counts(far))]
     assert max(off) < 1
     assert pieces.sources(far - 5000, far + 5000).tolist()[5000] == pieces.sources(far, far + 1)[0]

@@ -645,4 +645,4 @@ class ReaderConformance:
                 assert_same_rows(reader.read(rows), expected[rows])
 
         for reader in all_readers(look(path), self.ways).values():
-            in_threads(*[partial(read, reader, seed) for seed in range(8)], seconds=60)
+            in_threads(*[partial(read, reader, seed) for seed in range(8)])

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from factories import in_threads
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
@@ -280,7 +281,7 @@ def test_a_block_of_several_tasks_is_there_when_the_last_one_is_done():
         assert not ready
         pool.finish_task(held.slots)
         assert pool.is_loaded(held) == (task == 2)
-    waiter.join(10)
+    waiter.join(HANG)
     assert ready
 
 
@@ -293,7 +294,7 @@ def test_who_waits_for_room_goes_on_when_somebody_gives_back():
     waiter.join(0.05)
     assert waiter.is_alive()
     give_back(pool, held)
-    waiter.join(10)
+    waiter.join(HANG)
     assert not waiter.is_alive()
     assert lease(pool, [1]).slots[0] == 0
 

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from factories import Stored, assert_same_rows, in_threads, random_values, rows_by_h5py
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import (
@@ -113,7 +114,7 @@ def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data
             reader.close()
     work.end_team(len(team))
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive()
     everything = np.arange(len(values))
     assert_same_rows(reader.read(everything), values)  # also where tasks were left undone
@@ -210,7 +211,7 @@ def test_reading_no_rows_holds_nothing(make_h5, n_blocks):
             assert_same_rows(reader.read(rows, epoch=0), values[rows])
             assert reader.prefetch(reader.map.boxes(np.array([], dtype=np.int64)))
 
-    in_threads(check, seconds=10)
+    in_threads(check)
 
 
 @pytest.fixture
@@ -255,7 +256,7 @@ def test_eight_threads_read_from_one_reader_at_a_time(large, task_bytes, n_block
     )
     work.end_team(n_team)
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive()
     assert np.array_equal(reader.read(np.arange(len(values))), values)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from factories import Stored, edit, encode, in_threads, is_decodable, known_filters, run_forked
 from fake_decoding import FakeDevice
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import (
@@ -110,9 +111,9 @@ def assert_only_bad_rows_fail(layout):
         check(2, is_large=True)
 
     if layout.filters[0].id in (LZ4, BITSHUFFLE):  # our own loops over blocks: one without end must not go on for ever
-        assert run_forked(check_all, seconds=20) == 0
+        assert run_forked(check_all) == 0
     else:
-        in_threads(check_all, seconds=20)
+        in_threads(check_all)
 
 
 COMPRESSED = [("gzip",), ("lzf",), ("shuffle", "gzip"), ("gzip", "fletcher32"), ("lzf", "fletcher32")]
@@ -261,7 +262,7 @@ def test_a_chunk_that_failed_ahead_of_time_is_no_matter_to_reads_of_others(damag
         reader.close()
     work.end_team(n_team)
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive()
 
 
@@ -288,7 +289,7 @@ def test_of_many_threads_exactly_those_fail_that_need_the_chunk(damaged, n_block
     in_threads(*(partial(read, seed) for seed in range(8)))
     work.end_team(n_team)
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive()
     assert np.array_equal(reader.read(GOOD_ROWS), VALUES[GOOD_ROWS])
 
@@ -300,7 +301,7 @@ def test_two_who_wait_for_the_same_chunk_both_hear_that_it_is_damaged(damaged, m
 
     def load(*args):
         is_loading.set()
-        assert may_load.wait(10)
+        assert may_load.wait(HANG)
         return real(*args)
 
     def read():
@@ -308,7 +309,7 @@ def test_two_who_wait_for_the_same_chunk_both_hear_that_it_is_damaged(damaged, m
             reader.read(BAD_ROWS)
 
     def read_too():
-        assert is_loading.wait(10)
+        assert is_loading.wait(HANG)
         threading.Timer(0.1, may_load.set).start()  # by then it waits, as there is nothing that it could do
         read()
 
@@ -332,7 +333,7 @@ def test_an_interrupted_read_leaves_nothing_that_others_wait_for(make_h5, monkey
     monkeypatch.setattr("lightning_h5.readers.thread_pool.usable_cores", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
         reader.read(np.arange(10))
-    (found,) = in_threads(lambda: reader.read(np.arange(ROWS)), seconds=5)
+    (found,) = in_threads(lambda: reader.read(np.arange(ROWS)))
     assert np.array_equal(found, VALUES)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from factories import H5Factory, Stored, random_values
+from guards import HANG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, look, n_decoded, open_pool
@@ -120,7 +121,7 @@ def test_looking_ahead_decodes_nothing_twice_and_leaves_nothing_to_decode(layout
     assert n_decoded(counters) == BLOCKS * 2
     work.end_team(len(team))
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4, 30])

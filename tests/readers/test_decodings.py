@@ -7,6 +7,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from guards import HANG
 
 from lightning_h5.hdf5 import Packing, find_array, layout_of, meaning_of, open_h5
 from lightning_h5.readers import MoveLast, Ragged, Recode, Stack, Unpack, Widen
@@ -60,6 +61,6 @@ def test_a_decoded_array_loads_in_another_process_with_its_identity(arrays, key,
         "from lightning_h5.hdf5 import meaning_of; print(meaning_of(array), array.dtype, array.row_shape)"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", program], input=pickle.dumps(array), capture_output=True, timeout=120, check=True
+        [sys.executable, "-c", program], input=pickle.dumps(array), capture_output=True, timeout=HANG, check=True
     )
     assert loaded.stdout.decode().strip() == f"{text} {array.dtype} {array.row_shape}".strip()

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from factories import run_forked
+from guards import HANG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,7 +162,7 @@ class SlowPieces:
             with self.lock:
                 self.now += 1
                 self.most = max(self.most, self.now)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + HANG
             time.sleep(0.001)
             while self.now > 8 and self.most < self.enough and time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -179,7 +180,7 @@ def test_slow_reads_are_many_at_a_time_and_their_threads_end(fd, monkeypatch):
     monkeypatch.setattr(many_reads, "_team", team)
     assert read(fd, range(2000), [1] * 2000)[1] == 2000
     assert 32 <= slow.most <= many_reads.IN_FLIGHT
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while any(thread.name == team.name for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the threads do not end"
         time.sleep(0.01)

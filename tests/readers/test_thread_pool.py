@@ -2,22 +2,15 @@
 
 import os
 import threading
-import time
 import weakref
 from functools import partial
 
 import pytest
 from factories import in_threads, run_forked
+from guards import HANG, wait_until
 
 from lightning_h5.cores import share_cores
 from lightning_h5.readers import TaskQueue, usable_cores
-
-
-def wait_for(claim, seconds=10):
-    end = time.monotonic() + seconds
-    while not claim() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert claim()
 
 
 def test_tasks_are_done_in_the_order_they_were_put():
@@ -38,7 +31,7 @@ def test_a_team_does_what_was_put_before_it_was_ended(n_threads):
         work.put(partial(done.append, number))
     work.end_team(n_threads)
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive()
     assert sorted(done) == list(range(200))
 
@@ -59,7 +52,7 @@ def test_helping_never_takes_the_end_from_a_team():
             helper.start()
         work.end_team(2)
         for thread in (*helpers, *team):
-            thread.join(10)
+            thread.join(HANG)
             assert not thread.is_alive()
         while work.help():
             pass
@@ -70,12 +63,12 @@ def test_forgetting_tasks_does_not_forget_that_a_team_was_ended():
     """A thread of a team that is still busy when the dataset is closed would live on, and take the next team's end."""
     work, may_go_on, is_busy = TaskQueue(), threading.Event(), threading.Event()
     (thread,) = work.start_team(1)
-    work.put(lambda: (is_busy.set(), may_go_on.wait(20)))
-    is_busy.wait(10)
+    work.put(lambda: (is_busy.set(), may_go_on.wait(HANG)))
+    is_busy.wait(HANG)
     work.end_team(1)
     work.clear()
     may_go_on.set()
-    thread.join(5)
+    thread.join(HANG)
     assert not thread.is_alive()
 
 
@@ -89,7 +82,7 @@ def test_what_was_forgotten_is_not_done():
 
 def test_there_are_helpers_where_there_is_no_team(monkeypatch):
     monkeypatch.setattr("lightning_h5.readers.thread_pool.usable_cores", lambda: 3)
-    work, who, meet = TaskQueue(), set(), threading.Barrier(3, timeout=10)
+    work, who, meet = TaskQueue(), set(), threading.Barrier(3, timeout=HANG)
 
     def task():
         who.add(threading.get_ident())
@@ -110,8 +103,8 @@ def test_there_are_no_helpers_for_one_task_or_core_nor_beside_a_team(monkeypatch
     work, may_go_on, is_busy = TaskQueue(), threading.Event(), threading.Event()
     team = work.start_team(n_team)
     if team:  # busy, so that the tasks stay where they are
-        work.put(lambda: (is_busy.set(), may_go_on.wait(20)))
-        assert is_busy.wait(10)
+        work.put(lambda: (is_busy.set(), may_go_on.wait(HANG)))
+        assert is_busy.wait(HANG)
     for _ in range(n_tasks):
         work.put(lambda: None)
     before = threading.active_count()
@@ -120,7 +113,7 @@ def test_there_are_no_helpers_for_one_task_or_core_nor_beside_a_team(monkeypatch
     may_go_on.set()
     work.end_team(n_team)
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
 
 
 def test_a_task_is_forgotten_once_it_is_done():
@@ -136,9 +129,9 @@ def test_a_task_is_forgotten_once_it_is_done():
     (thread,) = work.start_team(1)
     work.put(big)
     del big
-    wait_for(lambda: gone() is None)
+    wait_until(lambda: gone() is None)
     work.end_team(1)
-    thread.join(10)
+    thread.join(HANG)
 
 
 def test_cores_are_shared_among_the_ranks_of_a_machine(monkeypatch):
@@ -188,7 +181,7 @@ def test_work_made_in_a_forked_child_is_done_there():
             work.put(partial(done.append, number))
         work.end_team(2)
         for thread in team:
-            thread.join(10)
+            thread.join(HANG)
         assert sorted(done) == list(range(20))
 
     in_threads(lambda: None)
@@ -208,7 +201,7 @@ def test_a_thread_that_an_interrupt_ended_is_not_waited_for(monkeypatch):
     work.end_team(1)
     waiting = threading.Thread(target=work.wait_for_ends, daemon=True)
     waiting.start()
-    waiting.join(10)
+    waiting.join(HANG)
     assert not waiting.is_alive()
     assert not thread.is_alive()
     assert raised == [SystemExit]

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from guards import HANG
 
 from lightning_h5.readers import thread_pool
 from lightning_h5.readers.thread_pool import TaskQueue
@@ -20,7 +21,7 @@ class Count:
         with self.lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + HANG
         time.sleep(0.001)
         while self.most < self.enough and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -63,5 +64,5 @@ def test_the_marks_of_a_team_stay_for_it(work):
     run(work, 100)
     work.end_team(2)
     for thread in team:
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive()

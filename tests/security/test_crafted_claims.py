@@ -2,7 +2,6 @@
 
 import re
 import resource
-import time
 
 import h5py
 import numpy as np
@@ -28,12 +27,11 @@ def test_chunks_that_were_never_written_take_no_memory(tmp_path):
     with h5py.File(path, "w", libver="latest") as file:
         for name in "xyz":
             file.create_dataset(name, (1 << 26,), "u1", chunks=(1,), maxshape=(None,), fillvalue=7)
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     dataset = H5LazyDataset(path, {name: name for name in "xyz"})
     assert dataset.read_batch([5, 1 << 25])["y"].tolist() == [7, 7]
     inspect_file(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(("n_chunks", "is_plain"), [(MAX_UNWRITTEN, False), (MAX_UNWRITTEN + 1, True)])

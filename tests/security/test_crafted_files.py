@@ -24,6 +24,7 @@ import torch
 from arguments import nested
 from crafting import ANY, CASES, ESCAPE, MINE, ROWS, SECRET, Watch
 from factories import run_forked
+from guards import HANG
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -124,7 +125,7 @@ def test_data_modules_refuse_by_name_or_read_rightly_and_open_no_other_file(case
     assert not (tmp_path / "elsewhere" / "owned").exists(), "a payload was unpickled"
 
 
-def run_limited(function, seconds=20):
+def run_limited(function):
     """Runs it in a child with 2 GiB more than this process has; its exit code."""
 
     def work():
@@ -135,7 +136,7 @@ def run_limited(function, seconds=20):
         faulthandler.disable()
         function()
 
-    return run_forked(work, seconds)
+    return run_forked(work)
 
 
 def faults_of(case, path, values, error):
@@ -250,14 +251,14 @@ def test_no_system_call_opens_another_file(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + HANG
         while _tracer_of(pid) == 0 and tracer.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         attached = _tracer_of(pid) != 0
         os.write(sender, b"x")
         if not attached:
             pytest.skip("strace may not look at other processes here")
-        tracer.wait(120)
+        tracer.wait(HANG)
     finally:
         tracer.kill()
         tracer.wait()
@@ -306,13 +307,13 @@ WAYS_OF_BOMBS = {**MODULES, **OTHERS}
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", [*BOMBS, "chunk_that_is_too_short"])
-def test_bombs_take_little_memory_and_time_whoever_looks_at_them(name, tmp_path):
+def test_bombs_take_little_memory_whoever_looks_at_them(name, tmp_path):
     """In a child with 2 GiB more than it has; touching 256 MiB of it is too much."""
     path = crafting.write(CASES[name], tmp_path)
 
     def look():
         for way, function in WAYS_OF_BOMBS.items():
-            began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             try:
                 function(path, CASES[name].key)
             except H5Error:
@@ -321,9 +322,8 @@ def test_bombs_take_little_memory_and_time_whoever_looks_at_them(name, tmp_path)
                 raise AssertionError(f"{way}: {type(error).__name__}: {error}") from error
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             assert grown < 256 << 10, f"{way} took {grown:,} KiB"
-            assert time.monotonic() - began < 20, f"{way} took {time.monotonic() - began:.0f} s"
 
-    assert run_limited(look, seconds=60) == 0
+    assert run_limited(look) == 0
 
 
 @pytest.mark.wide
@@ -344,7 +344,7 @@ def test_many_arrays_below_the_limit_are_no_way_around_it(tmp_path):
                 load()
         inspect_file(path)
 
-    assert run_limited(look, seconds=60) == 0
+    assert run_limited(look) == 0
 
 
 @pytest.mark.wide
@@ -360,7 +360,7 @@ def test_ten_thousand_groups_in_groups_end_in_an_answer(tmp_path):
             way(str(path), "x")
 
     for name, way in WAYS_OF_BOMBS.items():
-        assert run_limited(partial(look, way), seconds=60) == 0, name
+        assert run_limited(partial(look, way)) == 0, name
 
 
 # Names -----------------------------------------------------------------------------------------------------------

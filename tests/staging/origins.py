@@ -5,6 +5,7 @@ import threading
 import time
 
 import numpy as np
+from guards import HANG
 
 from lightning_h5.staging import Mirror, MirrorFolder
 
@@ -12,17 +13,20 @@ GRANULE = 16 << 10
 
 
 class CountingOrigin:
-    """Bytes in memory. ``delay`` is what a request takes; ``fail`` is called with its range before it is answered."""
+    """Bytes in memory. ``delay`` is what a request takes; ``fail`` is called with its range before it is answered.
+
+    The first requests are answered once ``n_together`` are in flight.
+    """
 
     longest = 64
     tries_again = False
 
-    def __init__(self, content, delay=0.0, fail=None):
+    def __init__(self, content, delay=0.0, fail=None, n_together=0):
         self.content, self.delay, self.fail = memoryview(content), delay, fail
         self.version = "1"
         self.requests = []
         self.most_at_once = self._at_once = 0
-        self._lock = threading.Lock()
+        self._lock, self._n_together, self._are_together = threading.Lock(), n_together, threading.Event()
 
     def head(self):
         return len(self.content), self.version
@@ -32,7 +36,10 @@ class CountingOrigin:
             self.requests.append((start, stop))
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
+            if self._at_once >= self._n_together:
+                self._are_together.set()
         try:
+            assert self._are_together.wait(HANG), f"no {self._n_together} requests were in flight"
             time.sleep(self.delay)
             if self.fail is not None:
                 self.fail(start, stop)

@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from guards import HANG
 
 from lightning_h5 import H5Error, H5FileError
 from lightning_h5.staging.network import _Network
@@ -27,7 +28,7 @@ def end(owner):
     for thread in {*threading.enumerate()} - owner.others:
         if thread.name.startswith("lightning_h5-store"):
             thread.end()
-            thread.join(20)
+            thread.join(HANG)
 
 
 def ask(worker):

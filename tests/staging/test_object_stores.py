@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from guards import HANG
 from lightning_models import Recorder, quiet_trainer
 from range_server import RangeServer
 
@@ -126,7 +127,6 @@ def test_text_comes_through_the_library_also_in_workers(server, folder, x, stagi
 
 
 @pytest.mark.wide
-@pytest.mark.timeout(60)
 def test_garbage_that_a_fetching_thread_finds_never_keeps_the_library_waiting(server, folder, x, staging, monkeypatch):
     class Garbage:
         def __init__(self):
@@ -593,7 +593,7 @@ datamodule = LazyH5DataModule({server.url("run.h5")!r}, x_key="y", y_key="name",
 datamodule.setup("fit")
 print(len(next(iter(datamodule.train_dataloader()))[1]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False)
     assert (done.returncode, done.stdout.strip().splitlines()[-1]) == (0, "32"), done.stderr
 
 

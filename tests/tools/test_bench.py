@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from factories import Stored
+from guards import HANG
 
 import lightning_h5.datamodules
 from lightning_h5 import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError
@@ -80,7 +81,7 @@ def leaves_nothing():
     yield
     assert multiprocessing.active_children() == []
     assert found() == before
-    end = time.monotonic() + 10
+    end = time.monotonic() + HANG
     while len(threads()) > n_threads and time.monotonic() < end:  # they were asked to end
         time.sleep(0.01)
     assert len(threads()) <= n_threads, threads()

@@ -310,7 +310,7 @@ def test_a_member_of_a_table_names_groups_and_is_no_input(make_h5, patient):
     assert settings["split"].items() >= {"group_key": "events/patient", "stratify_key": "events/label"}.items()
     module = lightning_h5.LazyH5DataModule(**settings)
     module.setup("fit")
-    held = [set(patient[module._cut[split][0]].tolist()) for split in ("train", "val")]
+    held = [set(patient[module._cut.parts[split][0]].tolist()) for split in ("train", "val")]
     assert held[0]
     assert held[1]
     assert not held[0] & held[1]

@@ -16,7 +16,6 @@ from lightning_h5.tools.inspect import inspect_file
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(600),  # a download takes up to a minute
     pytest.mark.filterwarnings(r"ignore:[\d,]+ segments? ha(s|ve) no steps in at least one field:UserWarning"),
 ]
 

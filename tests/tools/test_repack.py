@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from factories import Stored, edit, known_filters, random_values
+from guards import HANG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -978,7 +979,7 @@ def test_a_copy_that_is_broken_off_leaves_nothing(make_h5, tmp_path, number, cod
         assert child.stdout.readline() == "encoding\n"
         assert any(name.endswith(".partial") for name in os.listdir(tmp_path))
         child.send_signal(number)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=HANG)
     finally:
         child.kill()
         child.wait()
@@ -1017,7 +1018,7 @@ def test_a_copy_goes_on_after_a_closed_terminal_that_is_ignored(make_h5, tmp_pat
     try:
         assert child.stdout.readline() == "encoding\n"
         child.send_signal(signal.SIGHUP)
-        child.communicate(timeout=60)
+        child.communicate(timeout=HANG)
     finally:
         child.kill()
         child.wait()
@@ -1039,7 +1040,7 @@ def test_a_full_disk_leaves_nothing(make_h5, tmp_path, compression):
     path = make_h5({"x": random_values("u1", (1000, 1000))})
     command = [sys.executable, "-c", textwrap.dedent(FULL_DISK), path, str(tmp_path / "copy.h5")]
     done = subprocess.run(
-        [*command, "--compression", compression], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*command, "--compression", compression], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 1
     assert "could not be copied to" in done.stderr
@@ -1072,7 +1073,7 @@ MEMORY = """
 def most_memory(path, options):
     """MiB that a process holds at most while it repacks a file."""
     command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(path), f"{path}.copy", json.dumps(options)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=True)
     return float(done.stdout)
 
 

@@ -9,7 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ...errors import H5Error
+import numpy as np
+
+from ...errors import H5Error, short_repr
 from ...hdf5 import (
     AXIS,
     COORDINATES,
@@ -29,6 +31,8 @@ from ...options import FileOptions
 from ...readers import fallback_reason
 
 DIGITS = re.compile(r"\d+")
+
+MAX_VALUES = 8  # maximum number of values of an attribute to show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,7 @@ class Contents(NamedTuple):
         columns: number of rows of each array, or member of a table, with one number or text per row.
         software: the program or format that marks the file as its own; None if no mark is known.
         described: the descriptions of all arrays, for a catalog of the file.
+        attributes: the attributes of the file, which are those of its root group, as text.
     """
 
     entries: tuple[Entry, ...]
@@ -111,6 +116,7 @@ class Contents(NamedTuple):
     columns: dict[str, int]
     software: str | None
     described: AlikeArrays
+    attributes: dict[str, str]
 
 
 def contents_of(path: str) -> Contents:
@@ -122,7 +128,33 @@ def contents_of(path: str) -> Contents:
         entries = tuple(entries_of(file))
         describe = _Describer(file, path, entries, layouts, texts, columns)
         arrays = tuple(describe(entry) for entry in entries if entry.kind == "array")
-        return Contents(entries, arrays, layouts, texts, columns, software_of(file), describe.alike)
+        return Contents(
+            entries, arrays, layouts, texts, columns, software_of(file), describe.alike, _attributes_of(file)
+        )
+
+
+def _attributes_of(file: Any) -> dict[str, str]:
+    """Return the attributes of the root as text; the shape and dtype of those with many values."""
+    attributes: dict[str, str] = {}
+    with suppress(*FAULTS):
+        for name in file.attrs:
+            try:
+                attributes[name] = _attribute_text(file.attrs, name)
+            except FAULTS as error:
+                attributes[name] = f"unreadable: {error}"
+    return attributes
+
+
+def _attribute_text(attributes: Any, name: str) -> str:
+    stored = attributes.get_id(name)
+    if stored.shape is None:
+        return "empty"
+    if math.prod(stored.shape) > MAX_VALUES:
+        return f"{stored.shape} {stored.dtype}"
+    value = attributes[name]
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    return short_repr(value.decode(errors="replace") if isinstance(value, bytes) else value)
 
 
 class _Describer:

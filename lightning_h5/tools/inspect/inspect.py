@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...errors import H5FileError
 from ...hdf5 import (
@@ -42,6 +42,7 @@ class FileReport:
         advice: the data module and settings to use.
         store: the cost of reading it from an object store, if it is an object.
         software: the program or format that marks the file as its own; None if no mark is known.
+        attributes: the attributes of the root group, as text.
     """
 
     path: str
@@ -52,6 +53,7 @@ class FileReport:
     advice: Advice
     store: StoreCost | None = None
     software: str | None = None
+    attributes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
         advice=advice,
         store=_store_cost(path, contents, (*advice.x_keys, *advice.y_keys)) if is_url(path) else None,
         software=contents.software,
+        attributes=contents.attributes,
     )
 
 

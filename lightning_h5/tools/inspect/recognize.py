@@ -30,6 +30,7 @@ from ...hdf5 import (
 )
 from ...readers import Image, bytes_of, open_reader
 from .recognize_parts import (
+    ACTIONS,
     LONGER,
     MAX_CHANNELS,
     MAX_STEPS,
@@ -42,8 +43,11 @@ from .recognize_parts import (
     Look,
     Reader,
     Settings,
+    attributes_that_vary,
+    have_classes,
     is_rate,
     names_of,
+    target_among,
 )
 from .recognize_software import MIN_SERIES, recognize_software, sparse_rows, split_in_order
 
@@ -140,6 +144,12 @@ def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     keys = dict(zip(("x_key", "y_key"), of_sample, strict=False))
     kinds_text = f"{len(looks):,} arrays such as {listing(list(of_sample)[:0] or list(arrays)[:2])} are of one kind"
     why = f"{kinds_text} and have {'several lengths' if len(lengths) > 1 else 'one length'}: each is a sample."
+    if len(of_sample) == 1:
+        parts = [FileLooks(path=files[0].path, group=name, arrays={}) for name in next(iter(of_sample.values()))]
+        target = target_among(attributes_that_vary(reader.attributes(parts, [])))
+        if target is not None:
+            keys["y_key"] = target
+            why += f" {target!r}, a target by its name, is an attribute of each."
     settings = {**keys, "collate_fn": "list" if len(rows) > 1 else "pad"}
     guess = Guess(settings=settings | ({"split": 0.1} if len(looks) >= 10 else {}), why=why)
     if len(lengths) > 1:
@@ -193,8 +203,22 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if n_segments > 1:
         part_arrays |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
     parts = AlikeParts([FileLooks(path=file.path, arrays=part_arrays) for file in files], reader, segments)
-    parts.attributes, parts.scalars = {}, []
-    return [replace(guess, why=f"{why} {guess.why}") for guess in parts.guesses()[:1]]
+    parts.attributes, parts.scalars, parts.texts = {}, [], []
+    part_words = set().union(*map(words_in, part_arrays))
+    texts = {
+        name
+        for name, look in files[0].arrays.items()
+        if look.dtype[:4] == "text" and look.shape in ((n,), (n_segments,)) and have_classes(reader.values(name))
+    }
+    target = None if part_words & ACTIONS else target_among(texts)
+    guesses = []
+    for guess in parts.guesses()[:1]:
+        settings, text = guess.settings or {}, f"{why} {guess.why}"
+        if target is not None and "y_key" not in settings:
+            settings = {**settings, "y_key": target, "decode": {target: "category"}}
+            text += f" {target!r} is a target by its name."
+        guesses.append(replace(guess, settings=settings, why=text))
+    return guesses
 
 
 def _look_like_flags(values: Any) -> bool:

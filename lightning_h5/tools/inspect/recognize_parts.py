@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import listing
 from ...hdf5 import COMPLEX_MEMBERS, keys_in, words_in
@@ -34,9 +35,12 @@ __all__ = [
     "Look",
     "Reader",
     "Settings",
+    "attributes_that_vary",
+    "have_classes",
     "is_rate",
     "looks_of",
     "names_of",
+    "target_among",
 ]
 
 ACTIONS = {"action", "control", "command"}
@@ -171,12 +175,14 @@ class Reader(NamedTuple):
     Attributes:
         values: returns all values of a column of the first file; None if it cannot be read.
         attributes: returns the attributes with one number or text, by name, for each part.
+        texts: returns the text of an array without axes in each part; none if it cannot be read.
         holds_arrays: returns whether one of the first arrays that an array of references points to has several numbers.
         cells: returns the looks of the arrays that an array of the first file refers to; none if they are not segments.
     """
 
     values: Callable[[str], Any]
     attributes: Callable[[Sequence[FileLooks], Sequence[str]], dict[str, list[Any]]]
+    texts: Callable[[Sequence[FileLooks], str], list[str]]
     holds_arrays: Callable[[str], bool]
     cells: Callable[[str], list[Look]]
 
@@ -206,14 +212,22 @@ class AlikeParts:
             if look.shape == () and look.dtype[:4] != "text" and all(name in part.arrays for part in parts)
         ]
         attributes = reader.attributes(parts, [self.main])
-        self.attributes = {
-            name: values
-            for name, values in attributes.items()
-            if len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING and not _are_names(values)
-        }
+        self.attributes = attributes_that_vary(attributes)
         self.has_rate = any(is_rate(name.rpartition("@")[2]) for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
         self.step_axis, self.axis_is_sure = self._step_axis()
+        self.texts = [name for name in parts[0].arrays if words_in(name) & TARGETS and self._is_class_of_text(name)]
+
+    def _is_class_of_text(self, name: str) -> bool:
+        """Return whether an array has a text for each part, or for each step, that may be a class."""
+        looks = [part.arrays[name] for part in self.parts if name in part.arrays]
+        if len(looks) < len(self.parts) or any(look.dtype[:4] != "text" for look in looks):
+            return False
+        if all(look.shape in ((), (1,)) for look in looks):
+            return _may_be_field(name, self.reader.texts(self.parts, name))
+        if any(look.shape != (n_steps,) for look, n_steps in zip(looks, self.lengths, strict=True)):
+            return False
+        return have_classes(self.reader.values("/".join(filter(None, (self.parts[0].group, name)))))
 
     def _n_values(self, name: str) -> int:
         return sum(math.prod(shape) for shape in self.shapes[name])
@@ -333,11 +347,28 @@ class AlikeParts:
         named_targets = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
         return named_targets[0] if len(named_targets) == 1 else None
 
+    @cached_property
+    def _target_of_parts(self) -> str | None:
+        """The attribute, number or text with one value per part that is a target by its name; None if none is."""
+        if self._target is not None or self.words & ACTIONS:
+            return None
+        return target_among([*self.attributes, *self.scalars, *self.texts])
+
     def guesses(self) -> list[Guess]:
         """Return guesses of samples, the likeliest first."""
         if not self.shapes:
             return []
-        return [replace(guess, why=f"{guess.why}{self._unused(guess)}{_why_split(guess)}") for guess in self._guesses()]
+        return [
+            replace(guess, why=f"{guess.why}{self._why_target(guess)}{self._unused(guess)}{_why_split(guess)}")
+            for guess in self._guesses()
+        ]
+
+    def _why_target(self, guess: Guess) -> str:
+        target = self._target_of_parts
+        if target is None or (guess.settings or {}).get("y_key") != target:
+            return ""
+        is_of_steps = target in self.texts and self.parts[0].arrays[target].shape not in ((), (1,))
+        return f" {target!r}, a target by its name, has one value for each {'step' if is_of_steps else 'segment'}."
 
     def _unused(self, guess: Guess) -> str:
         settings = guess.settings or {}
@@ -424,7 +455,7 @@ class AlikeParts:
         elif len(self.parts) > 1 and self._are_dated:
             parts.append("Files are named by year: rows are steps in time.")
         elif len(set(self.lengths)) > 1:
-            parts.append(f"They have {min(self.lengths):,} to {max(self.lengths):,} steps.")
+            parts.append(f"The segments have {min(self.lengths):,} to {max(self.lengths):,} steps.")
         others = [name for name, axis in self.steps.items() if self._lengths(name, axis) != self.lengths]
         if others:
             name = others[0]
@@ -454,24 +485,27 @@ class AlikeParts:
                 keys = [name for name in keys if _is_observation(name) or words_in(name) & ACTIONS]
         keys = [name for name in self.shapes if name in keys]
         constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
-        column_names = [*self.attributes][:MAX_ATTRIBUTES]
+        column_names = [name for name in self.attributes if name != self._target_of_parts][:MAX_ATTRIBUTES]
         column_names = [
             name
             for name in column_names
             if [str(value) for value in self.attributes[name]] != [str(n) for n in self.lengths]
         ]
-        column_names += self.scalars[:MAX_ATTRIBUTES]
+        column_names += [name for name in self.scalars if name != self._target_of_parts][:MAX_ATTRIBUTES]
         if self.words & ACTIONS:  # attributes of episodes describe them, and are not inputs of a policy
             column_names = []
-        target = self._target if self._target in keys and not constants and not column_names else None
+        target = self._target if self._target in keys and not constants and not column_names else self._target_of_parts
         names = names_of([*(key for key in keys if key != target), *constants, *column_names])
         settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}
         if target is not None:
             settings["y_key"] = target
+            if target in self.texts and self.parts[0].arrays[target].shape == (1,):
+                settings["decode"] = {target: "category"}  # numbers the text of a segment instead of its steps
         segments = dict(self.segments)
         if self.step_axis:
             axes = {name: steps[key] for name, key in names.items() if key in steps}
-            segments["step_axis"] = 1 if set(axes.values()) == {1} and not column_names else axes
+            is_of_all = set(axes.values()) == {1} and not column_names and target in (None, self._target)
+            segments["step_axis"] = 1 if is_of_all else axes
         if constants:
             segments["constants"] = [name for name, key in names.items() if key in constants]
         if segments:
@@ -518,6 +552,31 @@ def names_of(keys: Iterable[str]) -> dict[str, str]:
         is_short = last_counts[last] == 1
         names[last if is_short else groups[0] if groups and counts[groups[0]] == 1 else key] = key
     return names
+
+
+def target_among(names: Iterable[str]) -> str | None:
+    """Return the one array or attribute that is a target by its name; None if there is none, or several."""
+    targets = [name for name in names if words_in(name.rpartition("@")[2]) & TARGETS]
+    return targets[0] if len(targets) == 1 else None
+
+
+def attributes_that_vary(attributes: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the attributes that may be fields: their values differ, and are not names of the parts.
+
+    Args:
+        attributes: the value of each part, by attribute.
+    """
+    return {name: values for name, values in attributes.items() if _may_be_field(name, values)}
+
+
+def _may_be_field(name: str, values: Sequence[Any]) -> bool:
+    return len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING and not _are_names(values)
+
+
+def have_classes(texts: npt.NDArray[Any] | None) -> bool:
+    """Return whether a column of text may have classes: some values repeat, and they are not dates."""
+    values = [] if texts is None else texts.astype(str).tolist()
+    return len(set(values)) < len(values) and not are_dates(values)
 
 
 def _are_names(values: Sequence[Any]) -> bool:

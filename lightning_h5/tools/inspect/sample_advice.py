@@ -17,6 +17,7 @@ from ...hdf5 import (
     AlikeArrays,
     ArrayLayout,
     OpenOptions,
+    ScalarError,
     field_names,
     find_array,
     is_matlab_text,
@@ -32,7 +33,7 @@ from ...samples import RowTable, SampleOptions, SegmentChoice, open_table, sampl
 from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
 from .recognize import recognize
 from .recognize_parts import FileLooks, Guess, Look, Reader
-from .side_labels import labels_beside
+from .side_labels import labels_beside, tables_beside
 
 __all__ = ["sample_setting", "with_samples"]
 
@@ -62,6 +63,7 @@ def with_samples(
     reader = Reader(
         lambda key: read_column(files[:1], key),
         _attributes,
+        _texts,
         lambda key: _holds_arrays(files[0], key),
         lambda key: _cells(files[0], key),
     )
@@ -106,6 +108,26 @@ def _attributes_in(path: str, groups: Sequence[str], names: Sequence[str]) -> li
     return attributes_of_groups
 
 
+def _texts(parts: Sequence[FileLooks], name: str) -> list[str]:
+    """Return the text of an array with one value in each of the first parts; none if a part has no short text there."""
+    texts: list[str] = []
+    with suppress(H5Error, *FAULTS):
+        for path, parts_of_file in groupby(parts[:MAX_PARTS], key=lambda part: part.path):
+            with open_h5(path) as file:
+                values = [_scalar_in(file, f"{part.group}/{name}".strip("/")) for part in parts_of_file]
+            values = [np.ravel(value)[0] for value in values]
+            texts += [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+        return texts if all(len(text) <= MAX_TEXT for text in texts) else []
+    return []
+
+
+def _scalar_in(file: Any, key: str) -> Any:
+    """Return all values of an array, also of one without axes."""
+    with suppress(ScalarError):
+        return find_array(file, key).array[()]  # opens no other file
+    return file[key][()]
+
+
 def _holds_arrays(path: str, key: str) -> bool:
     """Return whether one of the first references of an array leads to an array of several numbers."""
     with suppress(H5Error, *FAULTS, ValueError), open_h5(path) as file:
@@ -128,7 +150,7 @@ def _cells(path: str, key: str) -> list[Look]:
 
 def _is_plain(value: Any) -> bool:
     return (isinstance(value, str) and len(value) <= MAX_TEXT) or (
-        np.ndim(value) == 0 and getattr(value, "dtype", np.dtype("O")).kind in "biuf"
+        isinstance(value, np.generic) and value.dtype.kind in "biuf"
     )
 
 
@@ -137,11 +159,21 @@ def _tried_with_labels(
 ) -> Advice:
     """Return the advice for a guess, with targets from a table beside the files if the files have no target."""
     settings = guess.settings or {}
-    if "y_key" not in settings and (labels := labels_beside(files, settings.get("split"))) is not None:
+    if "y_key" not in settings and (tables := tables_beside(files)):
         with suppress(H5Error):
-            joined = replace(guess, settings={**settings, **labels[0]}, why=f"{guess.why} {labels[1]}")
-            return _tried(joined, path, files, described)
+            labels = labels_beside(tables, files, _names_of_segments(files, settings, described), settings.get("split"))
+            if labels is not None:
+                joined = replace(guess, settings={**settings, **labels[0]}, why=f"{guess.why} {labels[1]}")
+                return _tried(joined, path, files, described)
     return _tried(guess, path, files, described)
+
+
+def _names_of_segments(files: Sequence[str], settings: Mapping[str, Any], described: AlikeArrays | None) -> list[str]:
+    """Return the names of the groups or arrays that are segments; none if segments are files, or samples are rows."""
+    table, *_ = _opened(files, settings, described)
+    if table.parts is None:
+        return []
+    return [table.name_of_part(part).rpartition("/")[2] for part in range(table.n_parts)]
 
 
 def _tried(guess: Guess, path: str | list[str], files: Sequence[str], described: AlikeArrays | None) -> Advice:
@@ -156,6 +188,8 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str], described:
     if not table.n_samples:
         raise H5ValueError(f"there is no sample of {listing(x_keys)}")
     arrays = [layout for at, layout in enumerate(table.layouts[0]) if at not in columns]
+    # By the names of the fields: the key of an array includes the name of its group.
+    arrays = [array.with_changes(key=name) for array, name in zip(arrays, names, strict=True)]
     x, y = arrays[:n_inputs], arrays[n_inputs:]
     labels = read_column(files, y_keys[0]) if len(y_keys) == 1 else None
     dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [layout for layout in x if layout.packing], y, labels)
@@ -270,7 +304,9 @@ def _with_dtypes_of(inputs: Mapping[str, ArrayLayout], dtypes: dict[str, Any]) -
         return dtypes, []
     is_one = all(name in casts or array.dtype == np.float32 for name, array in inputs.items())
     stored = ", ".join(dict.fromkeys(str(array.dtype) for array in casts.values()))
-    why = f"x_dtype: float32, since {'inputs' if is_one else listing(casts, 4)} are stored as {stored}."
+    subject = "inputs" if is_one else listing(casts, 4)
+    verb = "are" if is_one or len(casts) > 1 else "is"
+    why = f"x_dtype: float32, since {subject} {verb} stored as {stored}."
     return {"x_dtype": "float32" if is_one else dict.fromkeys(casts, "float32"), **dtypes}, [why]
 
 

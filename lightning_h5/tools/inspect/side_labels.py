@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,42 +19,55 @@ from .advice import suggest_split
 from .dates import are_dates
 from .recognize_parts import TARGETS, Settings
 
-__all__ = ["labels_beside"]
+__all__ = ["labels_beside", "tables_beside"]
 
+PARQUET = (".parquet", ".pq")
 MAX_TABLES, MAX_TABLE_BYTES = 8, 16 << 20
 
 
 class _Column(NamedTuple):
-    """The column of a table that names files, and the values of the columns that may be targets."""
+    """The column of a table that names files or segments, and the values of the columns that may be targets."""
 
     name: str
     others: dict[str, list[str]]
 
 
-def labels_beside(files: Sequence[str], split: object = None) -> tuple[Settings, str] | None:
-    """Return settings that join a table with a line for each file, and the reason; None if there is no table.
+def tables_beside(files: Sequence[str]) -> list[str]:
+    """Return the CSV, TSV and Parquet files in the folder of the files, and in the folder above.
 
-    Looks for CSV and TSV files in the folder of the files, and in the folder above.
-
-    Args:
-        files: the files.
-        split: the suggested split without the table. A fraction is applied to groups, if a column names groups.
+    None are returned if the files are in several folders or in a store, or if tables cannot be read.
     """
     folders = {os.path.dirname(os.path.abspath(file)) for file in files}
-    if len(files) < 2 or len(folders) != 1 or any(map(is_url, files)) or find_spec("pyarrow") is None:
-        return None
+    if len(folders) != 1 or any(map(is_url, files)) or find_spec("pyarrow") is None:
+        return []
     (folder,) = folders
-    stems = {os.path.splitext(os.path.basename(file))[0] for file in files}
-    for path in [path for parent in (folder, os.path.dirname(folder)) for path in _tables_in(parent)]:
-        column = _column_of_files(path, stems)
+    return [path for parent in (folder, os.path.dirname(folder)) for path in _tables_in(parent)]
+
+
+def labels_beside(
+    tables: Sequence[str], files: Sequence[str], segments: Sequence[str] = (), split: object = None
+) -> tuple[Settings, str] | None:
+    """Return settings that join a table with a line for each file or segment, and the reason; None if none has these.
+
+    Args:
+        tables: the tables beside the files.
+        files: the files.
+        segments: the names of the groups or arrays that are segments.
+        split: the suggested split without the table. A fraction is applied to groups, if a column names groups.
+    """
+    keys = {"@stem": {os.path.splitext(os.path.basename(file))[0] for file in files}, "@name": set(segments)}
+    keys = {attribute: names for attribute, names in keys.items() if len(names) > 1}
+    for path, (attribute, names) in product(tables, keys.items()):
+        column = _column_of(path, names)
         if column is None:
             continue
-        shown = os.path.relpath(path)
-        shown = path if shown.startswith("..") else shown
-        settings: Settings = {"table": {"path": shown, "on": {column.name: "@stem"}}}
+        relative = os.path.relpath(path)
+        table_path = path if relative.startswith("..") else relative
+        settings: Settings = {"table": {"path": table_path, "on": {column.name: attribute}}}
         named = [name for name in column.others if words_in(name) & TARGETS]
         targets = named or (list(column.others) if len(column.others) == 1 else [])
-        why = f"{shown!r} has a line for each file, by its column {column.name!r}"
+        unit = "file" if attribute == "@stem" else "segment"
+        why = f"{table_path!r} has a line for each {unit}, by its column {column.name!r}"
         if len(targets) == 1:
             settings["y_key"] = f"table/{targets[0]}"
             why += f", and {targets[0]!r} is {'a target by its name' if named else 'the only other column'}."
@@ -74,28 +88,35 @@ def labels_beside(files: Sequence[str], split: object = None) -> tuple[Settings,
 
 def _tables_in(folder: str) -> list[str]:
     with suppress(OSError):
-        names = sorted(name for name in os.listdir(folder) if name.lower().endswith((".csv", ".tsv")))
+        names = sorted(name for name in os.listdir(folder) if name.lower().endswith((".csv", ".tsv", *PARQUET)))
         paths = [os.path.join(folder, name) for name in names[:MAX_TABLES]]
         return [path for path in paths if os.path.isfile(path) and os.path.getsize(path) <= MAX_TABLE_BYTES]
     return []
 
 
-def _column_of_files(path: str, stems: set[str]) -> _Column | None:
-    """Return the column of a table that contains the name of each file once."""
+def _column_of(path: str, names: set[str]) -> _Column | None:
+    """Return the column of a table that contains each name once."""
+    columns = _columns_in(path)
+    for key, values in columns.items():
+        if key and names <= set(values) and len(set(values)) == len(values):
+            others = {name: column for name, column in columns.items() if name not in ("", key)}
+            return _Column(key, {name: column for name, column in others.items() if not are_dates(column)})
+    return None
+
+
+def _columns_in(path: str) -> dict[str, list[str]]:
+    """Return the columns of a table as text; none if it cannot be read, or has two columns of one name."""
+    if path.lower().endswith(PARQUET):
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        with suppress(OSError, pa.ArrowException):
+            table = parquet.read_table(path)
+            if len(set(table.column_names)) == table.num_columns:
+                return {name: [str(value) for value in table[name].to_pylist()] for name in table.column_names}
+        return {}
     with suppress(OSError, ValueError, csv.Error), open(path, newline="", encoding="utf-8") as file:
         header, *lines = list(csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ","))
-        if not header or len(set(header)) < len(header) or any(len(line) != len(header) for line in lines):
-            return None
-        for at, name in enumerate(header):
-            values = [line[at] for line in lines]
-            if name and stems <= set(values) and len(set(values)) == len(values):
-                columns = {other: [line[place] for line in lines] for place, other in enumerate(header)}
-                return _Column(
-                    name,
-                    {
-                        other: column
-                        for other, column in columns.items()
-                        if other not in ("", name) and not are_dates(column)
-                    },
-                )
-    return None
+        if header and len(set(header)) == len(header) and all(len(line) == len(header) for line in lines):
+            return {name: [line[at] for line in lines] for at, name in enumerate(header)}
+    return {}
