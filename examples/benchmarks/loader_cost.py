@@ -64,40 +64,18 @@ class Training:
         return LazyH5DataModule(path, shuffle={"buffer": budget}, files={"cache_bytes": budget}, **self.options)
 
 
-class Residual(nn.Module):
-    """Two convolutions beside a shortcut, in one or two dimensions."""
-
-    def __init__(self, conv: type[Any], norm: type[Any], n_in: int, n_out: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            conv(n_in, n_out, 3, stride, 1, bias=False),
-            norm(n_out),
-            nn.ReLU(inplace=True),
-            conv(n_out, n_out, 3, 1, 1, bias=False),
-            norm(n_out),
-        )
-        is_same = stride == 1 and n_in == n_out
-        self.shortcut = nn.Identity() if is_same else conv(n_in, n_out, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features."""
-        return functional.relu(self.body(x) + self.shortcut(x), inplace=True)
-
-
-def resnet18(width: int, n_in: int, n_classes: int, *, is_1d: bool = False) -> nn.Module:
-    """Return a ResNet-18 of images or of signals, with a first layer for small ones."""
+def convolutions(n_in: int, n_classes: int, *, is_1d: bool = False) -> nn.Module:
+    """Return four layers of convolutions for images or for signals, each with half the size and more features."""
     conv, norm, pool = (
         (nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d)
         if is_1d
         else (nn.Conv2d, nn.BatchNorm2d, nn.AdaptiveAvgPool2d)
     )
-    layers: list[nn.Module] = [conv(n_in, width, 3, 2, 1, bias=False), norm(width), nn.ReLU(inplace=True)]
-    n = width
-    for stage in range(4):
-        for stride in (1 if stage == 0 else 2, 1):
-            layers.append(Residual(conv, norm, n, width * 2**stage, stride))
-            n = width * 2**stage
-    return nn.Sequential(*layers, pool(1), nn.Flatten(), nn.Linear(n, n_classes))
+    layers: list[nn.Module] = []
+    for n_out in (32, 64, 128, 256):
+        layers += [conv(n_in, n_out, 5, 2, 2, bias=False), norm(n_out), nn.ReLU()]
+        n_in = n_out
+    return nn.Sequential(*layers, pool(1), nn.Flatten(), nn.Linear(n_in, n_classes))
 
 
 class CountsVae(nn.Module):
@@ -160,8 +138,8 @@ def autoencoder(n: int) -> nn.Module:
 
 
 def write_images(path: Path) -> None:
-    """Write 1,600 pictures of 12 KiB with ten labels."""
-    x, labels = lifelike(IMAGES, 1600)
+    """Write 1,280 pictures of 12 KiB with ten labels."""
+    x, labels = lifelike(IMAGES, 1280)
     with h5py.File(path, "w") as file:
         file.create_dataset("images", data=x, chunks=(32, *x.shape[1:]), compression="gzip")
         file["labels"] = labels % 10
@@ -187,21 +165,21 @@ def write_recordings(path: Path) -> None:
 
 
 def write_tokens(path: Path) -> None:
-    """Write 640 sequences of 256 amino acids."""
+    """Write 640 sequences of 128 amino acids."""
     rng = np.random.default_rng(0)
-    x = rng.choice(20, (640, 256), p=rng.dirichlet(np.full(20, 5.0))).astype("u1")
+    x = rng.choice(20, (640, 128), p=rng.dirichlet(np.full(20, 5.0))).astype("u1")
     with h5py.File(path, "w") as file:
-        file.create_dataset("tokens", data=x, chunks=(64, 256), compression="gzip")
+        file.create_dataset("tokens", data=x, chunks=(64, 128), compression="gzip")
 
 
 TRAININGS = {
     "images": Training(
-        title="images 3x64x64: ResNet-18 of half width",
+        title="images 3x64x64: four layers of convolutions",
         write=write_images,
-        model=lambda: resnet18(32, 3, 10),
+        model=lambda: convolutions(3, 10),
         loss=lambda model, batch: functional.cross_entropy(model(batch[0].float() / 255), batch[1]),
         options={"x_key": "images", "y_key": "labels", "batch_size": 64},
-        decoded_mib=19,
+        decoded_mib=15,
     ),
     "table": Training(
         title="table of 256 columns: autoencoder of 1.6 million weights",
@@ -212,9 +190,9 @@ TRAININGS = {
         decoded_mib=50,
     ),
     "recordings": Training(
-        title="recordings of 32 channels, windows of 512: 1-D ResNet-18",
+        title="recordings of 32 channels, windows of 512: four layers of convolutions",
         write=write_recordings,
-        model=lambda: resnet18(32, 32, 32, is_1d=True),
+        model=lambda: convolutions(32, 32, is_1d=True),
         loss=lambda model, x: functional.mse_loss(model(x), x.mean(dim=2)),
         options={
             "x_key": "eeg",
@@ -233,9 +211,9 @@ TRAININGS = {
         decoded_mib=24,
     ),
     "tokens": Training(
-        title="sequences of 256 amino acids: transformer of two layers",
+        title="sequences of 128 amino acids: transformer of two layers",
         write=write_tokens,
-        model=lambda: Tokens(20, 256),
+        model=lambda: Tokens(20, 128),
         loss=lambda model, x: model(x.long()),
         options={"x_key": "tokens", "batch_size": 32},
         decoded_mib=4,

@@ -153,7 +153,7 @@ def cost(result: Mapping[str, Any]) -> str:
     )
     about, rounds = result["environment"], [len(each["step_ms"]) for each in result["results"]]
     setting = (
-        f"{setting_of(about, 'loader_cost')}: medians of {min(rounds)} to {max(rounds)} rounds of two epochs, in turns; "
+        f"{setting_of(about, 'loader_cost')}: medians of {min(rounds)} to {max(rounds)} runs of two epochs, in turns; "
         f"torch {about['torch']}, Lightning {about['lightning']}. Files are gzip, and all but the cells are decoded in "
         "each epoch."
     )

@@ -193,7 +193,7 @@ def test_windows(run_alone, tmp_path):
 
 @pytest.mark.wide
 def test_cells(run_alone, tmp_path):
-    wanted = ["--cells", 2000, "--genes", 50, "--rounds", 1, "--json", tmp_path / "out.json"]
+    wanted = ["--cells", 2000, "--genes", 500, "--rounds", 1, "--json", tmp_path / "out.json"]
     run_alone(BENCHMARKS / "cells.py", *wanted)
     (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
     assert {"plain h5py, 0 workers", "lightning_h5, dense", "lightning_h5, CSR"} <= names_of(result)
