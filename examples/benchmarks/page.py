@@ -77,6 +77,7 @@ CHARTS = {
         ours=("lightning_h5, dense", "lightning_h5, CSR"),
     ),
 }
+NUMBERS = dict(enumerate(("No", "One", "Two", "Three", "Four", "Five")))
 SCRIPTS = {"benchmarks": "compressed"} | {name: name for name in ("converted", "windows", "cells")}
 
 
@@ -148,8 +149,9 @@ def cost(result: Mapping[str, Any]) -> str:
     ]
     head = ["training", "step, ms", "speed", "processor time added"]
     sentence = (
-        f"**Five models that train on the processor reach {100 * min(shares):.1f} to {100 * max(shares):.1f} % of the "
-        "speed that they have on batches in memory.** The loader decodes on the cores that the model computes on."
+        f"**{NUMBERS[len(shares)]} models that train on the processor reach {100 * min(shares):.1f} to "
+        f"{100 * max(shares):.1f} % of the speed that they have on batches in memory.** The loader decodes on the cores "
+        "that the model computes on."
     )
     about, rounds = result["environment"], [len(each["step_ms"]) for each in result["results"]]
     setting = (

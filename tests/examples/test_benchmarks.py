@@ -246,7 +246,7 @@ def test_monitoring(run, tmp_path):
 
 def test_layouts(run, tmp_path):
     parts = ROOT / "docs" / "_parts"
-    (tmp_path / "benchmarks.json").write_text((parts / "benchmarks.json").read_text())
+    (tmp_path / "layouts.json").write_text((parts / "layouts.json").read_text())
     run(BENCHMARKS / "layouts.py", tmp_path)
     for name in ("chunk_cost.html", "layouts.md"):
         assert (tmp_path / name).read_text() == (parts / name).read_text()
