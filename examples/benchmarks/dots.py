@@ -31,7 +31,7 @@ class Chart:
 
     Attributes:
         unit: of the figures.
-        cases: titles of the cases that are drawn, by name.
+        cases: titles of the cases that are drawn if they were measured, by name.
         labels: of the teams that are drawn, in their order.
         ours: teams of ours that others are compared with: the one with the same last word, or the slowest.
     """
@@ -56,6 +56,7 @@ def draw(chart: Chart, result: Mapping[str, Any]) -> str:
     figures = {
         title: {label: cases[name][team] for team, label in chart.labels.items() if team in cases[name]}
         for name, title in chart.cases.items()
+        if name in cases
     }
     rates = [rate for each in figures.values() for rate in each.values()]
     first, last = math.floor(math.log10(min(rates))), math.log10(max(rates))

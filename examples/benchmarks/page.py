@@ -63,7 +63,7 @@ CHARTS = {
     ),
     "cells": Chart(
         unit="cells per second",
-        cases={"cells": "200,000 cells of 2,000 genes, 5 % filled"},
+        cases={"cells": "Cells of 2,000 genes, 5 % filled"},
         labels={
             "plain h5py": "plain h5py",
             "SPDL with h5py": "SPDL with h5py",
@@ -150,8 +150,8 @@ def cost(result: Mapping[str, Any]) -> str:
     head = ["training", "step, ms", "speed", "processor time added"]
     sentence = (
         f"**{NUMBERS[len(shares)]} models that train on the processor reach {100 * min(shares):.1f} to "
-        f"{100 * max(shares):.1f} % of the speed that they have on batches in memory.** The loader decodes on the cores "
-        "that the model computes on."
+        f"{100 * max(shares):.1f} % of the speed that they have on batches in memory.** The loader decodes on the "
+        "cores that the model computes on."
     )
     about, rounds = result["environment"], [len(each["step_ms"]) for each in result["results"]]
     setting = (
