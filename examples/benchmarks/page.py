@@ -47,7 +47,7 @@ CHARTS = {
             "lightning_h5, decoded store": "lightning_h5, decoded",
             "lightning_h5, repacked, contiguous, mmap": "lightning_h5, repacked",
         },
-        ours=("lightning_h5, decoded store", "lightning_h5, repacked, contiguous, mmap"),
+        ours=("lightning_h5, as stored",),
     ),
     "windows": Chart(
         unit="windows per second",
@@ -109,7 +109,7 @@ def losses(chart: Chart, result: Mapping[str, Any]) -> str:
             ours = min(alike, key=lambda ours: rates[ours])
             if not team.startswith(OURS) and rates[team] > rates[ours]:
                 times = ratio(rates[team] / rates[ours])
-                found.append(f"{chart.labels[team]} {times} times ({chart.cases[each['case']]}, {chart.labels[ours]})")
+                found.append(f"{chart.labels[team]} {times} times {chart.labels[ours]} ({chart.cases[each['case']]})")
     return f"Loaders that are faster than this package: {'; '.join(sorted(found)) or 'none'}."
 
 
