@@ -109,8 +109,9 @@ def losses(chart: Chart, result: Mapping[str, Any]) -> str:
             ours = min(alike, key=lambda ours: rates[ours])
             if not team.startswith(OURS) and rates[team] > rates[ours]:
                 times = ratio(rates[team] / rates[ours])
-                found.append(f"{chart.labels[team]} {times} times {chart.labels[ours]} ({chart.cases[each['case']]})")
-    return f"Loaders that are faster than this package: {'; '.join(sorted(found)) or 'none'}."
+                rival, where = chart.labels[ours], chart.cases[each["case"]]
+                found.append(f"{chart.labels[team]} is {times} times as fast as {rival} ({where})")
+    return f"Where others are faster: {'; '.join(sorted(found)) or 'nowhere'}."
 
 
 def case(result: Mapping[str, Any]) -> str:
