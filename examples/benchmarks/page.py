@@ -87,8 +87,8 @@ def page(name: str, result: Mapping[str, Any]) -> str:
     skipped = "".join(f" {peer} is missing." for peer in result["skipped"])
     about = result["environment"]
     setting = (
-        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, medians of {result['rounds']} rounds "
-        f"in one run, files in the page cache. Versions: {versions(about)}.{skipped}"
+        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, {result['rounds']} rounds in one "
+        f"run, medians, files in the page cache. Versions: {versions(about)}.{skipped}"
     )
     fold = ["<details><summary>All figures</summary>", *parts, setting, "</details>"]
     return "\n\n".join([losses(CHARTS[name], result), *fold]) + "\n"
@@ -144,11 +144,11 @@ def cost(result: Mapping[str, Any]) -> str:
             each["title"],
             f"{statistics.median(each['held_step_ms']):.0f}",
             f"{100 * each['share']:.1f} %",
-            f"{100 * each['cpu_share']:.1f} %",
+            span(each),
         ]
         for each in result["results"]
     ]
-    head = ["training", "step, ms", "speed", "processor time added"]
+    head = ["training", "step, ms", "speed", "of single runs"]
     sentence = (
         f"**{NUMBERS[len(shares)]} models that train on the processor reach {100 * min(shares):.1f} to "
         f"{100 * max(shares):.1f} % of the speed that they have on batches in memory.** The loader decodes on the "
@@ -157,10 +157,16 @@ def cost(result: Mapping[str, Any]) -> str:
     about, rounds = result["environment"], [len(each["step_ms"]) for each in result["results"]]
     setting = (
         f"{setting_of(about, 'loader_cost')}: medians of {min(rounds)} to {max(rounds)} runs of two epochs, in turns; "
-        f"torch {about['torch']}, Lightning {about['lightning']}. Files are gzip, and all but the cells are decoded in "
-        "each epoch."
+        f"torch {about['torch']}, Lightning {about['lightning']}. Files are gzip; cells and sequences "
+        "stay in memory after the first epoch."
     )
     return "\n\n".join([sentence, table(head, lines), setting]) + "\n"
+
+
+def span(result: Mapping[str, Any]) -> str:
+    """Return the lowest and the highest speed of a training's runs."""
+    shares = [held / step for held, step in zip(result["held_step_ms"], result["step_ms"], strict=True)]
+    return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
 
 
 def dlio(result: Mapping[str, Any]) -> str:
