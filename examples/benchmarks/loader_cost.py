@@ -4,9 +4,9 @@
 
 Five models train on the processor by `Trainer.fit`: with `LazyH5DataModule`, and without a loader, on batches that
 were read before. Both take turns in one process, `--rounds` times, with all threads of torch. An epoch reads all rows;
-a quarter of them fits into the loader's memory, so that rows are decoded in each epoch. The clock runs from the tenth
-step to the last one of the second epoch. The share is the median over the rounds of steps per second with the loader
-over those without; "processor" is the processor time that the loader adds to that of a step, on all cores.
+the loader's buffers have a quarter of their decoded size. The clock runs from the tenth step to the last one of the
+second epoch. The share is the median over the rounds of steps per second with the loader over those without;
+"cpu_share" is the processor time that the loader adds to that of a step, on all cores.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def page(name: str, result: Mapping[str, Any]) -> str:
     skipped = "".join(f" {peer} is missing." for peer in result["skipped"])
     about = result["environment"]
     setting = (
-        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, {result['rounds']} rounds in one "
+        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, {result['rounds']} round{'s'[: result['rounds'] - 1]} in one "
         f"run, medians, files in the page cache. Versions: {versions(about)}.{skipped}"
     )
     fold = ["<details><summary>All figures</summary>", *parts, setting, "</details>"]
