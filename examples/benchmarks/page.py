@@ -86,9 +86,10 @@ def page(name: str, result: Mapping[str, Any]) -> str:
     parts = [case(each) for each in result["results"]]
     skipped = "".join(f" {peer} is missing." for peer in result["skipped"])
     about = result["environment"]
+    rounds = f"{result['rounds']} round{'s'[: result['rounds'] - 1]}"
     setting = (
-        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, {result['rounds']} round{'s'[: result['rounds'] - 1]} in one "
-        f"run, medians, files in the page cache. Versions: {versions(about)}.{skipped}"
+        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, {rounds} in one run, medians, files in "
+        f"the page cache. Versions: {versions(about)}.{skipped}"
     )
     fold = ["<details><summary>All figures</summary>", *parts, setting, "</details>"]
     return "\n\n".join([losses(CHARTS[name], result), *fold]) + "\n"
