@@ -88,8 +88,8 @@ def page(name: str, result: Mapping[str, Any]) -> str:
     about = result["environment"]
     rounds = f"{result['rounds']} round{'s'[: result['rounds'] - 1]}"
     setting = (
-        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, {rounds} in one run, medians, files in "
-        f"the page cache. Versions: {versions(about)}.{skipped}"
+        f"{setting_of(about, SCRIPTS[name])}: batches of {result['batch_size']}, {rounds} in one run, medians, files "
+        f"in the page cache. Versions: {versions(about)}.{skipped}"
     )
     fold = ["<details><summary>All figures</summary>", *parts, setting, "</details>"]
     return "\n\n".join([losses(CHARTS[name], result), *fold]) + "\n"
