@@ -158,8 +158,8 @@ def cost(result: Mapping[str, Any]) -> str:
     about, rounds = result["environment"], [len(each["step_ms"]) for each in result["results"]]
     setting = (
         f"{setting_of(about, 'loader_cost')}: medians of {min(rounds)} to {max(rounds)} runs of two epochs, in turns; "
-        f"torch {about['torch']}, Lightning {about['lightning']}. Files are gzip; cells and sequences "
-        "stay in memory after the first epoch."
+        f"torch {about['torch']}, Lightning {about['lightning']}. Files are gzip; images, cells and "
+        "sequences stay in memory after the first epoch."
     )
     return "\n\n".join([sentence, table(head, lines), setting]) + "\n"
 
