@@ -93,7 +93,8 @@ package: $(VENV)/.package ## build wheel and sdist into dist, check them, and tr
 	cd $(VENV)/wheel && env/bin/lightning-h5 --version && env/bin/python quickstart.py >/dev/null
 	rm -rf $(VENV)/wheel
 
-bench: $(VENV)/.run ## measure reading against plain h5py, other formats and the limits (half an hour)
+bench: $(VENV)/.run ## measure reading against plain h5py and the limits, and what loading costs trainings (half an hour)
+	$(BIN)/python examples/benchmarks/loader_cost.py
 	$(BIN)/python examples/benchmarks/contiguous.py
 	$(BIN)/python examples/benchmarks/compressed.py
 	$(BIN)/python examples/benchmarks/cached.py

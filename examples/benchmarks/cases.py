@@ -1,4 +1,4 @@
-"""What `compressed.py` measures: arrays as people store them, who reads them, and what is promised. Data, no code."""
+"""What `compressed.py` measures: arrays as people store them, and the ways to read them. Data, no code."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import N_EPOCHS, Target
-from peers import PEERS
+from common import N_EPOCHS
 from rows import IMAGES, SIGNALS, RowKind
 
 PLAIN, WHOLE = "plain h5py", "h5py, whole batches"
-OURS, FITS = "lightning_h5", "lightning_h5, 512 MiB"
+OURS, FITS = "lightning_h5", "lightning_h5, rows fit in memory"
 MAPPED, CHUNKS = "lightning_h5, mmap", "lightning_h5, chunks"
 MAPPED_CHUNKS = f"{MAPPED}, chunks"
 DECODE, PREADV, MEMORY = "bare decode loop", "bare preadv", "index_select in memory"
@@ -23,7 +22,7 @@ class Way:
 
     Attributes:
         name: in the tables.
-        team: of which the slowest is held to a target.
+        team: ways of which the slowest is drawn.
         options: arguments.
         is_first: a new data module for each timing, so that each is of a first epoch.
         n_warm: epochs before the first that is timed, after the one that is checked.
@@ -66,7 +65,7 @@ UNCHUNKED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An array as people store it, who reads it, and what is promised.
+    """An array as people store it, and the ways to read it.
 
     Attributes:
         name: for ``--cases``.
@@ -75,8 +74,6 @@ class Case:
         n_together: rows of a chunk; None leaves the chunks to h5py.
         filters: more arguments of ``create_dataset``.
         ways: of ours to read it.
-        peers: that read their own copy of its rows.
-        targets: the ratios.
     """
 
     name: str
@@ -85,8 +82,6 @@ class Case:
     n_together: int | None = None
     filters: Mapping[str, Any] = field(default_factory=dict)
     ways: tuple[Way, ...] = BOUND
-    peers: tuple[str, ...] = ()
-    targets: tuple[Target, ...] = ()
 
     def storage(self) -> dict[str, Any]:
         """Arguments of ``create_dataset``."""
@@ -97,37 +92,6 @@ class Case:
         return f"{self.kind}, {self.title}"
 
 
-def together(times_plain: float) -> tuple[Target, ...]:
-    """What is promised of gzip with many whole rows in a chunk."""
-    return (
-        Target(of=OURS, against=PLAIN, least=times_plain),
-        Target(of=OURS, against=WHOLE, least=None),
-        Target(of=OURS, against="litdata", least=5.0),
-        Target(of=OURS, against="litdata with arrays", least=None),
-        Target(of=OURS, against="mosaicml-streaming", least=4.0),
-        Target(of=OURS, against="ffcv", least=None),
-        Target(of=OURS, against=DECODE, least=0.85),
-        Target(of=FITS, against=MEMORY, least=0.7),
-    )
-
-
-def others(times_plain: float, of_decode: float | None = None) -> tuple[Target, ...]:
-    """What is promised of other chunked arrays."""
-    return (
-        Target(of=OURS, against=PLAIN, least=times_plain),
-        Target(of=OURS, against=WHOLE, least=None),
-        Target(of=OURS, against=DECODE, least=of_decode),
-    )
-
-
-NO_CHUNKS = (
-    Target(of=OURS, against=PLAIN, least=3.5),
-    Target(of=MAPPED, against=PLAIN, least=6.0),
-    Target(of=OURS, against=PREADV, least=0.9),
-    Target(of=MAPPED, against="ffcv", least=1.0),
-    Target(of=CHUNKS, against=MEMORY, least=0.8),
-    Target(of=MAPPED_CHUNKS, against=MEMORY, least=None),
-)
 GZIP, SHUFFLED, LZF = {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}, {"compression": "lzf"}
 CASES = {
     case.name: case
@@ -139,15 +103,12 @@ CASES = {
             n_together=32,
             filters=GZIP,
             ways=BOUND + AMPLE,
-            peers=tuple(PEERS),
-            targets=together(45),
         ),
         Case(
             name="images-chunked-32",
             kind=IMAGES,
             title="no filter, 32 rows a chunk",
             n_together=32,
-            targets=others(100),
         ),
         Case(
             name="images-lzf-32",
@@ -155,7 +116,6 @@ CASES = {
             title="LZF, 32 rows a chunk",
             n_together=32,
             filters=LZF,
-            targets=others(20),
         ),
         Case(
             name="images-gzip-1",
@@ -163,7 +123,6 @@ CASES = {
             title="gzip, 1 row a chunk",
             n_together=1,
             filters=GZIP,
-            targets=others(2.5),
         ),
         Case(
             name="images-lzf-1",
@@ -171,22 +130,18 @@ CASES = {
             title="LZF, 1 row a chunk",
             n_together=1,
             filters=LZF,
-            targets=others(2.5),
         ),
         Case(
             name="images-guess",
             kind=IMAGES,
             title="gzip, h5py's own guess of the chunks",
             filters=GZIP,
-            targets=others(1000, 0.7),
         ),
         Case(
             name="images-contiguous",
             kind=IMAGES,
             title="contiguous",
             ways=UNCHUNKED,
-            peers=("ffcv",),
-            targets=NO_CHUNKS,
         ),
         Case(
             name="signals-gzip-32",
@@ -195,16 +150,12 @@ CASES = {
             n_together=32,
             filters=SHUFFLED,
             ways=BOUND + AMPLE,
-            peers=tuple(PEERS),
-            targets=together(25),
         ),
         Case(
             name="signals-contiguous",
             kind=SIGNALS,
             title="contiguous",
             ways=UNCHUNKED,
-            peers=("ffcv",),
-            targets=NO_CHUNKS,
         ),
     )
 }

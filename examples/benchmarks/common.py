@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -296,3 +296,19 @@ def write_json(path: Path | None, results: Mapping[str, Any]) -> None:
     """Writes all measurements, where a file is asked for."""
     if path is not None:
         path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def merge_json(path: Path | None, results: Mapping[str, Any], key: str, order: Iterable[str]) -> None:
+    """Writes measurements, where a file is asked for, and keeps the other results that are in it.
+
+    Args:
+        path: the file.
+        results: the measurements; a list of results among them.
+        key: the name of a result.
+        order: all names.
+    """
+    if path is None:
+        return
+    written = json.loads(path.read_text()) if path.exists() else {"results": []}
+    by_name = {each[key]: each for each in [*written["results"], *results["results"]]}
+    write_json(path, {**results, "results": [by_name[name] for name in order if name in by_name]})

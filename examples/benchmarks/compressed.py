@@ -1,11 +1,11 @@
-"""How fast rows of compressed, chunked and contiguous arrays become shuffled batches, beside everybody else.
+"""How fast rows of HDF5 files become shuffled batches, as the files are stored?
 
-    python examples/benchmarks/compressed.py [--cases images-gzip-32 ...] [--json FILE] [--plot FILE]
+    python examples/benchmarks/compressed.py [--cases images-gzip-32 ...] [--json FILE]
 
 writes pictures (u1, 3x64x64) and signals (f4, 4x1024) to temporary files as people store them, and times shuffled
-epochs over them: `lightning_h5`, what people write themselves, loaders that want a format of their own (each reads its
-own converted copy), and two limits. Each contender is first checked to give every row once and as it was written; then
-all take turns, in one run, with the files in the page cache. Ratios are of medians over the rounds.
+epochs over them: `lightning_h5`, what people write themselves, other loaders that can read the file, and two limits.
+Each contender is first checked to give every row once and as it was written; then all take turns, in one run, with the
+files in the page cache. `page.py` makes the documentation's tables of the results, and `dots.py` the charts.
 """
 
 from __future__ import annotations
@@ -13,30 +13,26 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from cases import CASES, DECODE, MEMORY, PLAIN, PREADV, WHOLE, Case, Way
-from common import BATCH_SIZE, N_EPOCHS, Contender, environment, judge, line_of, measure, report, write_json
+from common import BATCH_SIZE, N_EPOCHS, Contender, environment, line_of, measure, merge_json, report
 from decoding import N_THREADS, bare_decode
-from peers import PEERS, OpenEpochs, load
+from peers import AS_STORED, VERSIONS, find
 from recipes import Ours, affordable_rows, bare_preadv, in_memory, plain, whole_batches
 from rows import Data, lifelike
 from tqdm import tqdm
 
-VERSIONS = ("litdata", "mosaicml-streaming", "ffcv", "deflate", "imagecodecs", "zlib-into", "numba")
-
+DECODERS = ("deflate", "imagecodecs", "zlib-into", "numba")
 SLICE = 1.5  # seconds per timing of a slow reader, which reads as many rows as it can
 MOST = 10.0  # seconds, after which a slow reader is not timed again
 
 
-def contenders(
-    case: Case, data: Data, peers: Mapping[str, OpenEpochs], folder: Path, stack: ExitStack
-) -> list[Contender]:
+def contenders(case: Case, data: Data, peers: Mapping[str, Any], stack: ExitStack) -> list[Contender]:
     """All contenders, those that start processes first; what they hold open is closed with the stack."""
     n_all = len(data.x)
     some = affordable_rows(plain(data, 0), n_all, SLICE)
@@ -46,12 +42,10 @@ def contenders(
         Contender(name="plain h5py, 2 workers", team=PLAIN, epoch=plain(data, 2, some), n_rows=some),
         Contender(name=WHOLE, epoch=whole_batches(data, fewer, stack), n_rows=fewer),
     ]
-    for peer in case.peers:
-        if peer in peers:
-            place = folder / peer
-            place.mkdir()
-            epochs = peers[peer](data, place, stack)
-            found += [Contender(name=n, team=n.rpartition(", ")[0], epoch=epoch) for n, epoch in epochs.items()]
+    for peer in peers.values():
+        n_rows = some if peer.IS_ROW_BY_ROW else None
+        epochs = peer.as_stored(data, stack, n_rows)
+        found += [Contender(name=n, team=team_of(n), epoch=epoch, n_rows=n_rows) for n, epoch in epochs.items()]
     found += [our_contender(way, data, stack) for way in case.ways]
     if data.chunks is None:
         found.append(
@@ -65,6 +59,11 @@ def contenders(
     return [*found, Contender(name=MEMORY, epoch=in_memory(data), n_epochs=N_EPOCHS)]
 
 
+def team_of(name: str) -> str:
+    """Return the loader of a way to use it."""
+    return name.rpartition(", ")[0]
+
+
 def our_contender(way: Way, data: Data, stack: ExitStack) -> Contender:
     """Our data module, opened in the way that is asked for."""
     ours = Ours(data, **way.options)
@@ -75,16 +74,11 @@ def our_contender(way: Way, data: Data, stack: ExitStack) -> Contender:
     )
 
 
-def run(case: Case, data: Data, peers: Mapping[str, OpenEpochs], n_rounds: int, progress: tqdm[Any]) -> dict[str, Any]:
-    """Measures a case and prints its tables."""
-    began = perf_counter()
-    with tempfile.TemporaryDirectory(dir=data.path.parent) as folder, ExitStack() as stack:
-        progress.set_postfix_str("convert for peers")
-        timings = measure(
-            contenders(case, data, peers, Path(folder), stack), data, n_rounds, progress, most_seconds=MOST
-        )
-    verdicts = judge(timings, case.targets)
-    progress.write(f"\n{report(f'{case}; {data.storage}', timings, verdicts, n_rows=len(data.x))}")
+def run(case: Case, data: Data, peers: Mapping[str, Any], n_rounds: int, progress: tqdm[Any]) -> dict[str, Any]:
+    """Measures a case and prints its table."""
+    with ExitStack() as stack:
+        timings = measure(contenders(case, data, peers, stack), data, n_rounds, progress, most_seconds=MOST)
+    progress.write(f"\n{report(f'{case}; {data.storage}', timings, [], n_rows=len(data.x))}")
     return {
         "case": case.name,
         "rows_are": case.kind.name,
@@ -92,28 +86,18 @@ def run(case: Case, data: Data, peers: Mapping[str, OpenEpochs], n_rounds: int, 
         "chunks": data.chunks,
         "stored_bytes": data.stored_bytes,
         "compression_ratio": data.gain,
-        "seconds": perf_counter() - began,
         "contenders": [asdict(timing) for timing in timings],
-        "ratios": [asdict(verdict) for verdict in verdicts],
     }
-
-
-def find_peers(names: Sequence[str]) -> tuple[dict[str, OpenEpochs], dict[str, str]]:
-    """Peers that can be had here, and why others cannot."""
-    loaded = {name: load(name) for name in names}
-    missing = {name: reason for name, reason in loaded.items() if isinstance(reason, str)}
-    return {name: opened for name, opened in loaded.items() if not isinstance(opened, str)}, missing
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), metavar="PEER", help=", ".join(PEERS))
+    parser.add_argument("--peers", nargs="*", choices=AS_STORED, default=AS_STORED, metavar="PEER")
     parser.add_argument("--rows", type=int, default=20_000, help="rows of each array (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each contender (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart of each case; needs matplotlib")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the measurements to those in this file")
     options = parser.parse_args()
     if options.rows < 2 * BATCH_SIZE or options.rounds < 1:
         parser.error(f"--rows takes {2 * BATCH_SIZE} or more and --rounds 1 or more")
@@ -121,10 +105,10 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures the cases, prints their tables, and writes them as JSON and draws them where asked."""
+    """Measures the cases, prints their tables, and writes them as JSON where asked."""
     options = arguments()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # hides the messages about the order
-    about, (peers, missing) = environment(VERSIONS), find_peers(options.peers)
+    about, (peers, missing) = environment((*VERSIONS, *DECODERS)), find(options.peers)
     print(line_of(about))
     print(f"{options.rows:,} rows, batch {BATCH_SIZE}, {options.rounds} rounds, shuffled, warm page cache")
     for name, reason in missing.items():
@@ -139,11 +123,7 @@ def main() -> None:
             results.append(run(case, data, peers, options.rounds, progress))
             data.path.unlink()
     settings = {"rows": options.rows, "rounds": options.rounds, "batch_size": BATCH_SIZE, "skipped": missing}
-    write_json(options.json, {"environment": about, **settings, "results": results})
-    if options.plot is not None:
-        from chart import draw
-
-        draw(results, options.plot)
+    merge_json(options.json, {"environment": about, **settings, "results": results}, "case", CASES)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python examples/benchmarks/layouts.py docs/_parts
 
 writes ``chunk_cost.html`` (computed from the chunks alone) and ``layouts.md`` (computed, beside what was measured:
-``benchmarks.json`` in the same folder).
+``layouts.json`` in the same folder, which `compressed.py` writes).
 """
 
 from __future__ import annotations
@@ -143,4 +143,4 @@ def size_text(n_bytes: float) -> str:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     (folder / "chunk_cost.html").write_text(drawing())
-    (folder / "layouts.md").write_text(table(json.loads((folder / "benchmarks.json").read_text())["results"]))
+    (folder / "layouts.md").write_text(table(json.loads((folder / "layouts.json").read_text())["results"]))

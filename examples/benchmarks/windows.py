@@ -1,28 +1,26 @@
-"""How many windows and patches a second come from episodes, recordings and volumes, beside the usual loaders?
+"""How many windows and patches a second come from episodes, recordings and volumes?
 
     python examples/benchmarks/windows.py [--cases images ...] [--rounds 3] [--json FILE]
 
 writes arrays as projects store them, and times shuffled epochs of overlapping windows or patches: a `Dataset` that
-reads one with `array[start : start + length]`, or with a slice of each axis, in a `DataLoader` with 0 and
-with 2 workers; `LazyH5DataModule`, with so little memory for decoded chunks that each is decoded in every epoch; a loop
-that only decodes all chunks with zlib, as HDF5 does, in as many threads as cores; and the limit of any loader with our
-decoder: to decode each chunk once and to copy each window once, without any other work. Windows are compared with the
-arrays first; then all take turns. Ratios are of medians.
-
-Plain loaders decode a chunk or more for each window. So a ratio above that needs a faster decoder than zlib, and how
-much faster ours is depends on the data and the machine: 1.5 to 2.5 times for noise, up to 4 for rendered images.
+reads one with `array[start : start + length]`, or with a slice of each axis, in a `DataLoader` with 0 and with 2
+workers, and in SPDL's threads and processes; insitubatch, which has windows along the first axis of one array;
+`LazyH5DataModule`, with so little memory for decoded chunks that each is decoded in every epoch; a loop that only
+decodes all chunks with zlib, as HDF5 does, in as many threads as cores; and the limit of any loader with our decoder:
+to decode each chunk once and to copy each window once, without any other work. Windows are compared with the arrays
+first; then all take turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,12 +31,15 @@ from typing import Any
 import deflate
 import h5py
 import numpy as np
+from common import environment, line_of, merge_json
+from peers import AS_STORED, VERSIONS, find
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_h5 import LazyH5DataModule
 
 BATCH_SIZE = 32
-SECONDS = 2.0  # that a plain loader is timed for
+SECONDS = 2.0  # that another loader is timed for
+N_CHECKED = 2000  # windows of each of these that are compared
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -55,7 +56,6 @@ class Case:
         stride: from one window to the next.
         axis: of the steps, in an array.
         by_index: whether each index of axis 0 is a segment.
-        against_plain: windows a second beside those of the better plain loader, at least.
         memory: for decoded chunks.
     """
 
@@ -65,7 +65,6 @@ class Case:
     options: dict[str, Any]
     length: int = 0
     stride: int = 1
-    against_plain: float
     axis: int = 0
     by_index: bool = False
     memory: str = "24 MiB"
@@ -115,7 +114,6 @@ CASES = {
         options={"x_key": "obs", "segments": "demo_*", "window": {"length": 4, "stride": 1}},
         length=4,
         stride=1,
-        against_plain=60,
     ),
     "trajectories": Case(
         title="trajectories: f4 fields of 48x48, gzip chunks (1, 4, 48, 48), windows of 5, stride 1",
@@ -126,7 +124,6 @@ CASES = {
         stride=1,
         axis=1,
         by_index=True,
-        against_plain=20,
     ),
     "eeg": Case(
         title="recordings: f4 (32, 60000), gzip chunks (32, 1000), windows of 200, stride 100",
@@ -140,7 +137,6 @@ CASES = {
         length=200,
         stride=100,
         axis=1,
-        against_plain=15,
     ),
     "patches": Case(
         title="volumes: 3 of u1 (256, 256, 256), gzip chunks (64, 64, 64), patches (32, 64, 64), stride (16, 32, 32)",
@@ -151,7 +147,6 @@ CASES = {
             "segments": "scan_*",
             "patch": {"shape": [32, 64, 64], "stride": [16, 32, 32]},
         },
-        against_plain=20,
     ),
     "contiguous": Case(
         title="contiguous: f4 (50000, 64), windows of 50, stride 10",
@@ -160,7 +155,14 @@ CASES = {
         options={"x_key": "x", "segments": "s*", "window": {"length": 50, "stride": 10}},
         length=50,
         stride=10,
-        against_plain=2,
+    ),
+    "sensors": Case(
+        title="one recording: f4 (200000, 32), gzip chunks (1000, 32), windows of 16, stride 1",
+        make=lambda rng: {"x": rng.standard_normal((200_000, 32)).astype("f4")},
+        chunks=(1000, 32),
+        options={"x_key": "x", "window": {"length": 16, "stride": 1}},
+        length=16,
+        memory="8 MiB",
     ),
 }
 
@@ -181,9 +183,8 @@ class Plain(Dataset[Any]):
         return self._file[name][place]
 
 
-def plain_rate(path: str, windows: list[tuple[str, tuple[Any, ...]]], num_workers: int) -> float:
-    """Return the windows a second of a plain loader, timed for a while after its first batches."""
-    batches = iter(DataLoader(Plain(path, windows), BATCH_SIZE, shuffle=True, num_workers=num_workers))
+def rate(batches: Iterator[Any]) -> float:
+    """Return the windows a second of a loader, timed for a while after its first batches."""
     for _ in range(4):
         next(batches)
     began, n = perf_counter(), 0
@@ -192,6 +193,33 @@ def plain_rate(path: str, windows: list[tuple[str, tuple[Any, ...]]], num_worker
         if perf_counter() - began > SECONDS:
             break
     return n / (perf_counter() - began)
+
+
+def peer_ways(
+    case: Case, path: str, windows: list[tuple[str, tuple[Any, ...]]], peers: dict[str, Any], stack: ExitStack
+) -> dict[str, Callable[[int], Iterator[Any]]]:
+    """Return the epochs of other loaders, by name."""
+    ways: dict[str, Callable[[int], Iterator[Any]]] = {}
+    if "spdl" in peers:
+        epoch, pool = peers["spdl"].epoch, peers["spdl"].processes(Plain(path, windows), stack)
+        ways["SPDL with h5py, 2 processes"] = lambda _: epoch(Plain(path, windows), BATCH_SIZE, pool)
+        ways["SPDL with h5py, 2 threads"] = lambda _: epoch(Plain(path, windows), BATCH_SIZE, None)
+    if "insitubatch" in peers and not case.by_index and case.chunks and len({name for name, _ in windows}) == 1:
+        shown = peers["insitubatch"].windows(path, case.options["x_key"], case.length, BATCH_SIZE)
+        ways["insitubatch"] = lambda number: (x for x, _ in shown(number))
+    return ways
+
+
+def check(batches: Iterator[Any], arrays: Arrays, windows: list[tuple[str, tuple[Any, ...]]], name: str) -> None:
+    """Check that batches have windows of the arrays, and none of them twice; the first 2,000 are looked at."""
+    expected = {arrays[array][place].tobytes() for array, place in windows}
+    seen: list[bytes] = []
+    for batch in batches:
+        seen += [value.numpy().tobytes() for value in batch]
+        if len(seen) > N_CHECKED:
+            break
+    if len(set(seen)) < len(seen) or not expected.issuperset(seen):
+        raise SystemExit(f"{name!r} gives windows that differ from those written, or some of them twice")
 
 
 def decode_seconds(path: str, decode: Callable[[bytes], bytes]) -> float:
@@ -228,60 +256,61 @@ def _places(array: h5py.Dataset) -> list[tuple[int, int]]:
     return [(info.byte_offset, info.size) for info in infos]
 
 
-def run(case: Case, path: str, n_rounds: int) -> dict[str, Any]:
+def run(name: str, folder: str, peers: dict[str, Any], n_rounds: int) -> dict[str, Any]:
     """Measure a case."""
+    case, path = CASES[name], f"{folder}/{name}.h5"
     arrays = case.make(np.random.default_rng(0))
     with h5py.File(path, "w") as file:
-        for name, values in arrays.items():
+        for key, values in arrays.items():
             how = {} if case.chunks is None else {"chunks": case.chunks, "compression": "gzip"}
-            file.create_dataset(name, data=values, **how)
+            file.create_dataset(key, data=values, **how)
     windows = case.windows(arrays)
     chunk_bytes = int(np.prod(case.chunks or ())) * next(iter(arrays.values())).itemsize
-    n_chunks = sum(values.size // int(np.prod(case.chunks)) for values in arrays.values()) if case.chunks else 0
     files = {"cache_bytes": case.memory}
     shuffle = {"mode": "chunks" if case.chunks else "auto", "buffer": "12 MiB"}
     module = LazyH5DataModule(
         path, batch_size=BATCH_SIZE, files=files, shuffle=shuffle, with_index=True, **case.options
     )
     module.setup("fit")
-    loader, dataset = module.train_dataloader(), module.datasets["train"]
+    loader = module.train_dataloader()
+    n_seen = np.zeros(len(windows), int)
     for x, index, *_ in loader:
         for value, number in zip(x.numpy(), index.tolist(), strict=True):
-            name, place = windows[number]
-            np.testing.assert_array_equal(value, arrays[name][place])
-    rates: dict[str, list[float]] = {"plain, 0 workers": [], "plain, 2 workers": [], "lightning_h5": []}
-    decoded = []
-    for epoch in range(1, n_rounds + 1):
-        for workers in (0, 2):
-            rates[f"plain, {workers} workers"].append(plain_rate(path, windows, workers))
-        loader.sampler.set_epoch(epoch)
-        before, began, n = dataset.counters.total()["chunks_decoded"], perf_counter(), 0
-        for x, *_ in loader:
-            n += len(x)
-        rates["lightning_h5"].append(n / (perf_counter() - began))
-        decoded.append((dataset.counters.total()["chunks_decoded"] - before) / max(1, n_chunks))
-        if case.chunks:
-            rates.setdefault("bare decode", []).append(len(windows) / decode_seconds(path, zlib.decompress))
-            least = decode_seconds(path, lambda stored: deflate.zlib_decompress(stored, chunk_bytes))
-            least += copy_seconds(arrays, windows, np.random.default_rng(epoch))
-            rates.setdefault("limit", []).append(len(windows) / least)
+            array, place = windows[number]
+            np.testing.assert_array_equal(value, arrays[array][place])
+            n_seen[number] += 1
+    assert np.array_equal(n_seen, np.ones(len(windows)))
+    rates: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[int], Iterator[Any]]] = {
+            f"plain h5py, {n} workers": lambda _, n=n: iter(
+                DataLoader(Plain(path, windows), BATCH_SIZE, shuffle=True, num_workers=n)
+            )
+            for n in (0, 2)
+        }
+        ways |= peer_ways(case, path, windows, peers, stack)
+        for way, epoch_of in ways.items():
+            check(epoch_of(0), arrays, windows, way)
+        for epoch in range(1, n_rounds + 1):
+            for way, epoch_of in ways.items():
+                rates.setdefault(way, []).append(rate(epoch_of(epoch)))
+            loader.sampler.set_epoch(epoch)
+            began, n = perf_counter(), 0
+            for x, *_ in loader:
+                n += len(x)
+            rates.setdefault("lightning_h5", []).append(n / (perf_counter() - began))
+            if case.chunks:
+                rates.setdefault("bare decode loop", []).append(len(windows) / decode_seconds(path, zlib.decompress))
+                least = decode_seconds(path, lambda stored: deflate.zlib_decompress(stored, chunk_bytes))
+                least += copy_seconds(arrays, windows, np.random.default_rng(epoch))
+                rates.setdefault("decoding and copying once", []).append(len(windows) / least)
     module.teardown("fit")
-    found = {name: median(each) for name, each in rates.items()}
-    best = max(found["plain, 0 workers"], found["plain, 2 workers"])
-    ratios = {"against the plain loader": (found["lightning_h5"] / best, case.against_plain)}
-    if case.chunks:
-        ratios["against bare decoding"] = (found["lightning_h5"] / found["bare decode"], 0.7)
     print(f"\n{case.title}; {len(windows):,} windows")
-    for name, rate in found.items():
-        print(f"  {name:20} {rate:12,.0f} windows/s")
-    for name, (seen, least) in ratios.items():
-        print(f"  {name:26} {seen:7.2f}   asked {least:g}   {'met' if seen >= least else 'NOT MET'}")
-    if case.chunks:
-        limit = found["limit"]
-        reached = found["lightning_h5"] / limit
-        print(f"  the limit is {limit / best:.1f} times the plain loader; {reached:.2f} of it is reached")
-        print(f"  chunks decoded per epoch   {median(decoded):7.2f} of all   asked at most 1.1")
-    return {"title": case.title, "windows": len(windows), "rates": found, "ratios": ratios, "decoded": decoded}
+    for way, each in rates.items():
+        print(f"  {way:28} {median(each):12,.0f} windows/s", flush=True)
+    contenders = [{"name": way, "team": way.partition(",")[0], "rows_per_second": each} for way, each in rates.items()]
+    rows_are, _, title = case.title.partition(": ")
+    return {"case": name, "rows_are": rows_are, "title": title, "windows": len(windows), "contenders": contenders}
 
 
 def main() -> None:
@@ -289,13 +318,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peers", nargs="*", choices=AS_STORED, default=AS_STORED)
+    parser.add_argument("--json", type=Path, help="add the measurements to those in this file")
     given = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    about, (peers, missing) = environment(VERSIONS), find(given.peers)
+    print(line_of(about))
+    for name, reason in missing.items():
+        print(f"{name} is left out: {reason}")
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: run(CASES[name], f"{folder}/{name}.h5", given.rounds) for name in given.cases}
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1))
+        results = [run(name, folder, peers, given.rounds) for name in given.cases]
+    settings = {"rounds": given.rounds, "batch_size": BATCH_SIZE, "skipped": missing}
+    merge_json(given.json, {"environment": about, **settings, "results": results}, "case", CASES)
 
 
 if __name__ == "__main__":

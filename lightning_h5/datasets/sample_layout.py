@@ -14,7 +14,7 @@ import torch
 
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
-from ..readers.buffers import BufferPool, Column, tensor_of
+from ..readers.buffers import BufferPool, Column, copied_alone, tensor_of
 from ..samples import CsrRows
 from ..types import Draws, IntArray, cached_property
 from .collate import Collate, axis_length, collated, collated_samples, of_one
@@ -123,7 +123,7 @@ class FieldPlan:
         column = tensor_of(rows)
         if column.dtype == self.dtype:
             return column
-        return buffers.tensor(tuple(column.shape), self.dtype).copy_(column)
+        return copied_alone(buffers.tensor(tuple(column.shape), self.dtype), column)
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None) -> Any:

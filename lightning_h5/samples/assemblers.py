@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..lazy_torch import torch
-from ..readers.buffers import BufferPool, Column, stacked
+from ..readers.buffers import BufferPool, Column, batch_bytes, copied_alone, stacked
 from .sample_rows import FieldRows
 
 __all__ = ["Assembler", "PatchAssembler", "SegmentAssembler", "WindowAssembler"]
@@ -137,9 +137,10 @@ def _stacked(steps: Column) -> Column:
 
 def _clear(steps: torch.Tensor, is_padding: npt.NDArray[np.bool_]) -> None:
     """Set some steps to zero."""
-    # torch lacks most operations of unsigned dtypes, and has all for signed ones of the same bits.
-    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-    steps.view(signed.get(steps.dtype, steps.dtype))[torch.from_numpy(is_padding)] = 0
+    if steps.device.type == "cpu":
+        batch_bytes(steps)[is_padding] = 0
+    else:
+        steps.view(len(steps), -1).view(torch.uint8)[torch.from_numpy(is_padding)] = 0
 
 
 def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:
@@ -149,4 +150,4 @@ def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:
     moved = steps.movedim(axis, place)
     if moved.device.type != "cpu":
         return moved.contiguous()
-    return buffers.tensor(tuple(moved.shape), moved.dtype).copy_(moved)
+    return copied_alone(buffers.tensor(tuple(moved.shape), moved.dtype), moved)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 import tomllib
@@ -206,12 +205,6 @@ def benchmark(name):
     sys.modules[own] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def test_the_tables_of_benchmarks_are_what_was_measured():
-    parts = ROOT / "docs" / "_parts"
-    measured = json.loads((parts / "benchmarks.json").read_text())
-    assert benchmark("page").page(measured) == (parts / "benchmarks.md").read_text()
 
 
 def test_the_table_of_label_entropies_is_what_the_order_gives():

@@ -170,7 +170,7 @@ def test_addresses_are_no_paths(path):
 def test_the_table_and_the_drawing_of_layouts_are_what_was_measured_and_computed():
     parts = ROOT / "docs" / "_parts"
     layouts = benchmark("layouts")
-    measured = json.loads((parts / "benchmarks.json").read_text())
+    measured = json.loads((parts / "layouts.json").read_text())
     assert layouts.table(measured["results"]) == (parts / "layouts.md").read_text()
     assert layouts.drawing() == (parts / "chunk_cost.html").read_text()
 

@@ -1,36 +1,37 @@
-"""Loaders that want the rows in a format of their own: each converts a copy, and reads that.
+"""Other loaders, each used as its documentation says.
 
-A module here has ``open_epochs(data, folder, stack)``: it writes the rows into a folder and gives the ways to read
-them that are worth timing, by name. Those that start processes come first.
+A module has ``as_stored(data, stack, n_rows)``, the ways to read the HDF5 file, or ``open_epochs(data, folder,
+stack)``, which writes a copy into a folder and returns the ways to read it; by name, and those that start processes
+first.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from common import Epoch
-from rows import Data
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-PEERS = {"litdata": "peers.litdata", "mosaicml-streaming": "peers.mosaic", "ffcv": "peers.ffcv"}
+PEERS = {"spdl": "peers.spdl", "insitubatch": "peers.insitu", "litdata": "peers.litdata"}
 """Modules of the peers, by the name to install them with."""
+AS_STORED, CONVERTED = ("spdl", "insitubatch"), ("litdata", "insitubatch")
+"""Peers that read the HDF5 file, and peers that read a copy of their own."""
+VERSIONS = (*PEERS, "virtualizarr", "zarr", "annbatch", "scdataset", "anndata")
 
-OpenEpochs: TypeAlias = Callable[[Data, Path, ExitStack], dict[str, Epoch]]
 
-
-def load(peer: str) -> OpenEpochs | str:
-    """What opens a peer's epochs, or why it cannot be had here."""
-    try:
-        module = importlib.import_module(PEERS[peer])
-    except Exception as error:  # not installed, or incompatible: peers fail at import in many ways
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-    open_epochs: OpenEpochs = module.open_epochs
-    return open_epochs
+def find(names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the modules of the peers that can be had here, and why others cannot."""
+    modules, missing = {}, {}
+    for name in names:
+        try:
+            modules[name] = importlib.import_module(PEERS[name])
+        except Exception as error:  # not installed, or incompatible: peers fail at import in many ways
+            reason = str(error).splitlines()[0] if str(error) else "no reason given"
+            missing[name] = f"{type(error).__name__}: {reason}"
+    return modules, missing
 
 
 class LoaderEpochs:
