@@ -507,8 +507,8 @@ MUTANTS = [
     Mutant(
         "random windows are the same in all epochs",
         "samples/windows.py",
-        "drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)",
-        "drawn = uniform(self.seed, 0, STARTS, windows)",
+        "offsets = uniform(self.seed, 0 if epoch is None else epoch, STARTS, windows)",
+        "offsets = uniform(self.seed, 0, STARTS, windows)",
         (*WINDOWS, *SEGMENTS),
     ),
     Mutant(
@@ -599,8 +599,8 @@ MUTANTS = [
     Mutant(
         "decoded chunks are not compared with their checksums",
         "staging/decoded.py",
-        "is_right = np.array(sums, np.uint32) == self._sums[chunks[there]]",
-        "is_right = np.ones(len(there), np.bool_)",
+        "is_right = np.array(sums, np.uint32) == self._sums[chunks[read_numbers]]",
+        "is_right = np.ones(len(read_numbers), np.bool_)",
         DECODED,
     ),
     Mutant(
@@ -613,7 +613,7 @@ MUTANTS = [
     Mutant(
         "decoded chunks are compared once, whatever is written to the file later",
         "staging/decoded.py",
-        "        if written != self._written and not self._n_writing:",
+        "        if write_time != self._written and not self._n_writing:",
         "        if self._written < 0:",
         DECODED,
     ),
@@ -634,8 +634,8 @@ MUTANTS = [
     Mutant(
         "chunks that were never written are kept as decoded",
         "readers/chunk_loader.py",
-        "            written = lacking[self.table.offsets[chunks[lacking]] >= 0]\n",
-        "            written = lacking\n",
+        "            written_numbers = numbers[self.table.offsets[chunks[numbers]] >= 0]\n",
+        "            written_numbers = numbers\n",
         DECODED,
     ),
     Mutant(
