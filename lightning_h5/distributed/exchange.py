@@ -22,6 +22,7 @@ __all__ = ["Exchange", "exchange"]
 
 GRACE = 5.0  # seconds for other ranks to read the error before this process ends, and perhaps the store with it
 POLL = 0.5  # seconds between checks of a rank that is late
+FIRST_PROCESS = "lightning_h5/first_process"  # key of the process of rank 0, known before ranks agree on other keys
 
 
 @contextmanager
@@ -75,7 +76,12 @@ class Exchange:
             return
         self.rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         try:
+            if self.rank == 0:
+                store.set(FIRST_PROCESS, json.dumps(this_process()))
             if not agree_on_nonce(store, patience):
+                time.sleep(GRACE)  # time for the others to find it, too
+                with suppress(torch.distributed.DistError):
+                    self._end_process(FIRST_PROCESS)
                 raise H5Error(self._late_text([0]))
         except torch.distributed.DistError as error:
             raise H5Error(self._ended_text()) from error
@@ -167,10 +173,14 @@ class Exchange:
         self._wait_for_others_to_leave(late)
         if late:
             time.sleep(2 * POLL)  # time for their watchdogs to notice
-        for key in (f"{self._keys[rank]}/process" for rank in late):
+        for rank in late:
             with suppress(torch.distributed.DistError):
-                if self._store.check([key]):
-                    end_process(json.loads(self._store.get(key)))
+                self._end_process(f"{self._keys[rank]}/process")
+
+    def _end_process(self, key: str) -> None:
+        """End a process of this machine that is named by a key of the store."""
+        if self._store.check([key]):
+            end_process(json.loads(self._store.get(key)))
 
     def _wait_for_others_to_leave(self, late: Sequence[int]) -> None:
         n_present = self._world_size - len(late)

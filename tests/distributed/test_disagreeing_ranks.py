@@ -152,9 +152,7 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, h
 @pytest.mark.parametrize("hanging", [0, 1, 2])
 def test_a_rank_that_hangs_inside_a_library_is_ended_by_the_others(file, tmp_path, hanging):
     """As in an HDF5 call on storage that does not answer: no thread of Python runs meanwhile."""
-    outcomes = run_ranks(
-        fit, 3, tmp_path, file, {"setup_timeout": 10}, {}, 3, {hanging: hang_in_a_library}, patience=30
-    )
+    outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 10}, {}, 3, {hanging: hang_in_a_library})
     told = f"setting up the data (fit) did not finish on rank {hanging} of 3 ranks within 10 s"
     for rank, outcome in enumerate(outcomes):
         assert outcome.exitcode == (-signal.SIGKILL if rank == hanging else 1)
