@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import h5py
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -85,13 +86,14 @@ def test_old_yaml_is_refused_and_new_yaml_is_accepted(old, new, error, tmp_path,
     assert new.partition(":")[0] in printed
     code, printed = fit(old)
     assert code != 0
-    assert text in printed
+    key = re.findall(r"(\w+):", old)[-1]
+    assert text in printed or f'No action for key "{key}"' in printed  # from older versions of jsonargparse
 
 
 def test_data_modules_of_old_checkpoints_are_refused_by_their_old_names(tmp_path):
     checkpoint = {
         "datamodule_hyper_parameters": {"train_paths": "a.h5", "load_fields": ["x"]},
-        "pytorch-lightning_version": "2.6.0",
+        "pytorch-lightning_version": lightning.__version__,
         "state_dict": {},
     }
     torch.save(checkpoint, tmp_path / "last.ckpt")

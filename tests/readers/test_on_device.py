@@ -211,7 +211,7 @@ def test_an_interrupt_in_a_launch_leaves_no_read_waiting(make_h5, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         work.help()
     with pytest.raises(H5Error, match="Read again"):
-        in_threads(read.finish, seconds=60)
+        in_threads(read.finish)
     assert np.array_equal(reader.read(np.arange(ROWS)), stored.values)
 
 

@@ -462,7 +462,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_child(make_h5, child_does, monkeyp
         pids = pids_in(tmp_path / "pids", 1)
         time.sleep(1)  # until it waits for the child; one that is just being started ends with the process instead
         os.kill(ours, signal.SIGINT)
-        assert is_gone(ours, seconds=30)
+        assert is_gone(ours)
     finally:
         os.kill(ours, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(ours, 0)[1])
