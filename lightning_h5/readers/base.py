@@ -253,7 +253,10 @@ def checked_places(places: IntArray | None, n: int, n_rows: int) -> IntArray:
     """
     places = np.arange(n_rows) if places is None else np.ascontiguousarray(places, dtype=np.int64)
     if len(places) != n or (n and places.view(np.uint64).max() >= n_rows):
-        raise IndexError(f"{n} positions up to {places.max(initial=-1)} are outside of {n_rows} rows")
+        raise IndexError(
+            f"{len(places)} places from {places.min(initial=0)} to {places.max(initial=-1)} were given, not {n} places "
+            f"below {n_rows}"
+        )
     return places
 
 

@@ -44,9 +44,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     class Counted(opening._File):
-        def __init__(self, path: str, *arguments: Any, **options: Any) -> None:
-            counts[path] += 1
-            super().__init__(path, *arguments, **options)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            counts[self.filename] += 1
 
     monkeypatch.setattr(opening, "_File", Counted)
     return counts

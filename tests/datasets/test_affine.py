@@ -120,7 +120,7 @@ def test_compiled_loops_give_the_very_bits_of_numpy(given_):
 def test_a_loop_that_looks_at_no_end_gets_no_place_behind_it(places):
     pytest.importorskip("numba")
     change = Affine(np.zeros(2), np.ones(2), (2,), np.dtype("f4"))
-    with pytest.raises(IndexError, match=f"of 3 rows, for {2}"):
+    with pytest.raises(IndexError, match="were given, not 2 places below 3"):
         change.take(np.zeros((3, 2), "f4"), np.array(places), np.zeros((2, 2), "f4"))
 
 
