@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .change_guard import pread_of, stat_of
+from .chunk_index import UNDEFINED
 from .packing import ATTRIBUTES, MARKERS, file_format
 from .paths import SIGNATURE
 from .structures import MATLAB_EMPTY
@@ -30,7 +31,6 @@ CONTIGUOUS, CHUNKED = 1, 2  # classes of layouts
 INDEX_SETTINGS = {1: 0, 2: 0, 3: 1, 4: 5, 5: 6}  # bytes of the settings of a chunk index, by its type
 SIMPLE = {0, 1, 3}  # classes of datatypes whose values lie in the attribute: integers, floats, text of a fixed length
 OPAQUE, OPAQUE_SCALAR = 5, "an opaque scalar"  # class of such datatypes, and a part of the structure of such a header
-UNDEFINED = 2**64 - 1  # address
 MAX_HEADER, MAX_BLOCKS = 16 << 20, 1000  # bytes of a block of a header, and blocks
 NUMBER, PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 WINDOW = 4096  # bytes that are read at a time
