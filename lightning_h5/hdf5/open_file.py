@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +15,7 @@ from ..types import cached_property
 from .change_guard import ChangeGuard, pread_of, stat_of
 from .group_links import ObjectPlaces
 from .object_headers import HeaderFile
-from .open import open_h5
+from .open import FAULTS, open_h5
 from .remote_file import Read
 
 __all__ = ["OpenFile"]
@@ -81,7 +82,10 @@ class OpenFile:
     @cached_property
     def headers(self) -> HeaderFile | None:
         """The file as it is read by position; None if that is not possible."""
-        return HeaderFile.of(self.h5)
+        h5 = self.h5
+        with suppress(*FAULTS):  # the library reports what is wrong once an array is described
+            return HeaderFile.of(h5)
+        return None
 
     @cached_property
     def places(self) -> ObjectPlaces | None:
