@@ -130,6 +130,11 @@ class Iteration:
         return len(self._held)
 
     @property
+    def hold_seconds(self) -> float:
+        """Seconds that it took to read the batches that are held, or were held last."""
+        return self._held.seconds
+
+    @property
     def has_begun(self) -> bool:
         """Whether a batch was requested."""
         return hasattr(self, "progress")
