@@ -113,7 +113,7 @@ class Iteration:
         self._is_over = False
         self._record: LoopRecord | None = None
         self._to_hold: HoldLimits | None = None
-        self._held = HeldBatches()
+        self._held: HeldBatches | None = None
         self._ahead: DeviceAhead | None = None
 
     def hold(self, limits: HoldLimits) -> None:
@@ -122,12 +122,12 @@ class Iteration:
         In the meantime the loader reads nothing, apart from reads that have already started. The steps then show the
         time of a loop without loading.
         """
-        self._to_hold = limits
+        self._to_hold, self._held = limits, HeldBatches() if self._held is None else self._held
 
     @property
     def n_held(self) -> int:
         """Number of batches that were read together and not yielded yet."""
-        return len(self._held)
+        return 0 if self._held is None else len(self._held)
 
     @property
     def has_begun(self) -> bool:
@@ -148,11 +148,11 @@ class Iteration:
             raise H5Error(self._failed)
         if self._is_over:
             raise StopIteration
-        is_first = not self.has_begun
+        is_first = self._batches is None and not self.has_begun
         try:
             if is_first:
                 self._begin()
-            batch = self._next_batch()
+            batch = self._read_next() if self._ahead is None and self._held is None else self._next_batch()
         except StopIteration:
             self._batches, self._is_over = None, True
             self._leave()
@@ -215,11 +215,13 @@ class Iteration:
 
     def _next_read(self) -> Any:
         """Return the next batch as it was read, from the held ones if any."""
-        if self._to_hold is not None and not self._held:
+        if (held := self._held) is None:
+            return self._read_next()
+        if self._to_hold is not None and not held:
             limits, self._to_hold = self._to_hold, None
             n_batches = min(limits.n_batches, self._n_taken - self._n_read)
-            self._held.read(self._read_next, limits._replace(n_batches=n_batches))
-        return self._held.take() if self._held else self._read_next()
+            held.read(self._read_next, limits._replace(n_batches=n_batches))
+        return held.take() if held else self._read_next()
 
     def _is_ready(self) -> bool:
         """Return whether the next batch is read without waiting."""
@@ -522,7 +524,8 @@ class H5DataLoader(DataLoader[Any]):
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
         elif is_in_memory:
-            return InMemoryIterator(dataset, self._finish_all, tokens, together, partial(self._read_ahead, together))
+            start_ahead = partial(self._read_ahead, together)
+            return InMemoryIterator(dataset, self._finish_all, tokens.of_pass, together, start_ahead)
         return self._read_ahead(together, tokens, passes=tokens)
 
     @property
