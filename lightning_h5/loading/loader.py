@@ -29,7 +29,7 @@ from ..datasets import (
 from ..errors import MAX_LETTERS, H5Error
 from ..options import ShuffleOptions
 from ..order import EpochPlan, OrderParameters, Passes, PlanSampler, Position, Progress
-from ..readers import usable_cores
+from ..readers import LARGE_TEAM, TASK_BYTES, team_size
 from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
@@ -51,6 +51,10 @@ TOGETHER_BYTES_MORE = 8 << 20  # for rows in memory
 TOGETHER_BYTES_DECODED = 16 << 20  # for chunks, whose windows take many times their bytes: 1.5 to 2 times faster
 PAGE_BYTES = 4096  # a smaller row takes as much of the page cache
 FAR_BYTES = 64 << 20  # decoded ahead while reads wait for a disk or a server: 640 reads of 100 KiB are under way
+TASKS_AHEAD = 2
+"""Tasks that each thread of a large team has ahead of reads, as far as there is room: one that it runs, and the next.
+With fewer, threads wait for a read to end, and the next read waits for all of its chunks."""
+
 MAX_LOOKAHEAD = 512  # batches decoded ahead beyond those; a token takes 1 KB
 
 
@@ -538,8 +542,13 @@ class H5DataLoader(DataLoader[Any]):
         self, together: int, tokens: Iterator[BatchToken], *, passes: PassTokens | None = None
     ) -> ReadAhead:
         cost = self.dataset.cost
-        n_ahead = -(-2 * cost.rows_per_chunk // self.sampler.mean_rows)
         is_on_device = self.dataset.decoding_device is not None
+        # On a single core, one thread reads while another waits for the device.
+        team = max(2 if is_on_device else 1, team_size()) if cost.rows_per_chunk else 0
+        rows_ahead = 2 * cost.rows_per_chunk
+        if team >= LARGE_TEAM:
+            rows_ahead = TASKS_AHEAD * team * max(cost.rows_per_chunk, TASK_BYTES // max(1, cost.row_bytes))
+        n_ahead = -(-rows_ahead // self.sampler.mean_rows)
         if is_on_device:  # as many chunks as there is room for, so that many are decoded together
             n_ahead = MAX_LOOKAHEAD
         return ReadAhead(
@@ -551,8 +560,7 @@ class H5DataLoader(DataLoader[Any]):
             together=together,
             lookahead=min(MAX_LOOKAHEAD, n_ahead),
             far=self._n_far,
-            # On a single core, one thread reads while another waits for the device.
-            team=max(2 if is_on_device else 1, usable_cores() - 1) if cost.rows_per_chunk else 0,
+            team=team,
         )
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:
