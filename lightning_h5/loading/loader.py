@@ -136,7 +136,7 @@ class Iteration:
     @property
     def hold_seconds(self) -> float:
         """Seconds that it took to read the batches that are held, or were held last."""
-        return self._held.seconds
+        return 0.0 if self._held is None else self._held.seconds
 
     @property
     def has_begun(self) -> bool:

@@ -220,20 +220,26 @@ class ChunkCache:
         """Return whether all blocks of a lease are loaded, or failed."""
         return not self._n_tasks[lease.held].any()
 
-    def wait(self, lease: Lease) -> None:
-        """Wait until all blocks of a lease are loaded, or failed."""
+    def wait(self, lease: Lease, seconds: float = -1) -> None:
+        """Wait until all blocks of a lease are loaded, or failed.
+
+        Args:
+            lease: the lease.
+            seconds: time limit; -1 for none.
+        """
         read = _Waiting(lease.held, threading.Lock())
         read.is_over.acquire()
         with self._changed:
             if self.is_loaded(lease):
                 return
             self._waiting.append(read)
+        is_over = False
         try:
-            read.is_over.acquire()
-        except BaseException:  # an interrupt
-            with self._changed:
-                self._waiting = [other for other in self._waiting if other is not read]
-            raise
+            is_over = read.is_over.acquire(timeout=seconds)
+        finally:
+            if not is_over:  # the time is over, or there was an interrupt
+                with self._changed:
+                    self._waiting = [other for other in self._waiting if other is not read]
 
     def errors(self, lease: Lease) -> dict[int, Exception]:
         """Return the errors that were raised while blocks of the lease were loaded, by their slots."""

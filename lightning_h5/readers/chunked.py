@@ -31,6 +31,7 @@ CountReads = Callable[[BlockMap], IntArray]
 """Returns how often an epoch reads rows of each block."""
 
 MAX_READS = 2**31 - 1
+PATIENCE = 1.0  # seconds that a read leaves decoding to a large team, before it decodes too: the team may have ended
 
 
 class Changes(NamedTuple):
@@ -346,8 +347,10 @@ class ChunkedReader:
         self._work.pace.look(self._counters)
         if not cache.is_loaded(lease):
             with self._work.helpers():
+                if self._work.has_large_team:
+                    cache.wait(lease, PATIENCE)
                 while not cache.is_loaded(lease):
-                    if self._work.has_large_team or not self._work.help():
+                    if not self._work.help():
                         cache.wait(lease)
         errors = cache.errors(lease)
         for error in errors.values():

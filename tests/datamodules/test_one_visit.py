@@ -89,7 +89,7 @@ def test_each_file_is_opened_once_where_keys_are_guessed(tmp_path: Path, opened:
     paths = []
     for number in range(4):
         paths.append(str(tmp_path / f"{number}.h5"))
-        with h5py.File(paths[-1], "w") as file:
+        with h5py.File(paths[-1], "w", libver="latest") as file:
             file["images"], file["classes"] = np.zeros((9, 2)), np.arange(9)
     LazyH5DataModule(
         paths,

@@ -23,8 +23,7 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.catalog import file_contents
-from lightning_h5.hdf5 import open_h5, process_pool
+from lightning_h5.hdf5 import open_file, process_pool
 from lightning_h5.samples import row_table
 
 ROWS, WIDTH, CHUNK, BATCH = 320, 1024, 16, 8  # of each of two files
@@ -344,14 +343,22 @@ def path(tmp_path, templates):
     return str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
 
 
-def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one_version(path, tmp_path, monkeypatch):
+OPENINGS = [(open_file, "open_h5"), (open_file.OpenFile, "_open_by_position")]
+
+
+@pytest.mark.parametrize(("owner", "name"), OPENINGS)
+def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one_version(
+    path, tmp_path, monkeypatch, owner, name
+):
+    original = getattr(owner, name)
+
     def open_and_replace(*arguments, **options):
-        opened = open_h5(*arguments, **options)
+        opened = original(*arguments, **options)
         if (tmp_path / "moved.h5").exists():
             os.replace(tmp_path / "moved.h5", path)
         return opened
 
-    monkeypatch.setattr(file_contents, "open_h5", open_and_replace)
+    monkeypatch.setattr(owner, name, open_and_replace)
     module = LazyH5DataModule(
         path,
         x_key="x",
@@ -369,16 +376,18 @@ def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one
         assert np.array_equal(found, FIRST[rows]) or np.array_equal(found, OTHER[rows])
 
 
-def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(path, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("owner", "name"), OPENINGS)
+def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(path, tmp_path, monkeypatch, owner, name):
     """The guard is of the one, the places of rows would be of the other."""
+    original = getattr(owner, name)
 
     def open_another(*arguments, **options):
         os.rename(path, f"{path}.away")
         shutil.copyfile(tmp_path / "moved.h5", path)
-        opened = open_h5(*arguments, **options)
+        opened = original(*arguments, **options)
         os.replace(f"{path}.away", path)
         return opened
 
-    monkeypatch.setattr(file_contents, "open_h5", open_another)
+    monkeypatch.setattr(owner, name, open_another)
     with pytest.raises(H5DataChangedError, match="was replaced by another file"):
         H5LazyDataset(path, "x")

@@ -394,7 +394,7 @@ def test_a_read_that_was_interrupted_waits_no_more(monkeypatch):
         def __init__(self):
             self.n = 0
 
-        def acquire(self):
+        def acquire(self, timeout=-1):
             self.n += 1
             if self.n == 2:
                 raise KeyboardInterrupt
