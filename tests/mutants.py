@@ -599,22 +599,22 @@ MUTANTS = [
     Mutant(
         "decoded chunks are not compared with their checksums",
         "staging/decoded.py",
-        "is_right = np.array(sums, np.uint32) == self._sums[chunks[read_numbers]]",
-        "is_right = np.ones(len(read_numbers), np.bool_)",
+        "        is_right = self._are_right(chunks, within, sizes, out, starts)\n",
+        "        is_right = np.ones(len(chunks), np.bool_)\n",
         DECODED,
     ),
     Mutant(
-        "parts of decoded chunks are read without a look at the checksum",
+        "of pieces with several checksums, the first alone is compared",
         "staging/decoded.py",
-        "            if not self._are_right(chunks):\n                return False\n",
-        "",
+        "are_right = np.logical_and.reduceat(sums == self._sums[numbers], firsts)",
+        "are_right = (sums == self._sums[numbers])[firsts]",
         DECODED,
     ),
     Mutant(
-        "decoded chunks are compared once, whatever is written to the file later",
-        "staging/decoded.py",
-        "        if write_time != self._written and not self._n_writing:",
-        "        if self._written < 0:",
+        "rows that share a checksum with others go where their neighbors belong",
+        "readers/kept_chunks.py",
+        "copy_runs(memory, firsts + within - lows, out, starts, sizes)",
+        "copy_runs(memory, firsts, out, starts, sizes)",
         DECODED,
     ),
     Mutant(
@@ -641,8 +641,8 @@ MUTANTS = [
     Mutant(
         "rows that are read by position go where others belong",
         "readers/kept_rows.py",
-        "self._pieces.starts[by_rows]",
-        "pieces.starts",
+        "pieces, rows, starts = self._pieces, self._out, self._starts",
+        "pieces, rows, starts = self._pieces, self._out, self._pieces.starts",
         DECODED,
     ),
     Mutant(

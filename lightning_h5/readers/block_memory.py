@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..counters import worker_number
+from ..jit import compiled
 from ..types import IntArray
 
-__all__ = ["BlockMemory", "scratch"]
+__all__ = ["BlockMemory", "compile_copies", "copy_runs", "scratch"]
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class BlockMemory(Sequence[npt.NDArray[Any]]):
@@ -48,3 +52,44 @@ def scratch(use: str, n_bytes: int) -> npt.NDArray[np.uint8]:
         memory_of_use = np.empty(n_bytes, dtype=np.uint8)
         setattr(_scratch, use, memory_of_use)
     return memory_of_use[:n_bytes]
+
+
+def copy_runs(memory: Bytes, firsts: IntArray, out: Bytes, starts: IntArray, sizes: IntArray) -> None:
+    """Copy runs of bytes.
+
+    Args:
+        memory: contiguous bytes.
+        firsts: where each run begins there, shape ``(n_runs,)``.
+        out: contiguous bytes to copy to.
+        starts: where each run begins in ``out``.
+        sizes: bytes of each.
+    """
+    firsts, starts, sizes = (np.ascontiguousarray(numbers) for numbers in (firsts, starts, sizes))
+    if len(sizes):  # the loop does not check bounds
+        lowest, beyond = (
+            min(firsts.min(), starts.min()),
+            max((firsts + sizes).max() - len(memory), (starts + sizes).max() - len(out)),
+        )
+        if lowest < 0 or beyond > 0:
+            raise IndexError(f"runs reach {max(-lowest, beyond):,} bytes beyond their memory")
+    loop = _copy_loops[0] if _copy_loops else None
+    (_copy_each if loop is None else loop)(memory, firsts, out, starts, sizes)
+
+
+_copy_loops: list[Callable[..., None] | None] = []  # one entry once it was tried
+
+
+def compile_copies() -> None:
+    """Compile ``copy_runs``, if that is possible. Forked worker processes inherit it; other workers have none."""
+    if _copy_loops or worker_number() is not None:
+        return
+    loop, nothing, none = compiled(_copy_each), np.empty(0, np.int64), np.empty(0, np.uint8)
+    if loop is not None:
+        loop(none, nothing, none, nothing, nothing)
+    _copy_loops.append(loop)
+
+
+def _copy_each(memory: Bytes, firsts: IntArray, out: Bytes, starts: IntArray, sizes: IntArray) -> None:
+    for run in range(len(sizes)):
+        first, start, n_bytes = firsts[run], starts[run], sizes[run]
+        out[start : start + n_bytes] = memory[first : first + n_bytes]

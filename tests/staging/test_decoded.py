@@ -1,5 +1,6 @@
 """Decoded chunks on a local disk: the same values, decoded once, whatever happens to the disk or the file."""
 
+import ctypes
 import errno
 import logging
 import os
@@ -267,9 +268,12 @@ def test_damage_during_a_run_is_found_and_repaired(path, staging):
         loader.set_epoch(epoch)
         assert_rows(list(loader))
         (file,) = mirrors(staging)
+        status = os.stat(file)
         with open(file, "r+b") as target:
             target.seek(epoch * 70_001)
             target.write(b"damage")
+        if epoch % 2:  # as a disk does it
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @pytest.mark.usefixtures("either_way")
@@ -377,6 +381,20 @@ def test_a_full_or_broken_disk_costs_speed_alone(path, staging, monkeypatch, cap
         assert_rows(batches)
     monkeypatch.undo()
     assert caplog.text.count(f"failed: {os.strerror(error)}") == 1
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP])
+def test_space_that_cannot_be_allocated_costs_speed_alone(path, staging, monkeypatch, caplog, error):
+    def fails(*_):
+        ctypes.set_errno(error)
+        return -1
+
+    monkeypatch.setattr(mirror_file, "ALLOCATED_BYTES", 0)
+    monkeypatch.setattr(mirror_file, "_allocating_function", lambda: fails)
+    n_decoded = [n for batches, n in epochs(small_cache(path, staging)) if assert_rows(batches) is None]
+    is_full = error != errno.EOPNOTSUPP
+    assert (n_decoded[1] > 0) == is_full
+    assert caplog.text.count(f"failed: {os.strerror(error)}") == is_full
 
 
 @pytest.mark.usefixtures("either_way")
