@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptRead", "KeptRows"]
 
-LEAST_BYTES = 4096
+LEAST_BYTES = 2048
 """Bytes of a run of rows from which on reading it alone is faster than reading its chunk and copying it."""
 
 
