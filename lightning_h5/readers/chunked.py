@@ -141,6 +141,18 @@ class ChunkedReader:
         """Whether all blocks are in memory, and stay there."""
         return self._cache is not None and self._cache.is_complete()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a local disk has all blocks with rows of this dataset, decoded, and rows are read by position."""
+        if self._kept is None:
+            return False
+        with self._lock:
+            if self._all is None:
+                self._all = self._rows_of_blocks()
+            blocks = np.flatnonzero(self._all)
+        pieces = Pieces(blocks, np.zeros_like(blocks))
+        return self._kept.are_long(pieces) and bool(self._kept.has(pieces).all())
+
     def begin(
         self, boxes: Boxes, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
     ) -> BegunRead:

@@ -111,6 +111,18 @@ def test_each_chunk_is_decoded_once(path, staging, shuffle, num_workers):
     assert shuffle is False or not torch.equal(first[0][1], second[0][1])
 
 
+def test_the_cost_of_reading_says_once_all_chunks_are_kept_and_read_by_position(path, staging, monkeypatch):
+    datamodule = small_cache(path, staging)
+    datamodule.setup("fit")
+    loader = datamodule.train_dataloader()
+    monkeypatch.setattr(kept_rows, "LEAST_BYTES", 0)
+    assert not loader.dataset.cost.is_kept
+    assert_rows(list(loader))
+    assert loader.dataset.cost.is_kept
+    monkeypatch.setattr(kept_rows, "LEAST_BYTES", 1 << 60)
+    assert not loader.dataset.cost.is_kept
+
+
 def test_orders_are_those_of_a_run_without(path, staging):
     with_it = [batches for batches, _ in epochs(small_cache(path, staging, seed=3))]
     without = [batches for batches, _ in epochs(small_cache(path, None, seed=3))]
