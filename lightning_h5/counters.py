@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,8 @@ ROWS_AT, BATCHES_AT, WAIT_AT = (COUNTED.index(name) for name in ("rows", "batche
 FORKED_WORKERS = 16
 """Workers of torch's own loaders that a dataset can count: their number is unknown before they are forked."""
 
+MAX_DELIVERED = 256  # batches that are counted together
+
 MAX_STEPS = 1 << 32  # per epoch; a float64 holds two million such epochs exactly
 
 
@@ -89,6 +92,18 @@ def worker_count() -> int | None:
 def _worker_info() -> Any:
     data: Any = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()
+
+
+_n_forks = 0
+
+
+def _note_fork() -> None:
+    global _n_forks  # state of the process: asking the system for its number would take longer than counting
+    _n_forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 class RequestTimes:
@@ -169,7 +184,8 @@ class Counters:
         self._shared: torch.Tensor | None = None  # the same memory, if shared with other processes
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
-        self._pid = os.getpid()
+        self._delivered: deque[tuple[int, float]] = deque()  # rows and seconds of batches that are not summed yet
+        self._n_forks = _n_forks
 
     def share(self, n_workers: int) -> None:
         """Add rows for workers that are about to start; counts are kept."""
@@ -187,17 +203,27 @@ class Counters:
                 row[self._places[name]] += amount
 
     def add_batch(self, rows: int, waited: float) -> None:
-        """Count a delivered batch, in about half the time of ``add``.
+        """Count a delivered batch, in a fifth of the time of ``add``: they are summed when someone looks.
 
         Args:
             rows: rows of the batch.
             waited: seconds of waiting for it.
         """
+        if self._n_forks != _n_forks:
+            self._process_lock()
+        self._delivered.append((rows, waited))
+        if len(self._delivered) >= MAX_DELIVERED:
+            self._sum_delivered()
+
+    def _sum_delivered(self) -> None:
+        """Add batches that were delivered since the last look."""
         with self._process_lock():
             row = self._own_row()
-            row[ROWS_AT] += rows
-            row[BATCHES_AT] += 1
-            row[WAIT_AT] += waited
+            while self._delivered:
+                rows, waited = self._delivered.popleft()
+                row[ROWS_AT] += rows
+                row[BATCHES_AT] += 1
+                row[WAIT_AT] += waited
 
     def add_request(self, n_bytes: int, seconds: float) -> None:
         """Count a request to the origin of a file that is staged.
@@ -232,8 +258,9 @@ class Counters:
         return divmod(at - 1, MAX_STEPS) if at else None
 
     def _process_lock(self) -> threading.Lock:
-        if self._pid != os.getpid():  # a forked worker inherits the row, and possibly a locked lock
-            self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
+        if self._n_forks != _n_forks:  # a forked worker inherits the row, and possibly a locked lock
+            self._lock, self._own, self._n_forks = threading.Lock(), None, _n_forks
+            self._delivered.clear()  # by the parent
         return self._lock
 
     def _own_row(self) -> memoryview[float]:
@@ -247,12 +274,14 @@ class Counters:
 
     def own(self, *names: str) -> tuple[float, ...]:
         """Return counters of this process, by name."""
+        self._sum_delivered()
         with self._process_lock():
             row = self._own_row()
             return tuple(row[self._places[name]] for name in names)
 
     def total(self) -> dict[str, float]:
         """Return the sums over this process and its workers, since the start."""
+        self._sum_delivered()
         return dict(zip(self.names, self._block[:, : len(self.names)].sum(axis=0).tolist(), strict=True))
 
     def request_times(self) -> npt.NDArray[np.float64]:
@@ -270,6 +299,7 @@ class Counters:
         self._block, self._own = self._shared.numpy(), None
 
     def __getstate__(self) -> dict[str, Any]:
+        self._sum_delivered()
         # Torch would move the tensor to shared memory itself, while other threads still write to the old memory.
         with self._lock:
             if self._shared is None:
@@ -282,4 +312,5 @@ class Counters:
         self.names, self._places = state["names"], state["_places"]
         self._lock = threading.Lock()
         self._own = None
-        self._pid = os.getpid()
+        self._delivered = deque()
+        self._n_forks = _n_forks

@@ -443,7 +443,7 @@ MUTANTS = [
     Mutant(
         "chunks with filters left out are decoded by compiled code",
         "readers/chunk_loader.py",
-        "if self._loop is None or not self._is_plain(chunks):",
+        "if self._loop is None or not (self._are_all_plain or self._is_plain(numbers)):",
         "if self._loop is None:",
         LOOPS,
     ),

@@ -32,6 +32,7 @@ from common import add_outputs, environment, setting_of, write_outputs
 from lightning_h5 import LazyH5DataModule
 from lightning_h5.readers import thread_pool
 from lightning_h5.readers.filters import compiled
+from lightning_h5.readers.filters.pipeline import ChunksRead
 
 BATCH_SIZE, MEMORY = 64, "128 MiB"
 CASES = {
@@ -110,11 +111,11 @@ class Sleeps:
     def __init__(self, seconds: float, n_cores: int) -> None:
         self.seconds, self.cores = seconds, threading.Semaphore(n_cores)
 
-    def __call__(self, offsets: Any) -> float:
+    def __call__(self, offsets: Any) -> ChunksRead:
         """Sleep for chunks, which follow each other in one call."""
         with self.cores:
             sleep(self.seconds * len(offsets))
-        return 0.0
+        return ChunksRead(0.0, are_cached=True)
 
 
 def simulated_rate(path: str, n_cores: int, seconds: float) -> float:

@@ -15,9 +15,10 @@ __all__ = ["LoaderCost", "cost_remark"]
 
 WARM_UP = 32  # steps of a run before anything is measured: machine code is compiled and memory allocated
 EARLY = 8  # steps of an epoch before batches are held
-SETTLING = 4  # steps with batches in memory until earlier reads have finished
+SETTLING, SETTLING_SECONDS = 4, 0.01  # steps with batches in memory, and time, until earlier reads have finished
 LEAST_STEPS = 8  # minimum number of steps with batches in memory
 MAX_EPOCHS = 10  # epochs that hold batches
+MAX_SHARE, ALWAYS_SECONDS = 0.005, 0.05  # of the time of a run that reading them may take, and what it always may
 
 
 class LoaderCost:
@@ -27,7 +28,8 @@ class LoaderCost:
         device: device of the model; it is synchronized before and after the steps with batches in memory.
         every: steps between two logs, 0 for none. At most half of them use batches in memory, since the logged figures
             describe reading.
-        seconds: time limit for reading these batches, which the loop waits for at once.
+        seconds: time limit for reading these batches, which the loop waits for at once. Over a run, this takes at most
+            0.5 % of its time.
     """
 
     def __init__(self, device: torch.device, every: int = 0, seconds: float = math.inf) -> None:
@@ -38,6 +40,9 @@ class LoaderCost:
         self._seconds = self._held_seconds = 0.0  # time of ordinary steps, and of steps with batches in memory
         self._n_steps = self._n_held_steps = 0
         self._n_seen = self._n_epochs = 0  # number of steps, and of epochs with held batches
+        self._began_run: float | None = None
+        self._reading_seconds = 0.0  # time that the loop waited for held batches
+        self._needed_seconds = 0.0  # time that enough of them took, as far as a limit of time has shown
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -61,6 +66,8 @@ class LoaderCost:
         """
         self._n_seen += 1
         self._n_of_epoch += 1
+        if self._began_run is None:
+            self._began_run = perf_counter()
         if self._iteration is not None and self._state != "after":
             self._step_of_held(self._iteration)
             return
@@ -70,23 +77,32 @@ class LoaderCost:
             self._n_steps += 1
         self._last = now
         if self._state == "before" and self._n_of_epoch >= EARLY and self._n_seen >= WARM_UP:
-            self._request(loaders)
+            self._request(loaders, now - self._began_run)
 
-    def _request(self, loaders: Sequence[H5DataLoader]) -> None:
-        """Request that the loader holds the next batches in memory, if exactly one iteration runs."""
+    def _request(self, loaders: Sequence[H5DataLoader], seconds_of_run: float) -> None:
+        """Request that the loader holds the next batches in memory, if exactly one iteration runs.
+
+        If that would take too much of the run's time by now, a later step requests it.
+        """
+        seconds = max(ALWAYS_SECONDS, MAX_SHARE * seconds_of_run) - self._reading_seconds
+        if seconds <= self._needed_seconds:
+            return
         self._state = "after"
         iterations = [iteration for loader in loaders for iteration in loader.running]
         has_room = self._limits.n_batches >= SETTLING + LEAST_STEPS
         if has_room and len(loaders) == len(iterations) == 1 and self._n_epochs < MAX_EPOCHS:
             self._state, self._last = "requested", None
             (self._iteration,) = iterations
-            self._iteration.hold(self._limits)
+            self._iteration.hold(self._limits._replace(seconds=min(self._limits.seconds, seconds)))
 
     def _step_of_held(self, iteration: Iteration) -> None:
         n_held = iteration.n_held
         if self._state == "requested":
+            if not self._n_settled:
+                self._note_reading(iteration)
             self._n_settled += n_held > 0
-            if self._n_settled == SETTLING or (self._n_settled and not n_held):
+            is_settled = perf_counter() - self._read_at >= SETTLING_SECONDS or n_held <= LEAST_STEPS
+            if (self._n_settled >= SETTLING and is_settled) or (self._n_settled and not n_held):
                 self._state = "held" if n_held >= LEAST_STEPS else "after"
                 self._began, self._n_expected = self._now(), n_held
         elif not n_held:
@@ -94,6 +110,13 @@ class LoaderCost:
             self._n_held_steps += self._n_expected
             self._n_epochs += 1
             self._state = "after"
+
+    def _note_reading(self, iteration: Iteration) -> None:
+        """Note how long the loop has waited for the batches that are held now."""
+        self._read_at, n = perf_counter(), iteration.n_held + 1
+        self._reading_seconds += iteration.hold_seconds
+        if n < SETTLING + LEAST_STEPS:
+            self._needed_seconds = iteration.hold_seconds * (SETTLING + LEAST_STEPS + 1) / n
 
     def amounts(self) -> dict[str, float]:
         """Return the measured seconds and steps, to be summed over ranks."""

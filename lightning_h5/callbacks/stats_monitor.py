@@ -81,9 +81,10 @@ class H5StatsMonitor(Callback):
         progress_bar: show rows per second and the waiting share in the progress bar as well.
         slow_batch_seconds: log a batch that took longer than this, with its step, through Python's logging, on the
             rank that waits. The default is far above the time of reading and far below a time limit; None turns it off.
-        measure_cost: in the first 10 epochs, read some 20 batches (at most 1 s and 256 MiB) before training on them,
-            and compare the time of these steps with the others; the table shows the cost of loading. The batches and
-            their order do not change. Nothing is measured if figures are logged more often than every 24 steps.
+        measure_cost: in the first 10 epochs, read some 20 batches (at most 1 s, 0.5 % of the run and 256 MiB) before
+            training on them, and compare the time of these steps with the others; the table shows the cost of loading.
+            The batches and their order do not change. Nothing is measured if figures are logged more often than every
+            24 steps.
 
     Raises:
         H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` is not above 0.

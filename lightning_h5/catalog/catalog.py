@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..distributed import first_value
 from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, column_layout, expand_paths
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenFile, OpenOptions, column_layout, expand_paths
 from ..options import FileOptions, StagingOptions
 from ..readers import ClassNumbers
 from ..types import IntArray, Paths
@@ -200,7 +200,7 @@ class Catalog:
         return result
 
     def look(
-        self, path: str, options: OpenOptions, name: Any, search: Callable[[Any, ChangeGuard, AlikeArrays], _T]
+        self, path: str, options: OpenOptions, name: Any, search: Callable[[OpenFile, ChangeGuard, AlikeArrays], _T]
     ) -> tuple[ChangeGuard, _T]:
         """Return the guard of a file, and the result of a search in the open file.
 
@@ -331,20 +331,20 @@ class Catalog:
         *,
         with_guard: bool,
     ) -> FileContents:
-        with open_guarded(path, options) as (h5, guard):
+        with open_guarded(path, options) as (opened, guard):
             file = FileContents(guard)
             for name, search in searches.items():
                 if with_guard:
-                    file.results[name] = search(h5, guard, self._alike)
+                    file.results[name] = search(opened, guard, self._alike)
                     continue
-                file.results[name], announced = search(h5)
+                file.results[name], announced = search(opened.h5)
                 self._expected = tuple(dict.fromkeys([*self._expected, *announced]))
             arrays = [*keys, *self._expected]
             arrays += [f"{name}/categories" for name in map(column_of_codes, arrays) if name is not None]
             for key in dict.fromkeys(arrays):
-                file.describe(h5, path, key, options, self._alike, is_required=key in keys)
+                file.describe(opened, path, key, options, self._alike, is_required=key in keys)
             for key in self._columns if not options.swmr else ():
-                file.read_if_short(h5, key)
+                file.read_if_short(opened, key)
         return file
 
 

@@ -14,6 +14,7 @@ from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
     ChangeGuard,
+    OpenFile,
     OpenOptions,
     column_layout,
     is_matlab_text,
@@ -67,7 +68,7 @@ class CellValues:
         alike: describes arrays.
     """
 
-    def __init__(self, file: Any, path: str, options: OpenOptions, guard: ChangeGuard, alike: AlikeArrays) -> None:
+    def __init__(self, file: OpenFile, path: str, options: OpenOptions, guard: ChangeGuard, alike: AlikeArrays) -> None:
         self._file, self._path, self._options, self._guard, self._alike = file, path, options, guard, alike
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._first: dict[str, ArrayLayout] = {}
@@ -100,7 +101,7 @@ class CellValues:
             H5ValueError: it has another dtype, or number of axes, than the first cell; or lines of text.
         """
         checked = array
-        if array.dtype == np.uint16 and array.value is None and is_matlab_text(self._file, array.name):
+        if array.dtype == np.uint16 and array.value is None and is_matlab_text(self._file.h5, array.name):
             shape = (array.n_rows, *array.row_shape)
             n = int(np.prod(shape, dtype=np.int64))
             if max(shape) < n or n > MAX_TEXT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,11 @@ from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
     ChangeGuard,
+    OpenFile,
     OpenOptions,
     external_guards,
     has_first_link,
     open_h5,
-    pread_of,
-    stat_of,
 )
 
 __all__ = ["FileContents", "collector_paused", "open_guarded"]
@@ -49,37 +48,37 @@ class FileContents:
     results: dict[Any, Any] = field(default_factory=dict)
 
     def describe(
-        self, h5: Any, path: str, key: str, options: OpenOptions, alike: AlikeArrays, *, is_required: bool
+        self, file: OpenFile, path: str, key: str, options: OpenOptions, alike: AlikeArrays, *, is_required: bool
     ) -> None:
         """Describe an array, or note the error.
 
         Args:
-            h5: the open file.
+            file: the open file.
             path: its path.
             key: of the array.
             options: how it was opened.
             alike: describes it.
             is_required: whether it has to exist.
         """
-        if not is_required and not has_first_link(h5, key):
+        if not is_required and not has_first_link(file, key):
             return
         files = options.files
         try:
-            layout = alike.describe(h5, path, key, files, self.guard)
+            layout = alike.describe(file, path, key, files, self.guard)
             if files.allow_external:
                 strict = files.verify is not None
-                self.others[key] = external_guards(h5, [key], files, grows=options.swmr, strict=strict)
+                self.others[key] = external_guards(file.h5, [key], files, grows=options.swmr, strict=strict)
         except H5Error as error:
             self.arrays[key] = error.with_traceback(None)
         else:
             self.arrays[key] = layout
 
-    def read_if_short(self, h5: Any, key: str) -> None:
+    def read_if_short(self, file: OpenFile, key: str) -> None:
         """Read the values of a column, if it is short and stored in the open file without filters."""
         layout = self.arrays.get(key)
         if not isinstance(layout, ArrayLayout) or layout.offset is None or layout.row_shape or layout.members:
             return
-        if layout.n_bytes > COLUMN_BYTES or layout.digests is not None or (pread := pread_of(h5)) is None:
+        if layout.n_bytes > COLUMN_BYTES or layout.digests is not None or (pread := file.pread) is None:
             return
         content = pread(layout.n_bytes, layout.offset)
         if len(content) == layout.n_bytes:
@@ -87,26 +86,26 @@ class FileContents:
 
 
 @contextmanager
-def open_guarded(path: str, options: OpenOptions) -> Iterator[tuple[Any, ChangeGuard]]:
+def open_guarded(path: str, options: OpenOptions) -> Iterator[tuple[OpenFile, ChangeGuard]]:
     """Open a file, and yield it with its guard. Both are of the same file, even if another replaces it meanwhile.
 
     Raises:
         H5DataChangedError: it changed while it was open.
         H5FileError: it cannot be opened.
     """
-    guard: ChangeGuard | None = None
-    with suppress(OSError):  # open raises a better error
+    try:
         guard = ChangeGuard.of(path, grows=options.swmr, strict=options.files.verify is not None)
-    if guard is not None:
-        guard = guard.staged(options.files.staged)
-    status = guard.status if guard is not None and guard.is_remote else None
-    with open_h5(path, swmr=options.swmr, status=status, takes_index=True) as h5:
-        if guard is None:
-            raise H5DataChangedError(f"{path!r} was created while it was being read. Start again when it is complete.")
+    except OSError:
+        open_h5(path, swmr=options.swmr).close()  # raises a better error
+        raise H5DataChangedError(
+            f"{path!r} was created while it was being read. Start again when it is complete."
+        ) from None
+    guard = guard.staged(options.files.staged)
+    with OpenFile(path, guard) as file:
         try:
-            yield h5, guard
+            yield file, guard
         finally:
-            guard.compare(stat_of(h5))  # a change explains any other error
+            guard.compare(file.stat)  # a change explains any other error
             guard.check()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, is_attribute_key
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenFile, OpenOptions, is_attribute_key
 from ..types import Paths
 from .catalog import Catalog
 from .column_values import values_of
@@ -92,8 +91,8 @@ def with_columns(
     n_rows = own[0].n_rows if own else len(keys[0]) if keys else joins.rows_of.get(path)
     if (field := side.field) is not None and is_attribute_key(field) and n_rows is not None:
 
-        def look(file: Any, guard: ChangeGuard, _: AlikeArrays) -> ArrayLayout:
-            return attribute_of(file, path, "", field, guard, allow_external=options.files.allow_external)
+        def look(file: OpenFile, guard: ChangeGuard, _: AlikeArrays) -> ArrayLayout:
+            return attribute_of(file.h5, path, "", field, guard, allow_external=options.files.allow_external)
 
         _, attribute = catalog.look(path, options, ("attribute", field), look)
         keys = [np.repeat(values_of(attribute, options), n_rows)]

@@ -126,7 +126,8 @@ class KeptParts:
             return None
         identity = [FORMAT, path, request, files.trusted, files.min_integrity]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-        state = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
+        content = file_identity(path, (), status=guard.object_status)
+        state = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, content]
         catalog_path = os.path.join(os.path.expanduser(folder), f"{name}.catalog")
         return cls(catalog_path, names, json.dumps([identity, state]))
 

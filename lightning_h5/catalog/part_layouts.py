@@ -140,7 +140,8 @@ class ListedParts(PartLayouts):
     def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
         """See ``PartLayouts.identity_of``."""
         layouts = [array for part in parts.tolist() for array in self._listed[part]]
-        return file_identity(path, layouts, grows=guard.grows, others=[other.path for other in guard.others])
+        others, status = [other.path for other in guard.others], guard.object_status
+        return file_identity(path, layouts, grows=guard.grows, others=others, status=status)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from ..hdf5 import (
     ArrayLayout,
     ChangeGuard,
     GroupError,
+    OpenFile,
     OpenOptions,
     ScalarError,
     Target,
@@ -50,7 +51,7 @@ def parts_in(
     path: str,
     names: PartNames,
     options: OpenOptions,
-    file: Any,
+    opened: OpenFile,
     guard: ChangeGuard,
     alike: AlikeArrays,
 ) -> PartsOfFile:
@@ -60,7 +61,7 @@ def parts_in(
         path: the file.
         names: of parts and arrays.
         options: how the file is opened.
-        file: the open file.
+        opened: the open file.
         guard: of the file.
         alike: describes arrays.
 
@@ -69,7 +70,7 @@ def parts_in(
         H5Error: an array is refused.
     """
     files, others, n = options.files, dict[str, ChangeGuard](), len(names.keys)
-    scalars, of_cells = list[str](), CellValues(file, path, options, guard, alike)
+    scalars, of_cells = list[str](), CellValues(opened, path, options, guard, alike)
 
     def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
         part, number = divmod(at, n)
@@ -79,17 +80,19 @@ def parts_in(
             layout = column_layout(name, path, key, guard)
             return layout, alike.value(layout, names.keys[number])
         if is_attribute_key(names.keys[number]):
-            layout = attribute_of(file, path, names.part(stars[part]), key, guard, allow_external=files.allow_external)
+            layout = attribute_of(
+                opened.h5, path, names.part(stars[part]), key, guard, allow_external=files.allow_external
+            )
             return layout, alike.value(layout, names.keys[number])
         if names.cells and names.keys[number] not in names.cells:
             layout = of_cells.of_column(key, part, len(stars))
             return layout, alike.value(layout, key)
         try:
             layout, template = alike.describe_alike(
-                file, path, key, files, guard, alike=names.keys[number], takes_scalars=not names.cells
+                opened, path, key, files, guard, alike=names.keys[number], takes_scalars=not names.cells
             )
         except ScalarError:
-            layout, template = scalar_layout(file, path, key, guard), None
+            layout, template = scalar_layout(opened.h5, path, key, guard), None
         except GroupError as error:
             error.key = names.keys[number]
             raise
@@ -99,7 +102,7 @@ def parts_in(
             scalars.append(key)
             return layout, alike.value(layout, names.keys[number])
         if files.allow_external:
-            guards = external_guards(file, [key], files, grows=options.swmr, strict=files.verify is not None)
+            guards = external_guards(opened.h5, [key], files, grows=options.swmr, strict=files.verify is not None)
             others.update((other.path, other) for other in guards)
         return layout, template
 
@@ -110,14 +113,14 @@ def parts_in(
     if store is not None and (parts := store.read(describe, is_attribute)) is not None:
         return parts
     stars, aliases = [""], dict[str, str]()
-    objects = _SameObjects(file, names, files.allow_external)
+    objects = _SameObjects(opened, names, files.allow_external)
     if names.cells:
-        stars = names_of_cells(file, path, names.cells, options)
+        stars = names_of_cells(opened.h5, path, names.cells, options)
     elif names.pattern is not None:
         with translate_h5py_errors(path, "what is"):
             kind: Literal["group", "array"] = "group" if names.is_group else "array"
             targets = matching_objects(
-                file, path, names.pattern, kind, allow_external=files.allow_external, may_lack=names.drops
+                opened.h5, path, names.pattern, kind, allow_external=files.allow_external, may_lack=names.drops
             )
             stars, aliases = objects.named_once(targets)
         if not stars:
@@ -145,7 +148,7 @@ def parts_in(
             arrays.append(layout, template)
     cells = [names.keys[at] for at, array in arrays.others.items() if is_references(array)]
     if cells and names.pattern is None:
-        return parts_in(path, names.of_cells(cells), options, file, guard, alike)
+        return parts_in(path, names.of_cells(cells), options, opened, guard, alike)
     if n_missing:
         are_used = set(used_names)
         aliases = {alias: star for alias, star in aliases.items() if star in are_used}
@@ -173,7 +176,7 @@ class _SameObjects:
         allow_external: follow links into other files.
     """
 
-    def __init__(self, file: Any, names: PartNames, allow_external: bool) -> None:
+    def __init__(self, file: OpenFile, names: PartNames, allow_external: bool) -> None:
         self._file, self._names, self._allow_external = file, names, allow_external
         self._first: dict[Any, str] = {}  # by the first bytes of a part's arrays
 
@@ -232,11 +235,11 @@ class _SameObjects:
         name = self._names.key(at, star)
         is_attribute = is_attribute_key(key)
         owner = (owner_of(name, self._names.part(star)) if is_attribute else name).strip("/")
-        if owner and target_of(self._file, self._file, owner, allow_external=self._allow_external) is None:
+        if owner and target_of(self._file.h5, self._file.h5, owner, allow_external=self._allow_external) is None:
             return False
         if not is_attribute:
             return True
-        item, _ = resolve_path(self._file, owner, allow_external=self._allow_external)
+        item, _ = resolve_path(self._file.h5, owner, allow_external=self._allow_external)
         return name.rpartition("@")[2] in item.attrs
 
     def _identity(self, star: str) -> tuple[Any, ...]:
@@ -247,8 +250,8 @@ class _SameObjects:
         name = self._names.key(at, star)
         if is_attribute_key(self._names.keys[at]):
             name = owner_of(name, self._names.part(star))
-        item, members = resolve_path(self._file, name, allow_external=self._allow_external)
-        return identity_of_object(self._file, item), members
+        item, members = resolve_path(self._file.h5, name, allow_external=self._allow_external)
+        return identity_of_object(self._file.h5, item), members
 
 
 def _form_of_name(name: str) -> str:

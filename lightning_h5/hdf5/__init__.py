@@ -49,6 +49,7 @@ from .library import library_text
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
+from .open_file import OpenFile
 from .packing import Packing
 from .paths import expand_paths, expand_user, file_number, name_objects
 from .patterns import matching_objects
@@ -109,6 +110,7 @@ __all__ = [
     "HandlePool",
     "LayoutTable",
     "MetadataIndex",
+    "OpenFile",
     "OpenOptions",
     "Packing",
     "Runs",

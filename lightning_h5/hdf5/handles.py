@@ -333,7 +333,7 @@ class H5Handle:
             rdcc_nslots=options.rdcc_nslots,
             rdcc_w0=options.rdcc_w0,
             swmr=options.swmr,
-            status=guard.status if guard.is_remote else None,
+            status=guard.object_status,
         )
         self._arrays: dict[str, Any] = {}
         self.stat = stat_of(self._file)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from ..staging import ObjectStatus
 from .chunk_index import ChunkTable
 from .layout import ArrayLayout
 from .remote_file import sample_content
@@ -22,6 +23,7 @@ def file_identity(
     grows: bool = False,
     others: Iterable[str] = (),
     schemas: Iterable[bytes] | None = None,
+    status: ObjectStatus | None = None,
 ) -> str:
     """Return a digest of a file: its size, schema and chunk tables of the arrays used, and samples of its content.
 
@@ -34,6 +36,7 @@ def file_identity(
         others: other files that rows of this one come from.
         schemas: results of ``identity_text`` for the arrays, if they are known without descriptions; ``layouts`` then
             has only arrays with a value or packing.
+        status: state of the file, if it is an object of a store; None asks the store.
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
@@ -50,8 +53,9 @@ def file_identity(
         )
     for schema in schemas:
         digest.update(schema)
-    for sampled_path in (path, *others):
-        sample_content(digest, sampled_path)
+    sample_content(digest, path, status)
+    for other in others:
+        sample_content(digest, other)
     return digest.hexdigest()[:32]
 
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from .change_guard import pread_of, stat_of
 from .chunk_index import UNDEFINED
-from .packing import ATTRIBUTES, MARKERS, file_format
+from .packing import ATTRIBUTES, FORMATS, MARKERS, file_format
 from .paths import SIGNATURE
 from .structures import MATLAB_EMPTY
 
-__all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "header_address", "read_header"]
+__all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "header_address", "messages", "read_header"]
 
 DATASPACE, DATATYPE, OLD_FILL, FILL, LAYOUT, FILTERS = 1, 3, 4, 5, 8, 11
 ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
@@ -26,7 +26,7 @@ ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
 IRRELEVANT = {0, 13, 14, 16, 18, 22}
 """Gaps, comments, times of modification, continuations, and counts of links."""
 
-SHARED = 2  # flag of a message whose content lies elsewhere in the file
+CONSTANT, SHARED = 1, 2  # flags of a message that never changes, and of one whose content lies elsewhere in the file
 CONTIGUOUS, CHUNKED = 1, 2  # classes of layouts
 INDEX_SETTINGS = {1: 0, 2: 0, 3: 1, 4: 5, 5: 6}  # bytes of the settings of a chunk index, by its type
 SIMPLE = {0, 1, 3}  # classes of datatypes whose values lie in the attribute: integers, floats, text of a fixed length
@@ -34,6 +34,11 @@ OPAQUE, OPAQUE_SCALAR = 5, "an opaque scalar"  # class of such datatypes, and a 
 MAX_HEADER, MAX_BLOCKS = 16 << 20, 1000  # bytes of a block of a header, and blocks
 NUMBER, PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 WINDOW = 4096  # bytes that are read at a time
+
+FIRST_BYTES = 16384  # read first: all headers of many small files
+OLD = struct.Struct("<8x5BBBxHHIQQQQ8x8xI")
+"""A superblock of version 0: versions of its parts, bytes of an address and of a length, sizes of nodes, flags, base
+address, place of free space, end of the file, place of a driver's information, and kind of the root."""
 
 SUPERBLOCKS = {0: (13, 24, 64), 1: (13, 28, 68), 2: (9, 12, 36), 3: (9, 12, 36)}
 """Where a superblock of each version has the sizes of addresses and lengths, its base address, and that of the root."""
@@ -43,15 +48,26 @@ MIN_SUPERBLOCK = 76  # bytes of the longest part of these that is read
 
 @dataclass
 class HeaderFile:
-    """An open file, as the library and the system know it."""
+    """A file whose headers are read by position.
 
-    id: Any
+    Attributes:
+        pread: reads bytes at a position.
+        n_bytes: size of the file.
+        version: of the superblock.
+        user_block: bytes of the user block.
+        format: see ``file_format``.
+        root: where the object header of the root is; None if only the library may look for it.
+        window: bytes that were read last.
+        start: their position.
+    """
+
     pread: Callable[[int, int], bytes]
     n_bytes: int
     version: int
     user_block: int
     format: str | None
-    window: bytes = b""  # of the file, read last
+    root: int | None = None
+    window: bytes = b""
     start: int = 0
 
     @classmethod
@@ -61,18 +77,28 @@ class HeaderFile:
         if file.swmr_mode or pread is None:
             return None
         status = stat_of(file)
-        if (by_position := cls._without_attributes(file.id, pread, status.st_size)) is not None:
+        if (by_position := cls._of_first_bytes(pread(WINDOW, 0), pread, status.st_size)) is not None:
             return by_position
         options = file.id.get_create_plist()
         if options.get_sizes() != (8, 8):  # of addresses and lengths
             return None
         version, user_block = options.get_version()[0], options.get_userblock()
-        return cls(file.id, pread, status.st_size, version, user_block, file_format(file))
+        return cls(pread, status.st_size, version, user_block, file_format(file))
 
     @classmethod
-    def _without_attributes(cls, file_id: Any, pread: Callable[[int, int], bytes], n_bytes: int) -> HeaderFile | None:
-        """Return a file without a user block whose root has no attributes, so that it follows no format; else None."""
-        window = pread(WINDOW, 0)
+    def by_position(cls, pread: Callable[[int, int], bytes], n_bytes: int) -> HeaderFile | None:
+        """Return a file that the library would open, without opening it; None if only the library knows.
+
+        Args:
+            pread: reads bytes at a position.
+            n_bytes: size of the file.
+        """
+        file = cls._of_first_bytes(pread(FIRST_BYTES, 0), pread, n_bytes)
+        return file if file is not None and file.root is not None else None
+
+    @classmethod
+    def _of_first_bytes(cls, window: bytes, pread: Callable[[int, int], bytes], n_bytes: int) -> HeaderFile | None:
+        """Return a file that has no user block and follows no format; None for others, and if that is not clear."""
         if window[: len(SIGNATURE)] != SIGNATURE or len(window) < MIN_SUPERBLOCK:
             return None
         version = window[8]
@@ -82,12 +108,18 @@ class HeaderFile:
         base, root = (NUMBER.unpack_from(window, at)[0] for at in (base_at, root_at))
         if window[sizes : sizes + 2] != b"\x08\x08" or base:
             return None
-        file = cls(file_id, pread, n_bytes, version, 0, None, window)
+        file, is_plain = cls(pread, n_bytes, version, 0, None, None, window), _is_plain(window, n_bytes)
         try:
-            numbers = {number for number, *_ in _messages(file, root)}
-        except (ValueError, struct.error, IndexError):
+            for number, flags, data, _ in messages(file, root):
+                if number == ATTRIBUTE_INFO:
+                    return None
+                if number == ATTRIBUTE and (flags & SHARED or _attribute_name(data)[0] in FORMATS):
+                    return None
+                is_plain = is_plain and flags <= CONSTANT
+        except (OSError, ValueError, struct.error, IndexError, OverflowError):
             return None
-        return None if numbers & {ATTRIBUTE, ATTRIBUTE_INFO} else file
+        file.root = root if is_plain else None
+        return file
 
     def has_bytes_of(self, header: ObjectHeader) -> bool:
         """Return whether the bytes of a contiguous array end before the file does; true for chunked arrays."""
@@ -109,6 +141,13 @@ def header_address(objno: tuple[int, int]) -> int:
     """Return where an object header is, from the number of the object in h5py's ``get_objinfo``."""
     low, high = objno
     return (high << 64) + low
+
+
+def _is_plain(superblock: bytes, n_bytes: int) -> bool:
+    """Return whether the library would open a file of version 0, and take all addresses from the file's start."""
+    *versions, n_address, n_length, leaf, node, flags, base, free_space, end, driver, root = OLD.unpack_from(superblock)
+    is_known = not any(versions) and n_address == n_length == 8 and leaf and node and not flags and not base
+    return bool(is_known and free_space == driver == UNDEFINED and end <= n_bytes and root <= 1)
 
 
 class ObjectHeader(NamedTuple):
@@ -157,7 +196,7 @@ class HeaderTemplate(NamedTuple):
             return None
         n_rows: tuple[int, ...] = ()
         limit, place, at, fixed = None, 0, 0, []
-        for number, _, data, start in _messages(file, address):
+        for number, _, data, start in messages(file, address):
             start -= address
             if number == CONTINUATION:
                 return None
@@ -203,7 +242,7 @@ class HeaderTemplate(NamedTuple):
         return ObjectHeader(self.header.structure, n_rows, place, n_bytes)
 
 
-def _messages(file: HeaderFile, address: int) -> Iterator[tuple[int, int, bytes, int]]:
+def messages(file: HeaderFile, address: int) -> Iterator[tuple[int, int, bytes, int]]:
     """Yield number, flags, content and address of all messages of an object header, block by block.
 
     Raises:
@@ -216,6 +255,8 @@ def _messages(file: HeaderFile, address: int) -> Iterator[tuple[int, int, bytes,
         first = 6 + (16 if has_times else 0) + (4 if has_counts else 0)
         blocks = [(address + first + width, int.from_bytes(head[first : first + width], "little"))]
         header = struct.Struct("<BHBxx" if head[5] & 4 else "<BHB")  # number, bytes, flags, order of creation
+    elif head[:1] != b"\x01":
+        raise ValueError("the object header is damaged")
     else:
         blocks = [(address + 16, int.from_bytes(head[8:12], "little"))]
         header = struct.Struct("<HHBxxx")
@@ -243,7 +284,7 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
     parts: dict[int, Any] = {}
     attributes = []
     is_checked = file.read(4, address) == b"OHDR"
-    for number, flags, data, _ in _messages(file, address):
+    for number, flags, data, _ in messages(file, address):
         if number in IRRELEVANT:
             continue
         if flags & SHARED:
@@ -320,18 +361,24 @@ def _address_in(data: bytes) -> int:
     raise ValueError("the storage layout is another one")
 
 
-def _packing_attribute(data: bytes) -> bytes | None:
-    """Return an attribute that descriptions depend on; None for others."""
-    version, flags, *sizes = struct.unpack_from("<BBHHH", data)
+def _attribute_name(data: bytes) -> tuple[bytes, int]:
+    """Return the name in an attribute's message, and its end, padding left out."""
+    version, n_bytes = struct.unpack_from("<BxH", data)
     if version not in (1, 2, 3):
         raise ValueError("the attribute has an unknown version")
     start = 9 if version == 3 else 8
-    name = data[start : start + sizes[0]].rstrip(b"\0")
+    return data[start : start + n_bytes].rstrip(b"\0"), start + n_bytes
+
+
+def _packing_attribute(data: bytes) -> bytes | None:
+    """Return an attribute that descriptions depend on; None for others."""
+    name, end = _attribute_name(data)
     if name in MARKERS:
         return name
     if name not in ATTRIBUTES and name != MATLAB_EMPTY:
         return None
-    kind = start + ((sizes[0] + 7) // 8 * 8 if version == 1 else sizes[0])
+    version, flags = data[:2]
+    kind = (end + 7) // 8 * 8 if version == 1 else end
     if (flags and version > 1) or data[kind] & 15 not in SIMPLE:
         raise ValueError("the attribute's value lies elsewhere")
     return data

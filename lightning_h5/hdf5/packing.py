@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError, listing, shown
 
-__all__ = ["ATTRIBUTES", "MARKERS", "Packing", "file_format", "has_packing_outside", "packing_of"]
+__all__ = ["ATTRIBUTES", "FORMATS", "MARKERS", "Packing", "file_format", "has_packing_outside", "packing_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,9 @@ ATTRIBUTES = {
     )
 }
 """The attributes of an array that declare the decoding of its numbers."""
+
+FORMATS = (b"_NCProperties", b"nwb_version", b"Conventions")
+"""The attributes of the root that say which format a file follows."""
 
 MARKERS = {b"_Netcdf4Dimid", b"_Netcdf4Coordinates", b"DIMENSION_LIST"}
 """The attributes that the netCDF library writes to arrays."""
@@ -323,11 +326,10 @@ def file_format(array: Any) -> Literal["netCDF", "ODIM", "NWB"] | None:
     root = h5py.h5o.open(h5py.h5i.get_file_id(array.id), b"/")
     if not h5py.h5a.get_num_attrs(root):
         return None
-    if h5py.h5a.exists(root, b"_NCProperties"):
-        return "netCDF"
-    if h5py.h5a.exists(root, b"nwb_version"):
-        return "NWB"
-    if not h5py.h5a.exists(root, b"Conventions"):
+    netcdf, nwb, conventions = (h5py.h5a.exists(root, name) for name in FORMATS)
+    if netcdf or nwb:
+        return "netCDF" if netcdf else "NWB"
+    if not conventions:
         return None
     value = _numbers_of_attribute(h5py.Group(root), "Conventions")
     return "ODIM" if isinstance(value, str) and value.strip("'\"").startswith("ODIM") else "netCDF"

@@ -281,8 +281,12 @@ def size_of(path: str) -> int:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Opened]:
+def opened(path: str, status: ObjectStatus | None = None) -> Iterator[Opened]:
     """Open a file or an object for reading by position.
+
+    Args:
+        path: the file.
+        status: state of an object; None asks the store.
 
     Raises:
         H5FileError: it cannot be opened.
@@ -292,7 +296,7 @@ def opened(path: str) -> Iterator[Opened]:
         if remote is not None:
             yield Opened(remote.n_bytes, remote.pread, remote.fetch)
             return
-        with RemoteFile(path) as remote:
+        with RemoteFile(path, status) as remote:
             yield Opened(remote.n_bytes, remote.pread, remote.fetch)
         return
     try:
@@ -307,14 +311,15 @@ def opened(path: str) -> Iterator[Opened]:
         os.close(fd)
 
 
-def sample_content(digest: Any, path: str) -> None:
+def sample_content(digest: Any, path: str, status: ObjectStatus | None = None) -> None:
     """Add the size and samples of the content of a file or an object to a digest; at most 64 KiB.
 
     Args:
         digest: of ``hashlib``.
         path: the file.
+        status: see ``opened``.
     """
-    with opened(path) as (n_bytes, pread, fetch):
+    with opened(path, status) as (n_bytes, pread, fetch):
         digest.update(str(n_bytes).encode())
         places = [max(0, n_bytes - SAMPLE_BYTES) * i // (SAMPLES - 1) for i in range(SAMPLES)]
         if n_bytes <= SAMPLES * SAMPLE_BYTES:

@@ -33,6 +33,7 @@ class HeldBatches:
     def __init__(self) -> None:
         self._batches: deque[Any] = deque()
         self._error: Exception | None = None  # error of the batch after the held ones
+        self.seconds = 0.0  # that it took to read them
 
     def add(self, next_batch: Callable[[], Any]) -> None:
         """Read a batch. Its error is raised when the batch is taken.
@@ -52,14 +53,15 @@ class HeldBatches:
             next_batch: reads the next batch.
             limits: limits of reading; at least one batch is read.
         """
-        n_bytes, began = 0, perf_counter()
+        n_bytes, began, self.seconds = 0, perf_counter(), 0.0
         while len(self._batches) < limits.n_batches and n_bytes < limits.n_bytes:
             self.add(next_batch)
+            self.seconds = perf_counter() - began
             if self.has_failed:
                 return
             tensors = [leaf for leaf in tree_leaves(self._batches[-1]) if isinstance(leaf, torch.Tensor)]
             n_bytes += sum(tensor.nbytes for tensor in tensors)
-            if perf_counter() - began > limits.seconds or any(tensor.device.type != "cpu" for tensor in tensors):
+            if self.seconds > limits.seconds or any(tensor.device.type != "cpu" for tensor in tensors):
                 return
 
     @property

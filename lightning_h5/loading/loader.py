@@ -29,7 +29,7 @@ from ..datasets import (
 from ..errors import MAX_LETTERS, H5Error
 from ..options import ShuffleOptions
 from ..order import EpochPlan, OrderParameters, Passes, PlanSampler, Position, Progress
-from ..readers import usable_cores
+from ..readers import LARGE_TEAM, TASK_BYTES, team_size
 from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
@@ -52,6 +52,10 @@ TOGETHER_BYTES_DECODED = 16 << 20  # for chunks, whose windows take many times t
 LEAST_TOGETHER = 4  # batches, if a local disk has all chunks decoded
 PAGE_BYTES = 4096  # a smaller row takes as much of the page cache
 FAR_BYTES = 64 << 20  # decoded ahead while reads wait for a disk or a server: 640 reads of 100 KiB are under way
+TASKS_AHEAD = 2
+"""Tasks that each thread of a large team has ahead of reads, as far as there is room: one that it runs, and the next.
+With fewer, threads wait for a read to end, and the next read waits for all of its chunks."""
+
 MAX_LOOKAHEAD = 512  # batches decoded ahead beyond those; a token takes 1 KB
 
 
@@ -114,7 +118,7 @@ class Iteration:
         self._is_over = False
         self._record: LoopRecord | None = None
         self._to_hold: HoldLimits | None = None
-        self._held = HeldBatches()
+        self._held: HeldBatches | None = None
         self._ahead: DeviceAhead | None = None
 
     def hold(self, limits: HoldLimits) -> None:
@@ -123,12 +127,17 @@ class Iteration:
         In the meantime the loader reads nothing, apart from reads that have already started. The steps then show the
         time of a loop without loading.
         """
-        self._to_hold = limits
+        self._to_hold, self._held = limits, HeldBatches() if self._held is None else self._held
 
     @property
     def n_held(self) -> int:
         """Number of batches that were read together and not yielded yet."""
-        return len(self._held)
+        return 0 if self._held is None else len(self._held)
+
+    @property
+    def hold_seconds(self) -> float:
+        """Seconds that it took to read the batches that are held, or were held last."""
+        return self._held.seconds
 
     @property
     def has_begun(self) -> bool:
@@ -149,11 +158,11 @@ class Iteration:
             raise H5Error(self._failed)
         if self._is_over:
             raise StopIteration
-        is_first = not self.has_begun
+        is_first = self._batches is None and not self.has_begun
         try:
             if is_first:
                 self._begin()
-            batch = self._next_batch()
+            batch = self._read_next() if self._ahead is None and self._held is None else self._next_batch()
         except StopIteration:
             self._batches, self._is_over = None, True
             self._leave()
@@ -216,11 +225,13 @@ class Iteration:
 
     def _next_read(self) -> Any:
         """Return the next batch as it was read, from the held ones if any."""
-        if self._to_hold is not None and not self._held:
+        if (held := self._held) is None:
+            return self._read_next()
+        if self._to_hold is not None and not held:
             limits, self._to_hold = self._to_hold, None
             n_batches = min(limits.n_batches, self._n_taken - self._n_read)
-            self._held.read(self._read_next, limits._replace(n_batches=n_batches))
-        return self._held.take() if self._held else self._read_next()
+            held.read(self._read_next, limits._replace(n_batches=n_batches))
+        return held.take() if held else self._read_next()
 
     def _is_ready(self) -> bool:
         """Return whether the next batch is read without waiting."""
@@ -525,7 +536,8 @@ class H5DataLoader(DataLoader[Any]):
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
         elif is_in_memory:
-            return InMemoryIterator(dataset, self._finish_all, tokens, together, partial(self._read_ahead, together))
+            start_ahead = partial(self._read_ahead, together)
+            return InMemoryIterator(dataset, self._finish_all, tokens.of_pass, together, start_ahead)
         return self._read_ahead(together, tokens, passes=tokens)
 
     @property
@@ -538,8 +550,13 @@ class H5DataLoader(DataLoader[Any]):
         self, together: int, tokens: Iterator[BatchToken], *, passes: PassTokens | None = None
     ) -> ReadAhead:
         cost = self.dataset.cost
-        n_ahead = -(-2 * cost.rows_per_chunk // self.sampler.mean_rows)
         is_on_device = self.dataset.decoding_device is not None
+        # On a single core, one thread reads while another waits for the device.
+        team = max(2 if is_on_device else 1, team_size()) if cost.rows_per_chunk else 0
+        rows_ahead = 2 * cost.rows_per_chunk
+        if team >= LARGE_TEAM:
+            rows_ahead = TASKS_AHEAD * team * max(cost.rows_per_chunk, TASK_BYTES // max(1, cost.row_bytes))
+        n_ahead = -(-rows_ahead // self.sampler.mean_rows)
         if is_on_device:  # as many chunks as there is room for, so that many are decoded together
             n_ahead = MAX_LOOKAHEAD
         return ReadAhead(
@@ -551,8 +568,7 @@ class H5DataLoader(DataLoader[Any]):
             together=together,
             lookahead=min(MAX_LOOKAHEAD, n_ahead),
             far=self._n_far,
-            # On a single core, one thread reads while another waits for the device.
-            team=max(2 if is_on_device else 1, usable_cores() - 1) if cost.rows_per_chunk else 0,
+            team=team,
         )
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:

@@ -54,6 +54,11 @@ class PassTokens(Iterator[BatchToken]):
         return self._consumed.n_taken
 
     @property
+    def of_pass(self) -> Iterator[BatchToken]:
+        """The tokens of the present pass that were not read: for readers that do not go on to the next pass."""
+        return self._pass.tokens
+
+    @property
     def expects_more(self) -> bool:
         """Whether another pass is certain to follow the present one."""
         return self._consumed.following is not None

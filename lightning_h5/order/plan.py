@@ -9,11 +9,11 @@ batches (``batches.BatchSequence``). Samplers and loaders treat both alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from functools import cache, partial
+from itertools import chain, count, repeat
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -126,7 +126,7 @@ class EpochPlan:
     def tokens(
         self, epoch: int, first_step: int, *, first_position: int, samples: bool, seed: int
     ) -> Iterator[BatchToken]:
-        """Yield the token of each step, which the dataset reads.
+        """Return the tokens of all steps, which the dataset reads.
 
         Args:
             epoch: from 0.
@@ -135,23 +135,35 @@ class EpochPlan:
             samples: ask for samples instead of a batch.
             seed: of random draws.
         """
-        for step, (position, rows) in enumerate(self._batches(), first_step):
-            yield BatchToken(epoch, step, rows, samples, seed, first_position + position)
+        return chain.from_iterable(self._tokens(epoch, first_step, first_position, samples, seed))
 
-    def _batches(self) -> Iterator[tuple[int, IntArray]]:
-        """Yield position and rows of each step; rows of several steps that follow each other are looked up together."""
+    def _tokens(
+        self, epoch: int, first_step: int, first_position: int, samples: bool, seed: int
+    ) -> Iterator[Iterator[BatchToken]]:
+        """Yield tokens of several steps: rows that follow each other are looked up together.
+
+        The tokens themselves are made without Python's bytecode.
+        """
         step, n_together = 0, 1
         while step < self.n_steps:
             bounds = [self.bounds(at) for at in range(step, min(step + n_together, self.n_steps))]
-            (first, _), (_, last) = bounds[0], bounds[-1]
-            is_run = all(stop == start for (_, stop), (start, _) in pairwise(bounds))
-            if self.order is None or not is_run:
-                yield from ((start, self.rows(at)) for at, (start, _) in enumerate(bounds, step))
+            starts, stops = zip(*bounds, strict=True)
+            first, last = starts[0], stops[-1]
+            rows: Iterable[IntArray]
+            if self.order is None or starts[1:] != stops[:-1]:
+                rows = map(self.rows, range(step, step + len(bounds)))
             else:
-                rows = self.order(first, last)
-                yield from ((start, rows[start - first : stop - first]) for start, stop in bounds)
+                run = self.order(first, last)
+                rows = [run[start - first : stop - first] for start, stop in bounds]
+            positions = [first_position + start for start in starts]
+            values = repeat(epoch), count(first_step + step), rows, repeat(samples), repeat(seed), positions
+            yield map(_new_token, zip(*values, strict=False))
             step += len(bounds)
             n_together = min(STEPS_TOGETHER, 2 * n_together)
+
+
+_new_token: Callable[[Iterable[Any]], BatchToken] = partial(tuple.__new__, BatchToken)
+"""Like ``BatchToken._make``, without bytecode."""
 
 
 def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> RowOrder:

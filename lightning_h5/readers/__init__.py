@@ -3,7 +3,7 @@
 from .base import BegunRead, InMemoryReader, check_bounds, checked_places, row_slices, take_rows
 from .block_map import BlockMap, Boxes, RowGrid
 from .block_memory import BlockMemory
-from .block_sources import BlockSource, Change, CopyChange, FieldLayouts, PreparedSource, ReaderSource
+from .block_sources import TASK_BYTES, BlockSource, Change, CopyChange, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_loader import ChunkLoader
 from .chunked import ChunkedReader
@@ -33,10 +33,12 @@ from .row_codecs import Image, Ragged, RowCodec, bytes_of
 from .salvage import salvaged
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .storage_rates import storage_rates
-from .thread_pool import TaskQueue, usable_cores
+from .thread_pool import LARGE_TEAM, TaskQueue, team_size, usable_cores
 
 __all__ = [
+    "LARGE_TEAM",
     "MIN_COMPILED",
+    "TASK_BYTES",
     "ArrayTarget",
     "BegunRead",
     "BlockMap",
@@ -96,6 +98,7 @@ __all__ = [
     "salvaged",
     "storage_rates",
     "take_rows",
+    "team_size",
     "unpacked",
     "usable_cores",
     "verify_tasks",

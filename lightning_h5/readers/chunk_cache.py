@@ -38,6 +38,18 @@ class Lease(NamedTuple):
     held: IntArray
 
 
+class _Waiting(NamedTuple):
+    """A read that waits until blocks are loaded.
+
+    Attributes:
+        slots: their slots.
+        is_over: a lock that is released once no task loads a part of them.
+    """
+
+    slots: IntArray
+    is_over: threading.Lock
+
+
 class ChunkCache:
     """A bounded cache of blocks. Safe to use from threads; belongs to one process.
 
@@ -75,6 +87,7 @@ class ChunkCache:
         self._is_done = np.zeros(n_slots, dtype=np.bool_)  # the block is not needed again in this epoch
         self._free = _Stack(n_slots)  # slots: last in, first out, so that few of them are ever touched
         self._errors: dict[int, Exception] = {}
+        self._waiting: list[_Waiting] = []
         self._is_complete = False
         self._clock = 0
         self._n_holders = 0  # number of leases
@@ -191,7 +204,18 @@ class ChunkCache:
             self._n_tasks[slots] -= 1  # after the error is noted: reads look at both without the lock
             if self._errors:
                 self._release(slots)
+            if self._waiting:
+                self._wake()
             self._changed.notify_all()
+
+    def _wake(self) -> None:
+        """Wake the reads whose blocks are all loaded: one that woke after each task would take time from the others."""
+        waiting, self._waiting = self._waiting, []
+        for read in waiting:
+            if self._n_tasks[read.slots].any():
+                self._waiting.append(read)
+            else:
+                read.is_over.release()
 
     def is_loaded(self, lease: Lease) -> bool:
         """Return whether all blocks of a lease are loaded, or failed."""
@@ -199,9 +223,18 @@ class ChunkCache:
 
     def wait(self, lease: Lease) -> None:
         """Wait until all blocks of a lease are loaded, or failed."""
+        read = _Waiting(lease.held, threading.Lock())
+        read.is_over.acquire()
         with self._changed:
-            while not self.is_loaded(lease):
-                self._changed.wait()
+            if self.is_loaded(lease):
+                return
+            self._waiting.append(read)
+        try:
+            read.is_over.acquire()
+        except BaseException:  # an interrupt
+            with self._changed:
+                self._waiting = [other for other in self._waiting if other is not read]
+            raise
 
     def errors(self, lease: Lease) -> dict[int, Exception]:
         """Return the errors that were raised while blocks of the lease were loaded, by their slots."""

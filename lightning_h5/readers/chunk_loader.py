@@ -13,7 +13,7 @@ from ..counters import Counters
 from ..errors import H5CorruptError, H5MemoryError
 from ..hdf5 import ArrayLayout, check_piece, size_of
 from ..sizes import bytes_text
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .block_map import RowGrid
 from .block_memory import BlockMemory, scratch
 from .block_sources import TASK_BYTES
@@ -130,10 +130,11 @@ class ChunkLoader:
 
         Returns False if there is none, or if it failed: ``_decode`` then finds out why.
         """
-        if self._loop is None or not self._is_plain(chunks):
+        numbers = np.asarray(chunks, np.int64)
+        if self._loop is None or not (self._are_all_plain or self._is_plain(numbers)):
             return False
         loop, layout, n_bytes = self._loop, self.layout, self._chunk_bytes
-        offsets, sizes = self.table.offsets[chunks], self.table.sizes[chunks]
+        offsets, sizes = self.table.offsets[numbers], self.table.sizes[numbers]
         began = perf_counter()
         took = read_with(
             layout, offsets, sizes, lambda fd: loop(fd, offsets, sizes, n_bytes, out, firsts), self._counters
@@ -264,7 +265,12 @@ class ChunkLoader:
             values = values[member]
         return values
 
-    def _is_plain(self, chunks: Sequence[int]) -> bool:
+    @cached_property
+    def _are_all_plain(self) -> bool:
+        """Whether all chunks were written, with all filters."""
+        return not self.table.masks.any() and bool((self.table.offsets >= 0).all())
+
+    def _is_plain(self, chunks: IntArray) -> bool:
         """Return whether these chunks were all written, with all filters."""
         return not self.table.masks[chunks].any() and bool((self.table.offsets[chunks] >= 0).all())
 

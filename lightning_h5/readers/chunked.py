@@ -364,7 +364,7 @@ class ChunkedReader:
         if not cache.is_loaded(lease):
             with self._work.helpers():
                 while not cache.is_loaded(lease):
-                    if not self._work.help():
+                    if self._work.has_large_team or not self._work.help():
                         cache.wait(lease)
         errors = cache.errors(lease)
         for error in errors.values():

@@ -13,6 +13,7 @@ from ..counters import Counters
 from ..errors import H5CorruptError, H5Error, H5FileError
 from ..hdf5 import ArrayLayout, process_pool, size_of
 from ..types import IntArray
+from .filters.pipeline import ChunksRead
 from .many_reads import advise_pieces, are_cached, forget_pieces, read_pieces
 
 __all__ = ["forget_stored", "give_back", "prefetch_stored", "read_stored", "read_with"]
@@ -100,7 +101,7 @@ def read_with(
     layout: ArrayLayout,
     offsets: IntArray,
     sizes: IntArray,
-    read: Callable[[int], float | None],
+    read: Callable[[int], ChunksRead | None],
     counters: Counters,
 ) -> float | None:
     """Have a function read pieces of an array's file from a descriptor; return the seconds that reading took.
@@ -109,7 +110,7 @@ def read_with(
         layout: the array.
         offsets: where in the file each piece begins.
         sizes: bytes of each.
-        read: reads them; returns the seconds of reading, None if it failed.
+        read: reads them; returns None if it failed.
         counters: see ``read_stored``.
 
     Returns:
@@ -120,20 +121,27 @@ def read_with(
     """
     if layout.guard.staging is None:
         with process_pool().descriptor(layout.path, layout.guard) as fd:
-            _count_cached(fd, offsets, sizes, counters)
-            return read(fd)
+            return _seconds(read(fd), sizes, counters)
     with process_pool().mirror(layout.path, layout.guard) as mirror:
         began = perf_counter()
         staged = mirror.stage(offsets, sizes, _neighbors(layout), counters)
         waited = perf_counter() - began
         took = None
         if staged.is_there.all():
-            _count_cached(mirror.fd, offsets, sizes, counters)
-            took = read(mirror.fd)
+            took = _seconds(read(mirror.fd), sizes, counters)
         if took is None or not mirror.is_unchanged(staged).all():
             return None
         counters.add(mirror_bytes=int(sizes.sum()))
         return took + waited
+
+
+def _seconds(read: ChunksRead | None, sizes: IntArray, counters: Counters) -> float | None:
+    """Return the seconds that reading took; count bytes that came from the page cache."""
+    if read is None:
+        return None
+    if read.are_cached:
+        counters.add(cached_bytes=int(sizes.sum()))
+    return read.seconds
 
 
 def _count_cached(fd: int, offsets: IntArray, sizes: IntArray, counters: Counters) -> None:

@@ -17,10 +17,14 @@ from ..counters import worker_count, worker_number
 from ..threads import EndingThread, HelperThreads, Task, start_helpers
 from .pace import ReadPace
 
-__all__ = ["TaskQueue", "usable_cores"]
+__all__ = ["LARGE_TEAM", "TaskQueue", "team_size", "usable_cores"]
 
 MAX_THREADS = 16  # more would decode faster than any GPU needs, and wait for the GIL
 MAX_WAITING = 64  # threads of a rank while reads wait for a server
+LARGE_TEAM = 4
+"""Threads of a team from which on reads wait for it. A read that decoded meanwhile would end later than the chunk that
+it waits for, and no thread would copy rows or begin the next chunks."""
+
 IDLE_SECONDS = 0.2  # until such a thread without a task ends
 
 
@@ -56,6 +60,11 @@ class TaskQueue:
         if task is not None:
             task()
         return task is not None
+
+    @property
+    def has_large_team(self) -> bool:
+        """Whether the team decodes faster if reads leave all tasks to it (see ``LARGE_TEAM``)."""
+        return self._team >= LARGE_TEAM
 
     def start_team(self, n_threads: int) -> list[EndingThread]:
         """Start threads that run tasks until ``end_team``; fewer, or none, if the system allows no more."""
@@ -174,3 +183,9 @@ def usable_cores() -> int:
     if worker_number() is not None:
         return 1
     return max(1, min(MAX_THREADS, cores_of_a_rank()))
+
+
+def team_size() -> int:
+    """Threads of a team: a small one leaves a core to the reads, which decode while they wait."""
+    n_cores = usable_cores()
+    return n_cores if n_cores >= LARGE_TEAM else n_cores - 1

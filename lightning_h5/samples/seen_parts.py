@@ -88,12 +88,12 @@ class DescribedParts(PartLayouts):
 
     def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
         """See ``PartLayouts.identity_of``."""
-        other_paths = [other_guard.path for other_guard in guard.others]
+        others, status = [other.path for other in guard.others], guard.object_status
         has_meaning = any(meaning_of(array) for arrays in self.examples for array in arrays)
-        layouts = (self.one(part, field) for part in parts.tolist() for field in range(self.n_fields))
         if has_meaning or guard.grows:
-            return file_identity(path, layouts, grows=guard.grows, others=other_paths)
-        return file_identity(path, (), others=other_paths, schemas=self._schemas(parts))
+            layouts = (self.one(part, field) for part in parts.tolist() for field in range(self.n_fields))
+            return file_identity(path, layouts, grows=guard.grows, others=others, status=status)
+        return file_identity(path, (), others=others, schemas=self._schemas(parts), status=status)
 
     def _schemas(self, parts: IntArray) -> Iterator[bytes]:
         """Yield the bytes of each array for the identity of a file, without describing the array."""

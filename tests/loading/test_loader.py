@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from arguments import nested_files
+from factories import Stored
 from guards import HANG, wait_until
 
-from lightning_h5 import H5Error, H5LazyDataset, H5ResumeError
+from lightning_h5 import H5Error, H5LazyDataset, H5ResumeError, LazyH5DataModule
 from lightning_h5.loading import H5DataLoader
 from lightning_h5.order import OrderParameters, PlanSampler
 
@@ -236,9 +237,15 @@ def test_what_is_read_is_counted_in_this_process_and_in_workers(dataset):
 
 def test_an_iterator_that_is_collected_never_waits_for_its_thread(dataset):
     """The collector may run while its thread holds a lock that the reading thread waits for."""
-    gate, begin = threading.Event(), dataset.begin
-    dataset.begin = lambda rows, epoch: gate.wait(HANG) and begin(rows, epoch)
+    gate, reached, begin = threading.Event(), threading.Event(), dataset.begin
+
+    def wait_and_begin(rows, epoch):
+        reached.set()
+        return gate.wait(HANG) and begin(rows, epoch)
+
+    dataset.begin = wait_and_begin
     reading, *_ = loader_of(dataset).start(None)
+    assert reached.wait(HANG)
     del reading
     gc.collect()
     assert read_ahead_threads()  # it still stands at the gate
@@ -318,3 +325,22 @@ def test_an_iterator_that_ended_stays_at_its_end(dataset):
     batches = iter(loader_of(dataset))
     assert len(list(batches)) == len(loader_of(dataset))
     assert list(batches) == []
+
+
+@pytest.mark.parametrize("n_cores", [1, 3, 4, 9])
+def test_epochs_are_the_same_on_any_number_of_cores(make_h5, nothing_held, monkeypatch, n_cores):
+    """With four or more, reads leave decoding to the team, which begins more chunks ahead."""
+    rows = np.arange(600 * 3).reshape(600, 3)
+    path = make_h5(x=Stored(rows, "chunked", (4, 3), {"compression": "gzip"}))
+    monkeypatch.setattr("lightning_h5.readers.thread_pool.cores_of_a_rank", lambda: n_cores)
+    options = {"shuffle": {"mode": "chunks", "buffer": 4000}, "files": {"cache_bytes": 4000}}
+    module = LazyH5DataModule(path, x_key="x", batch_size=7, with_index=True, seed=5, **options)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        expected = [token.rows.tolist() for token in loader.sampler.tokens(epoch)]
+        batches = list(loader)
+        assert [index.tolist() for _, index in batches] == expected
+        assert all(np.array_equal(x, rows[index]) for x, index in batches)
+    module.teardown("fit")

@@ -358,3 +358,49 @@ def test_free_slots_are_taken_last_in_first_out_and_can_be_taken_back_from_anywh
                     model.pop(number, None)
         assert len(stack) == len(model)
         assert np.flatnonzero(stack.has).tolist() == sorted(model)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 10**6))
+def test_each_read_wakes_once_its_own_blocks_are_loaded(n_blocks, n_readers, seed):
+    random, pool = np.random.default_rng(seed), make_pool(n_blocks, n_blocks)
+    needed = [random.permutation(n_blocks)[: random.integers(1, n_blocks + 1)] for _ in range(n_readers)]
+    leases = [lease(pool, blocks, n_tasks=2) for blocks in needed]
+    todo = [block for blocks, held in zip(needed, leases, strict=True) for block in blocks[held.is_new].tolist()] * 2
+    left = np.bincount(todo, minlength=n_blocks)
+    woken = [threading.Event() for _ in leases]
+
+    def read(at):
+        pool.wait(leases[at])
+        woken[at].set()
+
+    threads = [threading.Thread(target=read, args=(at,), daemon=True) for at in range(n_readers)]
+    for thread in threads:
+        thread.start()
+    for block in random.permutation(todo).tolist():
+        assert not any(event.is_set() for event, blocks in zip(woken, needed, strict=True) if left[blocks].any())
+        left[block] -= 1
+        pool.finish_task(pool.places(np.array([block])))
+    for thread in threads:
+        thread.join(HANG)
+        assert not thread.is_alive()
+
+
+def test_a_read_that_was_interrupted_waits_no_more(monkeypatch):
+    pool = make_pool(2, 2)
+    held = lease(pool, [0, 1])
+
+    class Interrupted:
+        def __init__(self):
+            self.n = 0
+
+        def acquire(self):
+            self.n += 1
+            if self.n == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_h5.readers.chunk_cache.threading.Lock", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.wait(held)
+    pool.finish_task(held.held)  # would release a lock that has no release
+    assert pool.is_loaded(held)

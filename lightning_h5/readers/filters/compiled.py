@@ -12,9 +12,11 @@ machine: `compiled` keeps them on disk.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -27,7 +29,7 @@ from ...types import IntArray
 from ..block_memory import scratch
 from .decoders import shuffled
 from .native import HEADER, LONGEST_BLOCK
-from .pipeline import SHUFFLE, Bytes, Checksum, Decoder, NativeDecoder, register_loop
+from .pipeline import SHUFFLE, Bytes, Checksum, ChunksRead, Decoder, NativeDecoder, register_loop
 
 __all__ = ["SORTED", "ChunkLoop", "loop_of", "lzf_loop"]
 
@@ -48,14 +50,14 @@ class ChunkLoop:
 
     def __call__(
         self, fd: int, offsets: IntArray, sizes: IntArray, n_bytes: int, out: Bytes, firsts: IntArray
-    ) -> float | None:
+    ) -> ChunksRead | None:
         """See ``ChunkLoop`` of the pipeline."""
         is_inside = not len(firsts) or 0 <= firsts.min() <= firsts.max() <= len(out) - n_bytes
         if not (len(firsts) == len(offsets) == len(sizes) and is_inside):  # the loop does not check bounds
             raise IndexError(f"{len(offsets)} chunks do not fit into {len(out):,} bytes at {firsts}")
         stored = scratch("stored", int(sizes.max(initial=0)))
         unsorted = scratch("unsorted", n_bytes if self._is_sorted else 0)
-        clock = np.zeros(5, np.int64)
+        clock = np.zeros(6, np.int64)
         functions = (*_read_functions(), *self._decoder.functions)
         idle = self._decoder.idle
         try:
@@ -66,7 +68,7 @@ class ChunkLoop:
             is_done = self._loop(functions, fd, state, offsets, sizes, n_bytes, stored, unsorted, out, firsts, clock)
         finally:
             idle.append(state)
-        return int(clock[4]) * NANOSECOND if is_done else None
+        return ChunksRead(int(clock[4]) * NANOSECOND, bool(clock[5])) if is_done else None
 
 
 @register_loop
@@ -116,15 +118,17 @@ def _compile_decoder(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
 
 
 @cache
-def _read_functions() -> tuple[int, int]:
-    """Return the addresses of the system functions that a loop calls."""
+def _read_functions() -> tuple[int, int, int]:
+    """Return the addresses of the system functions that a loop calls; 0 if the system lacks one that is optional."""
     library = ctypes.CDLL(None)
     pread, now = (ctypes.cast(library[name], ctypes.c_void_p).value for name in ("pread", "clock_gettime"))
-    return pread or 0, now or 0
+    with suppress(AttributeError):
+        return pread or 0, now or 0, ctypes.cast(library["preadv2"], ctypes.c_void_p).value or 0
+    return pread or 0, now or 0, 0
 
 
 def _loop(decode: Callable[..., bool], sort: Callable[[Bytes, Bytes], None], size: int) -> Callable[..., bool]:
-    call, monotonic = c_call(), time.CLOCK_MONOTONIC
+    call, monotonic, nowait = c_call(), time.CLOCK_MONOTONIC, getattr(os, "RWF_NOWAIT", 0)
 
     def loop(
         functions: tuple[int, ...],
@@ -140,6 +144,13 @@ def _loop(decode: Callable[..., bool], sort: Callable[[Bytes, Bytes], None], siz
         clock: IntArray,
     ) -> bool:
         pread, now = functions[0], functions[1]
+        if nowait and functions[2] and len(offsets):
+            # Asked here, since each call from Python would give up the interpreter's lock.
+            probe = np.zeros(3, np.int64)  # where a byte goes, and their number, as preadv2 takes them; the byte
+            probe[0], probe[1], clock[5] = probe.ctypes.data + 16, 1, 1
+            for place in (offsets[0], offsets[-1] + sizes[-1] - 1):
+                if call(functions[2], (np.int32(fd), probe.ctypes.data, np.int32(1), place, np.int32(nowait))) != 1:
+                    clock[5] = 0
         before, after = clock[0:2], clock[2:4]  # seconds and nanoseconds
         for at in range(len(offsets)):
             call(now, (np.int32(monotonic), before.ctypes.data))
@@ -203,10 +214,10 @@ SORTED = frozenset(size for size in _SORTS if size > 1)
 """Bytes of the numbers for which a loop can undo a shuffle."""
 
 
-# Decoders of one chunk: from the addresses of C functions (after two of the loop), a state, stored bytes and their
+# Decoders of one chunk: from the addresses of C functions (after three of the loop), a state, stored bytes and their
 # number, into memory. They return whether the chunk fills the memory.
 
-FIRST = 2  # in a loop's functions, the first of a decoder
+FIRST = 3  # in a loop's functions, the first of a decoder
 
 
 def _compiled_libdeflate() -> Callable[..., bool]:

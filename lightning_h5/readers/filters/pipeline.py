@@ -117,12 +117,24 @@ class NativeDecoder:
             self.idle.append(state)
 
 
+class ChunksRead(NamedTuple):
+    """How stored chunks were read.
+
+    Attributes:
+        seconds: seconds that reading took.
+        are_cached: whether the page cache had the ends of the first and the last chunk before; False if unknown.
+    """
+
+    seconds: float
+    are_cached: bool
+
+
 class ChunkLoop(Protocol):
     """Reads and decodes chunks, one after the other, in one call of compiled code."""
 
     def __call__(
         self, fd: int, offsets: IntArray, sizes: IntArray, n_bytes: int, out: Bytes, firsts: IntArray
-    ) -> float | None:
+    ) -> ChunksRead | None:
         """Read and decode chunks.
 
         Args:
@@ -134,7 +146,7 @@ class ChunkLoop(Protocol):
             firsts: start of each chunk in ``out``.
 
         Returns:
-            Seconds that reading took. None if a chunk is missing, or does not decode: the memory is undefined then.
+            How they were read. None if a chunk is missing, or does not decode: the memory is undefined then.
         """
         ...
 

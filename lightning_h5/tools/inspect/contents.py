@@ -20,6 +20,7 @@ from ...hdf5 import (
     ArrayLayout,
     ChangeGuard,
     Entry,
+    OpenFile,
     axes_of,
     entries_of,
     filters_of,
@@ -174,6 +175,7 @@ class _Describer:
     ) -> None:
         self._file, self._path, self._layouts, self._texts, self._columns = file, path, layouts, texts, columns
         self._files, self._guard = FileOptions(), ChangeGuard.of_open(file, path)
+        self._opened = OpenFile(path, self._guard, file)
         self.alike = AlikeArrays(remembers=True)
         # By group; groups without attributes declare no axis.
         self._axes = {entry.name: set[str]() for entry in entries if entry.kind == "group" and not entry.n_attributes}
@@ -190,7 +192,7 @@ class _Describer:
         alike = f"{DIGITS.sub('#', last)} {entry.dtype} {(entry.shape or ())[1:]}"
         try:
             layout, template = self.alike.describe_alike(
-                self._file, self._path, entry.name, self._files, self._guard, alike=alike
+                self._opened, self._path, entry.name, self._files, self._guard, alike=alike
             )
         except (H5Error, *FAULTS) as error:
             report = replace(report, problem=f"{error}")
