@@ -599,15 +599,29 @@ MUTANTS = [
     Mutant(
         "decoded chunks are not compared with their checksums",
         "staging/decoded.py",
-        "        is_right = self._are_right(chunks, within, sizes, out, starts)\n",
-        "        is_right = np.ones(len(chunks), np.bool_)\n",
+        "end[others], size) == self._sums[numbers[others]]",
+        "end[others], size) >= 0",
         DECODED,
     ),
     Mutant(
         "of pieces with several checksums, the first alone is compared",
         "staging/decoded.py",
-        "are_right = np.logical_and.reduceat(sums == self._sums[numbers], firsts)",
-        "are_right = (sums == self._sums[numbers])[firsts]",
+        "np.logical_and.reduceat(are_right, firsts)",
+        "are_right[firsts]",
+        DECODED,
+    ),
+    Mutant(
+        "rows are compared once, whatever is written to the file later",
+        "staging/decoded.py",
+        "        if compared_in != state:",
+        "        if not len(compared):",
+        DECODED,
+    ),
+    Mutant(
+        "whole chunks are compared once in a minute",
+        "staging/decoded.py",
+        "compared[numbers] & np.repeat(sizes < self._piece_bytes, counts)",
+        "compared[numbers]",
         DECODED,
     ),
     Mutant(

@@ -26,6 +26,10 @@ RESERVED_BYTES, RESERVED_SHARE = 32 << 20, 64
 
 RETRY = 1.0  # seconds until a folder that cannot be used is tried again
 
+COMPARE_EVERY = 60.0
+"""Seconds after which pieces are compared with their checksums again. Windows that overlap read each of their frames
+several times, and comparing takes a third of the time."""
+
 ReadPieces = Callable[[int, npt.NDArray[np.uint8], IntArray, IntArray, IntArray], int]
 """Reads pieces of a file: descriptor, memory, where each piece begins and ends in it, and where it begins in the file.
 Returns the bytes that were read."""
@@ -56,8 +60,9 @@ class DecodedArray:
 class DecodedMirror(MirrorFile):
     """The decoded chunks of an array that a local disk has. Safe to use from threads.
 
-    All that is read is compared with checksums, each time. What is lacking, or wrong, is decoded again: nothing here
-    raises because the disk fails.
+    All that is read is compared with checksums: whole chunks each time, parts of chunks once in ``COMPARE_EVERY``
+    seconds, and again after the file was written to. What is lacking, or wrong, is decoded again: nothing here raises
+    because the disk fails.
 
     Args:
         folder: where mirrors are kept; None if that folder cannot be used any more.
@@ -70,6 +75,7 @@ class DecodedMirror(MirrorFile):
         self._no_room_until = 0.0
         self._lock = threading.Lock()
         self._reserved = 0  # bytes
+        self._compared = (0, 0), np.zeros(0, np.bool_)  # a state of the file, and which checksums were compared in it
 
     def has(self, chunks: IntArray) -> npt.NDArray[np.bool_]:
         """Return which chunks are there."""
@@ -138,29 +144,47 @@ class DecodedMirror(MirrorFile):
             return is_read
         n_read = 0
         with suppress(OSError):  # of the local disk
+            compared = self._compared_now()
             n_read = read(self.fd, out, starts, starts + sizes, chunks * self._piece_bytes + within)
         if n_read != int(sizes.sum()):
             return np.zeros(len(chunks), np.bool_)
-        is_right = self._are_right(chunks, within, sizes, out, starts)
-        if not is_right.all() and len(damaged := chunks[~is_right & (marks[chunks] == before)]):
+        is_right, is_same = self._are_right(chunks, within, sizes, out, starts, compared), marks[chunks] == before
+        if not is_right.all() and len(damaged := chunks[~is_right & is_same]):
             self._forget(np.unique(damaged))
+        is_right &= is_same
         return is_right
 
+    def _compared_now(self) -> npt.NDArray[np.bool_]:
+        """Return which checksums were compared since the file was written to, a minute ago at most (to be noted in)."""
+        state = os.fstat(self.fd).st_mtime_ns, int(time.monotonic() // COMPARE_EVERY)
+        compared_in, compared = self._compared
+        if compared_in != state:
+            compared = np.zeros(len(self._sums), np.bool_)
+            self._compared = state, compared
+        return compared
+
     def _are_right(
-        self, chunks: IntArray, within: IntArray, sizes: IntArray, out: npt.NDArray[np.uint8], starts: IntArray
+        self,
+        chunks: IntArray,
+        within: IntArray,
+        sizes: IntArray,
+        out: npt.NDArray[np.uint8],
+        starts: IntArray,
+        compared: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
-        """Compare pieces with their checksums (see ``read``)."""
-        sums = sums_of_pieces(out, starts, starts + sizes, self._sum_bytes)
-        first_sums = chunks * self._n_sums + within // self._sum_bytes
-        are_right: npt.NDArray[np.bool_]
-        if len(sums) == len(chunks):
-            are_right = sums == self._sums[first_sums]
-            return are_right
-        counts = n_sums(sizes, self._sum_bytes)
+        """Compare pieces with their checksums (see ``read``), unless these were compared, and note which are right."""
+        size, counts = self._sum_bytes, n_sums(sizes, self._sum_bytes)
         firsts = np.cumsum(counts) - counts
-        numbers = np.repeat(first_sums - firsts, counts) + np.arange(len(sums))
-        are_right = np.logical_and.reduceat(sums == self._sums[numbers], firsts)
-        return are_right
+        at = (np.arange(int(counts.sum())) - np.repeat(firsts, counts)) * size  # in the piece
+        numbers = np.repeat(chunks * self._n_sums + within // size, counts) + at // size
+        are_right = compared[numbers] & np.repeat(sizes < self._piece_bytes, counts)
+        if len(others := np.flatnonzero(~are_right)):
+            begin, end = np.repeat(starts, counts) + at, np.repeat(starts + sizes, counts)
+            end = np.minimum(begin + size, end)
+            others_right = sums_of_pieces(out, begin[others], end[others], size) == self._sums[numbers[others]]
+            are_right[others] = compared[numbers[others]] = others_right
+        is_right: npt.NDArray[np.bool_] = np.logical_and.reduceat(are_right, firsts)
+        return is_right
 
     def put(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> int:
         """Keep decoded chunks if there is room for them; return the bytes that were written.

@@ -28,7 +28,7 @@ from lightning_h5.datasets import file_dataset
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import kept_chunks, kept_rows
 from lightning_h5.samples import row_table
-from lightning_h5.staging import DecodedMirror, mirror_file
+from lightning_h5.staging import DecodedMirror, decoded, mirror_file
 
 ROWS, WIDTH = 240, 500
 rng = np.random.default_rng(0)
@@ -272,7 +272,11 @@ def test_damage_on_the_local_disk_is_found_and_repaired(path, staging, caplog, s
 
 
 @pytest.mark.usefixtures("either_way")
-def test_damage_during_a_run_is_found_and_repaired(path, staging):
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_damage_during_a_run_is_found_and_repaired(path, staging, monkeypatch, is_silent):
+    """At once if the file's time tells of it, otherwise once pieces are compared again."""
+    if is_silent:
+        monkeypatch.setattr(decoded, "COMPARE_EVERY", 1e-6)
     datamodule = small_cache(path, staging)
     datamodule.setup("fit")
     loader = datamodule.train_dataloader()
@@ -284,8 +288,25 @@ def test_damage_during_a_run_is_found_and_repaired(path, staging):
         with open(file, "r+b") as target:
             target.seek(epoch * 70_001)
             target.write(b"damage")
-        if epoch % 2:  # as a disk does it
+        if is_silent:  # as a disk does it
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("seconds", [1e9, 1e-6])
+def test_pieces_are_compared_once_for_some_time(path, staging, monkeypatch, seconds):
+    monkeypatch.setattr(kept_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(decoded, "COMPARE_EVERY", seconds)
+    n_compared, sums_of_pieces = [], decoded.sums_of_pieces
+
+    def counted(memory, starts, *rest):
+        n_compared.append(len(starts))
+        return sums_of_pieces(memory, starts, *rest)
+
+    monkeypatch.setattr(decoded, "sums_of_pieces", counted)
+    for number, (batches, _) in enumerate(epochs(small_cache(path, staging), 4)):
+        assert_rows(batches)
+        assert number < 2 or (sum(n_compared) == 0) == (seconds > 1)
+        n_compared.clear()
 
 
 @pytest.mark.usefixtures("either_way")
