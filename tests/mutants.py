@@ -47,6 +47,7 @@ ON_DEVICE = ("tests/readers/test_on_device.py", "tests/datamodules/test_decoding
 NORMALIZATION = ("tests/datasets/test_normalization.py",)
 WINDOWS = ("tests/datasets/test_windows.py", "tests/datasets/test_segments.py", "tests/layouts/test_layouts.py")
 DECODED = ("tests/staging/test_decoded.py",)
+CHECKSUMS = ("tests/staging/test_checksums.py",)
 BAD_ROWS = ("tests/faults/test_bad_rows.py", "tests/faults/test_random_bad_rows.py")
 SEGMENTS = ("tests/datamodules/test_segment_splits.py", "tests/datamodules/test_combined_segments.py")
 
@@ -616,6 +617,20 @@ MUTANTS = [
         "        if compared_in != state:",
         "        if not len(compared):",
         DECODED,
+    ),
+    Mutant(
+        "a compiled write that fails counts as done",
+        "staging/checksums.py",
+        "                if n_written <= 0:\n                    return False\n",
+        "                if n_written <= 0:\n                    break\n",
+        CHECKSUMS,
+    ),
+    Mutant(
+        "a compiled write puts checksums of later runs where those of the first belong",
+        "staging/checksums.py",
+        "n, at = run_sums.size * 4, sums_at + first * n_sums * 4",
+        "n, at = run_sums.size * 4, sums_at",
+        CHECKSUMS,
     ),
     Mutant(
         "whole chunks are compared once in a minute",

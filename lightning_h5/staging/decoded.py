@@ -28,7 +28,7 @@ RETRY = 1.0  # seconds until a folder that cannot be used is tried again
 
 COMPARE_EVERY = 60.0
 """Seconds after which pieces are compared with their checksums again. Windows that overlap read each of their frames
-several times, and comparing takes a third of the time."""
+several times in an epoch."""
 
 ReadPieces = Callable[[int, npt.NDArray[np.uint8], IntArray, IntArray, IntArray], int]
 """Reads pieces of a file: descriptor, memory, where each piece begins and ends in it, and where it begins in the file.

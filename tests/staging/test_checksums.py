@@ -86,14 +86,14 @@ def file_of(each):
 
 
 def written(case, fails_at=None, short=False, plain_fails_at=None):
-    """The file of a mirror after chunks were put into it, with writes that fail from the n-th on, or are short."""
+    """The file of a mirror that chunks were put into; the n-th compiled write fails, or plain ones from the n-th on."""
     chunks, order, chunk_bytes, sum_bytes, allocated = case
     memory = np.concatenate([MEMORY, MEMORY[::-1], MEMORY])
     calls, plain_calls, pwrite = [0], [0], os.pwrite
 
     def failing(fd, address, n_bytes, place):
         calls[0] += 1
-        if fails_at is not None and calls[0] > fails_at:
+        if fails_at is not None and calls[0] == fails_at + 1:
             return -1
         return pwrite(fd, ctypes.string_at(address, n_bytes // 2 + 1 if short and n_bytes > 64 else n_bytes), place)
 
