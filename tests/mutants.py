@@ -47,6 +47,7 @@ ON_DEVICE = ("tests/readers/test_on_device.py", "tests/datamodules/test_decoding
 NORMALIZATION = ("tests/datasets/test_normalization.py",)
 WINDOWS = ("tests/datasets/test_windows.py", "tests/datasets/test_segments.py", "tests/layouts/test_layouts.py")
 DECODED = ("tests/staging/test_decoded.py",)
+CHECKSUMS = ("tests/staging/test_checksums.py",)
 BAD_ROWS = ("tests/faults/test_bad_rows.py", "tests/faults/test_random_bad_rows.py")
 SEGMENTS = ("tests/datamodules/test_segment_splits.py", "tests/datamodules/test_combined_segments.py")
 
@@ -599,22 +600,50 @@ MUTANTS = [
     Mutant(
         "decoded chunks are not compared with their checksums",
         "staging/decoded.py",
-        "is_right = np.array(sums, np.uint32) == self._sums[chunks[read_numbers]]",
-        "is_right = np.ones(len(read_numbers), np.bool_)",
+        "end[others], size) == self._sums[numbers[others]]",
+        "end[others], size) >= 0",
         DECODED,
     ),
     Mutant(
-        "parts of decoded chunks are read without a look at the checksum",
+        "of pieces with several checksums, the first alone is compared",
         "staging/decoded.py",
-        "            if not self._are_right(chunks):\n                return False\n",
-        "",
+        "np.logical_and.reduceat(are_right, firsts)",
+        "are_right[firsts]",
         DECODED,
     ),
     Mutant(
-        "decoded chunks are compared once, whatever is written to the file later",
+        "rows are compared once, whatever is written to the file later",
         "staging/decoded.py",
-        "        if write_time != self._written and not self._n_writing:",
-        "        if self._written < 0:",
+        "        if compared_in != state:",
+        "        if not len(compared):",
+        DECODED,
+    ),
+    Mutant(
+        "a compiled write that fails counts as done",
+        "staging/checksums.py",
+        "                if n_written <= 0:\n                    return False\n",
+        "                if n_written <= 0:\n                    break\n",
+        CHECKSUMS,
+    ),
+    Mutant(
+        "a compiled write puts checksums of later runs where those of the first belong",
+        "staging/checksums.py",
+        "n, at = run_sums.size * 4, sums_at + first * n_sums * 4",
+        "n, at = run_sums.size * 4, sums_at",
+        CHECKSUMS,
+    ),
+    Mutant(
+        "whole chunks are compared once in a minute",
+        "staging/decoded.py",
+        "compared[numbers] & np.repeat(sizes < self._piece_bytes, counts)",
+        "compared[numbers]",
+        DECODED,
+    ),
+    Mutant(
+        "rows that share a checksum with others go where their neighbors belong",
+        "readers/kept_chunks.py",
+        "copy_runs(memory, firsts + within - lows, out, starts, sizes)",
+        "copy_runs(memory, firsts, out, starts, sizes)",
         DECODED,
     ),
     Mutant(
@@ -641,8 +670,8 @@ MUTANTS = [
     Mutant(
         "rows that are read by position go where others belong",
         "readers/kept_rows.py",
-        "self._pieces.starts[by_rows]",
-        "pieces.starts",
+        "pieces, rows, starts = self._pieces, self._out, self._starts",
+        "pieces, rows, starts = self._pieces, self._out, self._pieces.starts",
         DECODED,
     ),
     Mutant(

@@ -143,7 +143,7 @@ class RowDataset(HasTransforms, Dataset[Any]):
 
     @property
     def cost(self) -> ReadCost:
-        """The cost of reading. Except for ``is_in_memory``, it depends only on the files and on ``read_with``."""
+        """The cost of reading; it depends on files and ``read_with``, but for ``is_in_memory`` and ``is_kept``."""
         return ReadCost.of_several([source.cost for source in self.sources])
 
     @property

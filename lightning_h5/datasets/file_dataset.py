@@ -265,6 +265,7 @@ class FileDataset(TableDataset):
             self._cost_of_files,
             rows_per_chunk=self._samples_of(max((reader.rows_per_block for reader in chunked.values()), default=0)),
             is_in_memory=is_in_memory,
+            is_kept=bool(chunked) and all(reader.is_kept for reader in chunked.values()),
         )
 
     def _samples_of(self, n_rows: int) -> int:

@@ -49,6 +49,7 @@ MAX_TOGETHER = 64  # batches planned at a time: more would not be faster
 TOGETHER_BYTES = 3 << 20  # bytes read but not consumed, so that they stay in the shared CPU cache
 TOGETHER_BYTES_MORE = 8 << 20  # for rows in memory
 TOGETHER_BYTES_DECODED = 16 << 20  # for chunks, whose windows take many times their bytes: 1.5 to 2 times faster
+LEAST_TOGETHER = 4  # batches, if a local disk has all chunks decoded
 PAGE_BYTES = 4096  # a smaller row takes as much of the page cache
 FAR_BYTES = 64 << 20  # decoded ahead while reads wait for a disk or a server: 640 reads of 100 KiB are under way
 TASKS_AHEAD = 2
@@ -527,9 +528,11 @@ class H5DataLoader(DataLoader[Any]):
         dataset, cost = self.dataset, self.dataset.cost
         is_in_memory = cost.is_in_memory
         max_bytes = TOGETHER_BYTES_MORE if is_in_memory else TOGETHER_BYTES
-        if cost.rows_per_chunk and not is_in_memory:
+        if cost.rows_per_chunk and not is_in_memory and not cost.is_kept:
             max_bytes = TOGETHER_BYTES_DECODED
         together = max(1, min(MAX_TOGETHER, max_bytes // max(1, self.sampler.mean_rows * cost.row_bytes)))
+        if cost.is_kept:
+            together = max(together, LEAST_TOGETHER)
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
         elif is_in_memory:

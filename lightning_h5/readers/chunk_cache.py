@@ -113,10 +113,11 @@ class ChunkCache:
         """Return the slot of each block of a complete cache."""
         return self._slot_of[blocks].astype(np.int64)
 
-    def has(self, blocks: IntArray) -> npt.NDArray[np.bool_]:
-        """Return which blocks have a slot."""
-        has: npt.NDArray[np.bool_] = self._slot_of[blocks] >= 0
-        return has
+    def holds(self, blocks: IntArray) -> npt.NDArray[np.bool_]:
+        """Return which blocks have a slot that is not free."""
+        slots = self._slot_of[blocks]
+        holds: npt.NDArray[np.bool_] = (slots >= 0) & ~self._free.has[slots]
+        return holds
 
     def memory(self, slots: IntArray, n_rows: int) -> BlockMemory:
         """Return the memory of the first rows of some slots."""

@@ -142,6 +142,18 @@ class ChunkedReader:
         """Whether all blocks are in memory, and stay there."""
         return self._cache is not None and self._cache.is_complete()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a local disk has all blocks with rows of this dataset, decoded, and rows are read by position."""
+        if self._kept is None:
+            return False
+        with self._lock:
+            if self._all is None:
+                self._all = self._rows_of_blocks()
+            blocks = np.flatnonzero(self._all)
+        pieces = Pieces(blocks, np.zeros_like(blocks))
+        return self._kept.are_long(pieces) and bool(self._kept.has(pieces).all())
+
     def begin(
         self, boxes: Boxes, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
     ) -> BegunRead:
@@ -167,12 +179,10 @@ class ChunkedReader:
             if all_cores and is_whole and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
                 copy = partial(copy_on_all_cores, out=out, change=changes.in_place)
             return _CompleteRead(complete, firsts, pieces, copy)
-        kept = self._kept
-        by_rows = None if kept is None else self._by_rows(kept, pieces)
-        if kept is None or by_rows is None:
+        by_rows = self._by_rows(pieces)
+        if by_rows is None:
             return self._begin_blocks(pieces, copy, epoch)
-        rest = None if by_rows.all() else self._begin_blocks(pieces, copy, epoch, ~by_rows)
-        return self._begin_rows(kept, pieces, out, copy, by_rows, rest)
+        return self._begin_rows(pieces, out, copy, by_rows, epoch)
 
     def _begin_blocks(
         self, pieces: Pieces, copy: CopyRows, epoch: int | None, are_asked: npt.NDArray[np.bool_] | None = None
@@ -192,30 +202,35 @@ class ChunkedReader:
 
     def _begin_rows(
         self,
-        kept: KeptRows,
         pieces: Pieces,
         out: npt.NDArray[Any] | CopyRows,
         copy: CopyRows,
         by_rows: npt.NDArray[np.bool_],
-        rest: BegunRead | None,
+        epoch: int | None,
     ) -> KeptRead:
         """Return a read of some pieces by position; of their blocks if that fails."""
+        assert self._kept is not None, "pieces are read by position"
 
         def pick() -> None:
             _PickedRead(self, *self._numbered(pieces, by_rows), copy).finish()
 
         is_plain = not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous and not self._changes.kinds
         memory = out if is_plain and not callable(out) else None
-        self._counters.add(blocks_used=_n_different(pieces.blocks[by_rows]))
-        return KeptRead(kept, pieces, by_rows, memory, (self.row_shape, self.dtype), copy, pick, rest)
+        rest, kept, starts = None, pieces, pieces.starts
+        if not by_rows.all():
+            rest = self._begin_blocks(pieces, copy, epoch, ~by_rows)
+            kept, starts = pieces.some(by_rows), starts[by_rows]
+        self._counters.add(blocks_used=len(self.map.different(kept.blocks)))
+        return KeptRead(self._kept, kept, starts, memory, (self.row_shape, self.dtype), copy, pick, rest)
 
-    def _by_rows(self, kept: KeptRows, pieces: Pieces) -> npt.NDArray[np.bool_] | None:
+    def _by_rows(self, pieces: Pieces) -> npt.NDArray[np.bool_] | None:
         """Return which pieces are best read by position: a local disk has their blocks, and the cache has not."""
-        if not kept.are_long(pieces):
+        kept, cache = self._kept, self._cache
+        if kept is None or not kept.are_long(pieces):
             return None
         by_rows = kept.has(pieces)
-        if self._cache is not None:
-            by_rows &= ~self._cache.has(pieces.blocks)
+        if cache is not None:
+            by_rows &= ~cache.holds(pieces.blocks)
         return by_rows if by_rows.any() else None
 
     def _numbered(self, pieces: Pieces, are_asked: npt.NDArray[np.bool_] | None) -> tuple[IntArray, Pieces]:
@@ -253,8 +268,10 @@ class ChunkedReader:
             return True
         pieces = self.map.pieces(boxes)
         blocks = pieces.blocks
-        if self._kept is not None and (by_rows := self._by_rows(self._kept, pieces)) is not None:
+        if (by_rows := self._by_rows(pieces)) is not None:
             blocks = blocks[~by_rows]
+            if not len(blocks):
+                return True
         needed = self.map.different(blocks)
         self._note_ahead(needed, epoch)
         lease = cache.reserve(needed, self._tasks_of(needed))

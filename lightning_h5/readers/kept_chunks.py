@@ -17,9 +17,10 @@ from ..errors import H5Error
 from ..hdf5 import ArrayLayout, process_pool
 from ..memory import page_cache_memory
 from ..sizes import bytes_text
-from ..staging import MIN_BYTES, DecodedArray, DecodedMirror
+from ..staging import MIN_BYTES, DecodedArray, DecodedMirror, compile_sums
 from ..types import IntArray
-from .many_reads import advise_pieces, are_cached, forget_pieces, read_pieces
+from .block_memory import compile_copies, copy_runs, scratch
+from .many_reads import advise_pieces, are_cached, compile_reads, forget_pieces, read_pieces
 from .thread_pool import usable_cores
 
 __all__ = ["CACHE_SHARE", "KeptChunks", "keeps_decoded"]
@@ -28,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 JUDGED_BYTES = 16 << 20
 """Decoded bytes after which "auto" decides."""
+
+SUM_BYTES = 4096
+"""Bytes of a checksum if rows have fewer."""
 
 CACHE_SHARE = 0.8
 """Share of the memory for pages of files that decoded chunks may take, so that later epochs find them there."""
@@ -53,6 +57,9 @@ class KeptChunks:
     Args:
         layout: an array of which ``keeps_decoded`` is true.
         counters: counts bytes that were read.
+
+    Attributes:
+        sum_bytes: bytes of a checksum, from the start of each chunk on: the unit in which parts of a chunk are read.
     """
 
     def __init__(self, layout: ArrayLayout, counters: Counters) -> None:
@@ -61,9 +68,18 @@ class KeptChunks:
             raise ValueError(f"decoded chunks of {layout.key!r} are not kept")
         self._layout, self._counters = layout, counters
         digests = "" if layout.digests is None else hashlib.sha256(layout.digests.pieces.tobytes()).hexdigest()
+        self.sum_bytes = _sum_bytes(layout)
         identity = f"{layout.name} {layout.chunks} {layout.axes} {layout.stored} {layout.filters} {digests}"
-        self._array = DecodedArray(options, identity, len(table.offsets), layout.chunk_bytes)
+        identity += f" {self.sum_bytes}"
+        self._array = DecodedArray(options, identity, len(table.offsets), layout.chunk_bytes, self.sum_bytes)
         self._judge = _Judge(layout.key, self.n_bytes) if options.decoded == "auto" else None
+
+    @staticmethod
+    def compile() -> None:
+        """Compile reading, if that is possible."""
+        compile_reads()
+        compile_sums()
+        compile_copies()
 
     @contextmanager
     def _mirror(self) -> Iterator[DecodedMirror]:
@@ -81,25 +97,56 @@ class KeptChunks:
             return mirror.has(chunks)
         return np.zeros(len(chunks), np.bool_)
 
-    def read_rows(
-        self, chunks: IntArray, within: IntArray, sizes: IntArray, out: npt.NDArray[np.uint8], starts: IntArray
-    ) -> bool:
-        """Read pieces of chunks; return whether all are there, and right.
+    def read(
+        self,
+        chunks: IntArray,
+        out: npt.NDArray[np.uint8],
+        starts: IntArray,
+        within: IntArray | None = None,
+        sizes: IntArray | None = None,
+    ) -> npt.NDArray[np.bool_]:
+        """Read the stored ones of some chunks, or pieces of them, to positions in memory; return a mask of these.
 
         Args:
             chunks: the chunk of each piece, shape ``(n,)``.
-            within: where each begins in its chunk, in bytes.
-            sizes: bytes of each.
             out: memory to read into.
             starts: position of each in ``out``.
+            within: where each begins in its chunk, in bytes; None for whole chunks.
+            sizes: bytes of each; None for whole chunks.
         """
         began = perf_counter()
         with self._mirror() as mirror:
+            if not (is_there := mirror.has(chunks)).any():
+                return is_there
+            within = np.zeros(len(chunks), np.int64) if within is None else within
+            sizes = np.full(len(chunks), self._array.chunk_bytes) if sizes is None else sizes
             is_cached = are_cached(mirror.fd, mirror.places(chunks)[0] + within, sizes)
-            if not mirror.read_within(chunks, within, sizes, out, starts, read_pieces):
-                return False
-        self._count(int(sizes.sum()), perf_counter() - began, is_cached=is_cached)
-        return True
+            is_read = self._read_units(mirror, chunks, within, sizes, out, starts)
+        if n_bytes := int(sizes[is_read].sum()):
+            self._count(n_bytes, perf_counter() - began, is_cached=is_cached)
+        return is_read
+
+    def _read_units(
+        self,
+        mirror: DecodedMirror,
+        chunks: IntArray,
+        within: IntArray,
+        sizes: IntArray,
+        out: npt.NDArray[np.uint8],
+        starts: IntArray,
+    ) -> npt.NDArray[np.bool_]:
+        """Read pieces (see ``read``), and what else their checksums are of."""
+        unit, ends = self.sum_bytes, within + sizes
+        lows = within // unit * unit
+        highs = np.minimum(-(-ends // unit) * unit, self._array.chunk_bytes)
+        n_bytes = highs - lows
+        if (n_bytes == sizes).all():
+            return mirror.read(chunks, within, sizes, out, starts, read_pieces)
+        stops = np.cumsum(n_bytes)
+        firsts, memory = stops - n_bytes, scratch("with neighbors", int(stops[-1]))
+        is_read = mirror.read(chunks, lows, n_bytes, memory, firsts, read_pieces)
+        copy_runs(memory, firsts + within - lows, out, starts, sizes)
+        return is_read
 
     def _count(self, n_bytes: int, seconds: float, *, is_cached: bool) -> None:
         """Count bytes that were read, from the page cache or the disk."""
@@ -117,20 +164,6 @@ class KeptChunks:
             absent_chunks: IntArray = chunks[~has]
             return absent_chunks
         return chunks
-
-    def read(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> npt.NDArray[np.bool_]:
-        """Read the stored ones of some chunks to positions in memory; return a mask of these."""
-        began = perf_counter()
-        with self._mirror() as mirror:
-            if not (is_there := mirror.has(chunks)).any():
-                return is_there
-            is_cached = are_cached(mirror.fd, *mirror.places(chunks))
-            is_read = mirror.read(chunks, out, firsts, read_pieces)
-        n_bytes, took = int(is_read.sum()) * self._array.chunk_bytes, perf_counter() - began
-        if n_bytes:
-            self._count(n_bytes, took, is_cached=is_cached)
-            self._counters.add(decode_seconds=-took)  # callers count the time of both
-        return is_read
 
     def keep(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray, seconds: float) -> None:
         """Keep chunks that were decoded to places in memory, as far as there is room.
@@ -154,6 +187,14 @@ class KeptChunks:
         """Have chunks leave the page cache."""
         with suppress(OSError, H5Error), self._mirror() as mirror:
             forget_pieces(mirror.fd, *mirror.places(chunks))
+
+
+def _sum_bytes(layout: ArrayLayout) -> int:
+    """Return the bytes of a checksum: of a row, or of as many as have ``SUM_BYTES``."""
+    if layout.chunks is None:
+        return layout.chunk_bytes
+    row_bytes = max(1, layout.chunk_bytes // layout.chunks[0])
+    return max(1, SUM_BYTES // row_bytes) * row_bytes
 
 
 class _Judge:

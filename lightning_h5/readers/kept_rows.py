@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptRead", "KeptRows"]
 
-LEAST_BYTES = 4096
+LEAST_BYTES = 2048
 """Bytes of a run of rows from which on reading it alone is faster than reading its chunk and copying it."""
 
 
@@ -68,10 +68,9 @@ class KeptRows:
             starts: first row of each piece in ``out``.
         """
         sizes = np.full(len(pieces.blocks), self._row_bytes) if pieces.sizes is None else pieces.sizes * self._row_bytes
+        within, starts = pieces.within * self._row_bytes, starts * self._row_bytes
         return all(
-            self._kept[file].read_rows(
-                numbers, pieces.within[which] * self._row_bytes, sizes[which], out, starts[which] * self._row_bytes
-            )
+            self._kept[file].read(numbers, out, starts[which], within[which], sizes[which]).all()
             for file, which, numbers in self._by_file(pieces.blocks)
         )
 
@@ -85,12 +84,12 @@ class KeptRows:
 
 
 class KeptRead:
-    """A read of some pieces by position, and of the rest in another way.
+    """A read of pieces by position, and of the others in another way.
 
     Args:
-        rows: reads them.
-        pieces: all pieces.
-        by_rows: which of them are read by position.
+        rows: reads pieces.
+        pieces: pieces that are read by position.
+        starts: number of each piece's first row among all rows.
         out: memory for all rows that takes them as they are stored; None if they are copied.
         row: shape and dtype of a row.
         copy: copies rows to where they belong.
@@ -102,30 +101,28 @@ class KeptRead:
         self,
         rows: KeptRows,
         pieces: Pieces,
-        by_rows: npt.NDArray[np.bool_],
+        starts: IntArray,
         out: npt.NDArray[Any] | None,
         row: tuple[tuple[int, ...], np.dtype[Any]],
         copy: CopyRows,
         otherwise: Callable[[], None],
         rest: BegunRead | None,
     ) -> None:
-        self._rows, self._pieces, self._by_rows, self._out = rows, pieces, by_rows, out
+        self._rows, self._pieces, self._starts, self._out = rows, pieces, starts, out
         self._row, self._copy, self._otherwise, self._rest = row, copy, otherwise, rest
 
     def finish(self) -> None:
         """Read the rows."""
         if self._rest is not None:
             self._rest.finish()
-        pieces, by_rows = self._pieces.some(self._by_rows), self._by_rows
-        if self._out is None:
+        pieces, rows, starts = self._pieces, self._out, self._starts
+        if rows is None:
             shape, dtype = self._row
             rows, starts = np.empty((pieces.n_rows, *shape), dtype), pieces.starts
-        else:
-            rows, starts = self._out, self._pieces.starts[by_rows]
         if not self._rows.read(pieces, rows.reshape(-1).view(np.uint8), starts):
             self._otherwise()
         elif self._out is None:
-            out_places = None if self._rest is None else np.flatnonzero(self._pieces.repeated(by_rows))
+            out_places = None if self._rest is None else pieces.of_rows(self._starts)
             self._copy(rows, np.arange(len(rows)), out_places)
 
     def cancel(self) -> None:

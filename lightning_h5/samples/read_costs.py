@@ -36,6 +36,7 @@ class ReadCost:
         stored_bytes: bytes of these arrays in their files.
         rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
         is_in_memory: all rows are in memory now, so that reading is copying.
+        is_kept: all blocks are stored decoded now, and rows are read by position.
     """
 
     row_bytes: int
@@ -45,6 +46,7 @@ class ReadCost:
     stored_bytes: int = 0
     rows_per_chunk: int = 0
     is_in_memory: bool = False
+    is_kept: bool = False
 
     @classmethod
     def of_several(cls, costs: Sequence[ReadCost]) -> ReadCost:
@@ -57,6 +59,7 @@ class ReadCost:
             stored_bytes=sum(cost.stored_bytes for cost in costs),
             rows_per_chunk=max(cost.rows_per_chunk for cost in costs),
             is_in_memory=all(cost.is_in_memory for cost in costs),
+            is_kept=all(cost.is_kept for cost in costs),
         )
 
 

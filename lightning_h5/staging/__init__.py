@@ -1,5 +1,6 @@
 """Mirrors on a local disk of files on slow storage: filled on demand, shared by processes, bounded in size."""
 
+from .checksums import compile_sums
 from .decoded import DecodedArray, DecodedMirror
 from .folder import MirrorFolder
 from .mirror import Mirror, Staged, requests_for
@@ -33,6 +34,7 @@ __all__ = [
     "Staged",
     "check_url",
     "check_urls",
+    "compile_sums",
     "ensure_folder",
     "expand_url",
     "is_url",

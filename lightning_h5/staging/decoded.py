@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from deflate import crc32
 
 from ..options import StagingOptions
 from ..types import IntArray
+from .checksums import SUM, n_sums, sums_of_pieces, write_loop
 from .folder import MirrorFolder
-from .granules import is_present, marks_at
-from .mirror_file import MirrorFile
+from .granules import is_present, marks_at, sums_at
+from .mirror_file import ALLOCATED_BYTES, MirrorFile
 
 __all__ = ["DecodedArray", "DecodedMirror", "ReadPieces"]
 
@@ -25,6 +25,10 @@ RESERVED_BYTES, RESERVED_SHARE = 32 << 20, 64
 """Bytes that are reserved in the folder at a time, at most, and at most this part of its limit."""
 
 RETRY = 1.0  # seconds until a folder that cannot be used is tried again
+
+COMPARE_EVERY = 60.0
+"""Seconds after which pieces are compared with their checksums again. Windows that overlap read each of their frames
+several times in an epoch."""
 
 ReadPieces = Callable[[int, npt.NDArray[np.uint8], IntArray, IntArray, IntArray], int]
 """Reads pieces of a file: descriptor, memory, where each piece begins and ends in it, and where it begins in the file.
@@ -40,20 +44,25 @@ class DecodedArray:
         identity: a text that identifies the decoding; decoded chunks depend on it and on the state of the file.
         n_chunks: their number.
         chunk_bytes: decoded bytes of each.
+        sum_bytes: bytes of a checksum, from the start of each chunk on: parts of a chunk are read with these as unit.
     """
 
     options: StagingOptions
     identity: str
     n_chunks: int
     chunk_bytes: int
+    sum_bytes: int
+
+    def __hash__(self) -> int:
+        return hash(self.identity)  # a key of open files, looked up several times for each read
 
 
 class DecodedMirror(MirrorFile):
     """The decoded chunks of an array that a local disk has. Safe to use from threads.
 
-    Each chunk is compared with its checksum whenever it is read as a whole, and before parts of it are read: once, and
-    again after the file was written to. What is lacking, or wrong, is decoded again: nothing here raises because the
-    disk fails.
+    All that is read is compared with checksums: whole chunks each time, parts of chunks once in ``COMPARE_EVERY``
+    seconds, and again after the file was written to. What is lacking, or wrong, is decoded again: nothing here raises
+    because the disk fails.
 
     Args:
         folder: where mirrors are kept; None if that folder cannot be used any more.
@@ -62,12 +71,11 @@ class DecodedMirror(MirrorFile):
     """
 
     def __init__(self, folder: MirrorFolder | None, key: str, array: DecodedArray) -> None:
-        super().__init__(folder, key, array.n_chunks * array.chunk_bytes, array.chunk_bytes)
+        super().__init__(folder, key, array.n_chunks * array.chunk_bytes, array.chunk_bytes, array.sum_bytes)
         self._no_room_until = 0.0
         self._lock = threading.Lock()
-        self._n_writing = self._reserved = 0
-        # A chunk was compared with its checksum, or written here, if it has the number of the file's present state.
-        self._checked, self._state, self._written = np.zeros(len(self._marks), np.uint32), 0, -1
+        self._reserved = 0  # bytes
+        self._compared = (0, 0), np.zeros(0, np.bool_)  # a state of the file, and which checksums were compared in it
 
     def has(self, chunks: IntArray) -> npt.NDArray[np.bool_]:
         """Return which chunks are there."""
@@ -106,36 +114,6 @@ class DecodedMirror(MirrorFile):
         return chunks * self._piece_bytes, np.full(len(chunks), self._piece_bytes)
 
     def read(
-        self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray, read: ReadPieces
-    ) -> npt.NDArray[np.bool_]:
-        """Read the stored ones of some chunks; return a mask of chunks with a matching checksum.
-
-        Args:
-            chunks: the chunks, shape ``(n,)``.
-            out: memory to read into.
-            firsts: position of each in ``out``, shape ``(n,)``.
-            read: reads pieces of a file.
-        """
-        marks, size = self._marks, self._piece_bytes
-        is_read = self.has(chunks)
-        if not is_read.any() or not len(marks):
-            return is_read
-        read_numbers = np.flatnonzero(is_read)
-        before, n_read = marks[chunks[read_numbers]], 0
-        with suppress(OSError):  # of the local disk
-            n_read = read(self.fd, out, firsts[read_numbers], firsts[read_numbers] + size, chunks[read_numbers] * size)
-        if n_read != len(read_numbers) * size:
-            return np.zeros(len(chunks), np.bool_)
-        memory = out.data
-        sums = [crc32(memory[first : first + size]) for first in firsts[read_numbers].tolist()]
-        is_right = np.array(sums, np.uint32) == self._sums[chunks[read_numbers]]
-        is_same = marks[chunks[read_numbers]] == before
-        is_read[read_numbers] = is_right & is_same
-        if not is_right.all():
-            self._forget(chunks[read_numbers[~is_right & is_same]])
-        return is_read
-
-    def read_within(
         self,
         chunks: IntArray,
         within: IntArray,
@@ -143,46 +121,70 @@ class DecodedMirror(MirrorFile):
         out: npt.NDArray[np.uint8],
         starts: IntArray,
         read: ReadPieces,
-    ) -> bool:
-        """Read pieces of chunks; return whether all chunks are there, and right.
+    ) -> npt.NDArray[np.bool_]:
+        """Read pieces of chunks; return a mask of the pieces that are there, and right.
 
         Args:
             chunks: the chunk of each piece, shape ``(n,)``.
-            within: where each begins in its chunk, in bytes.
-            sizes: bytes of each.
+            within: where each begins in its chunk, in bytes: where a checksum does.
+            sizes: bytes of each, up to the end of a checksum.
             out: memory to read into.
             starts: position of each in ``out``.
             read: reads pieces of a file.
         """
         marks = self._marks
         if not len(marks):
-            return False
-        before, n_read = marks[chunks], 0
-        if not is_present(before).all():
-            return False
+            return np.zeros(len(chunks), np.bool_)
+        before = marks[chunks]
+        is_read = is_present(before).astype(np.bool_)
+        if not is_read.all():
+            if is_read.any():
+                those = chunks[is_read], within[is_read], sizes[is_read]
+                is_read[is_read] = self.read(*those, out, starts[is_read], read)
+            return is_read
+        n_read = 0
         with suppress(OSError):  # of the local disk
-            if not self._are_right(chunks):
-                return False
+            compared = self._compared_now()
             n_read = read(self.fd, out, starts, starts + sizes, chunks * self._piece_bytes + within)
-        return n_read == int(sizes.sum()) and bool((marks[chunks] == before).all())
+        if n_read != int(sizes.sum()):
+            return np.zeros(len(chunks), np.bool_)
+        is_right, is_same = self._are_right(chunks, within, sizes, out, starts, compared), marks[chunks] == before
+        if not is_right.all() and len(damaged := chunks[~is_right & is_same]):
+            self._forget(np.unique(damaged))
+        is_right &= is_same
+        return is_right
 
-    def _are_right(self, chunks: IntArray) -> bool:
-        """Compare chunks with their checksums that were not compared since the file was written to last."""
-        with self._lock:
-            state = self._present_state()
-        size = self._piece_bytes
-        unchecked = np.unique(chunks[self._checked[chunks] != state])
-        if not len(unchecked):
-            return True
-        memory, damaged = memoryview(bytearray(size)), list[int]()
-        for chunk, checksum in zip(unchecked.tolist(), self._sums[unchecked].tolist(), strict=True):
-            if os.preadv(self.fd, [memory], chunk * size) != size or crc32(memory) != checksum:
-                damaged.append(chunk)
-            else:
-                self._checked[chunk] = state
-        if damaged:
-            self._forget(np.array(damaged))
-        return not damaged
+    def _compared_now(self) -> npt.NDArray[np.bool_]:
+        """Return which checksums were compared since the file was written to, a minute ago at most (to be noted in)."""
+        state = os.fstat(self.fd).st_mtime_ns, int(time.monotonic() // COMPARE_EVERY)
+        compared_in, compared = self._compared
+        if compared_in != state:
+            compared = np.zeros(len(self._sums), np.bool_)
+            self._compared = state, compared
+        return compared
+
+    def _are_right(
+        self,
+        chunks: IntArray,
+        within: IntArray,
+        sizes: IntArray,
+        out: npt.NDArray[np.uint8],
+        starts: IntArray,
+        compared: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.bool_]:
+        """Compare pieces with their checksums (see ``read``), unless these were compared, and note which are right."""
+        size, counts = self._sum_bytes, n_sums(sizes, self._sum_bytes)
+        firsts = np.cumsum(counts) - counts
+        at = (np.arange(int(counts.sum())) - np.repeat(firsts, counts)) * size  # in the piece
+        numbers = np.repeat(chunks * self._n_sums + within // size, counts) + at // size
+        are_right = compared[numbers] & np.repeat(sizes < self._piece_bytes, counts)
+        if len(others := np.flatnonzero(~are_right)):
+            begin, end = np.repeat(starts, counts) + at, np.repeat(starts + sizes, counts)
+            end = np.minimum(begin + size, end)
+            others_right = sums_of_pieces(out, begin[others], end[others], size) == self._sums[numbers[others]]
+            are_right[others] = compared[numbers[others]] = others_right
+        is_right: npt.NDArray[np.bool_] = np.logical_and.reduceat(are_right, firsts)
+        return is_right
 
     def put(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> int:
         """Keep decoded chunks if there is room for them; return the bytes that were written.
@@ -231,34 +233,31 @@ class DecodedMirror(MirrorFile):
 
     def _put_lacking(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> int:
         """Write chunks that other processes have not written meanwhile; return their bytes."""
-        with self._lock:
-            state = self._present_state()
-            self._n_writing += 1
-        try:
-            absent_numbers = np.flatnonzero(~self.has(chunks))
+        absent_numbers = np.flatnonzero(~self.has(chunks))
+        if len(absent_numbers):
             self._put_runs(chunks[absent_numbers], memory, firsts[absent_numbers])
-            self._checked[chunks[absent_numbers]] = state
-            return len(absent_numbers) * self._piece_bytes
-        finally:
-            with self._lock:
-                self._n_writing -= 1
-                self._written = os.fstat(self.fd).st_mtime_ns
-
-    def _present_state(self) -> int:
-        """Return the number of the file's state: another one after it was written to, other than by this object."""
-        write_time = os.fstat(self.fd).st_mtime_ns
-        if write_time != self._written and not self._n_writing:
-            self._written, self._state = write_time, self._state + 1
-        return self._state
+        return len(absent_numbers) * self._piece_bytes
 
     def _put_runs(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> None:
         """Write chunks, neighbors in file and memory together."""
         size = self._piece_bytes
         cuts = np.flatnonzero((np.diff(chunks) != 1) | (np.diff(firsts) != size)) + 1
-        for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(chunks)], strict=True):
-            if low < high:
-                first = int(firsts[low])
-                self._put(int(chunks[low]), memory[first : first + (high - low) * size])
+        lows = np.concatenate([[0], cuts])
+        n_bytes = np.diff(lows, append=len(chunks)) * size
+        if self._put_at_once(chunks, memory, np.column_stack([firsts[lows], n_bytes, chunks[lows] * size])):
+            return
+        for chunk, first, n in zip(chunks[lows].tolist(), firsts[lows].tolist(), n_bytes.tolist(), strict=True):
+            self._put(chunk, memory[first : first + n])
+
+    def _put_at_once(self, chunks: IntArray, memory: memoryview, runs: IntArray) -> bool:
+        """Write runs of chunks (see ``write_loop``); return False if that failed: ``_put`` then finds out why."""
+        if (loop := write_loop()) is None:
+            return False
+        sums, marks = np.empty(len(chunks) * self._n_sums, SUM), self._marks[chunks] | np.uint16(1)
+        n_bytes, size = self.n_bytes, self._piece_bytes
+        places = marks_at(n_bytes), sums_at(n_bytes, size)
+        decoded = np.frombuffer(memory, np.uint8)
+        return loop(self.fd, decoded, runs, marks, sums, size, self._sum_bytes, *places, ALLOCATED_BYTES)
 
     def _forget(self, chunks: IntArray) -> None:
         """Mark damaged chunks as missing: they are written again once they are decoded."""
@@ -269,5 +268,5 @@ class DecodedMirror(MirrorFile):
                 marks = self._marks[chunk : chunk + 1]
                 self._write_marks(chunk, marks + is_present(marks))
 
-        if self._folder is not None and len(chunks):
+        if self._folder is not None:
             self._folder.write(self.fd, marks_at(self.n_bytes), 0, forget)

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from deflate import crc32
 
 from ..types import IntArray
+from .checksums import MARK, SUM, sums_of_pieces
 
 __all__ = [
     "GRANULE",
     "MARK",
-    "SUM",
     "granules_of",
     "is_present",
     "length_of",
@@ -30,13 +29,6 @@ __all__ = [
 
 GRANULE = 16 << 10
 """Bytes of a granule: a multiple of most block sizes of file systems, so that it takes no more disk space."""
-
-MARK = np.dtype("<u2")
-"""How often a granule came and went: an odd number if the mirror has it. So a granule that went and came again while it
-was read is noticed, too."""
-
-SUM = np.dtype("<u4")
-"""The checksum (CRC-32) of a granule that the mirror has."""
 
 ALIGNMENT = 64 << 10  # of the marks in a file: a multiple of all sizes of memory pages
 
@@ -104,15 +96,21 @@ def sums_at(n_bytes: int, size: int = GRANULE) -> int:
     return marks_at(n_bytes) + -(-n_bytes // (2 * size)) * 2 * MARK.itemsize
 
 
-def length_of(n_bytes: int, size: int = GRANULE) -> int:
-    """Return the length of a mirror's file, from the size of its source (see ``sums_at``)."""
-    return sums_at(n_bytes, size) + -(-n_bytes // size) * SUM.itemsize
+def length_of(n_bytes: int, size: int = GRANULE, n_sums: int = 1) -> int:
+    """Return the length of a mirror's file, from the size of its source.
+
+    Args:
+        n_bytes: of the source.
+        size: bytes of a granule.
+        n_sums: checksums of each granule.
+    """
+    return sums_at(n_bytes, size) + -(-n_bytes // size) * n_sums * SUM.itemsize
 
 
 def sums_of(data: memoryview | bytes, size: int = GRANULE) -> npt.NDArray[np.uint32]:
     """Return the checksums of granules that lie one after the other (see ``sums_at``)."""
-    view = memoryview(data)
-    return np.array([crc32(view[at : at + size]) for at in range(0, len(view), size)], SUM)
+    memory = np.frombuffer(data, np.uint8)
+    return sums_of_pieces(memory, np.zeros(1, np.int64), np.array([len(memory)]), size)
 
 
 def is_present(marks: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:

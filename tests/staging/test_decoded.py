@@ -1,5 +1,6 @@
 """Decoded chunks on a local disk: the same values, decoded once, whatever happens to the disk or the file."""
 
+import ctypes
 import errno
 import logging
 import os
@@ -27,7 +28,7 @@ from lightning_h5.datasets import file_dataset
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import kept_chunks, kept_rows
 from lightning_h5.samples import row_table
-from lightning_h5.staging import DecodedMirror, mirror_file
+from lightning_h5.staging import DecodedMirror, decoded, mirror_file
 
 ROWS, WIDTH = 240, 500
 rng = np.random.default_rng(0)
@@ -108,6 +109,18 @@ def test_each_chunk_is_decoded_once(path, staging, shuffle, num_workers):
     assert decoded_first >= ROWS // 8
     assert decoded_second == 0
     assert shuffle is False or not torch.equal(first[0][1], second[0][1])
+
+
+def test_the_cost_of_reading_says_once_all_chunks_are_kept_and_read_by_position(path, staging, monkeypatch):
+    datamodule = small_cache(path, staging)
+    datamodule.setup("fit")
+    loader = datamodule.train_dataloader()
+    monkeypatch.setattr(kept_rows, "LEAST_BYTES", 0)
+    assert not loader.dataset.cost.is_kept
+    assert_rows(list(loader))
+    assert loader.dataset.cost.is_kept
+    monkeypatch.setattr(kept_rows, "LEAST_BYTES", 1 << 60)
+    assert not loader.dataset.cost.is_kept
 
 
 def test_orders_are_those_of_a_run_without(path, staging):
@@ -259,7 +272,11 @@ def test_damage_on_the_local_disk_is_found_and_repaired(path, staging, caplog, s
 
 
 @pytest.mark.usefixtures("either_way")
-def test_damage_during_a_run_is_found_and_repaired(path, staging):
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_damage_during_a_run_is_found_and_repaired(path, staging, monkeypatch, is_silent):
+    """At once in whole chunks, or if the file's time tells of it; otherwise once rows are compared again."""
+    is_by_rows = kept_rows.LEAST_BYTES == 0
+    monkeypatch.setattr(decoded, "COMPARE_EVERY", 1e-6 if is_silent and is_by_rows else 1e9)
     datamodule = small_cache(path, staging)
     datamodule.setup("fit")
     loader = datamodule.train_dataloader()
@@ -267,9 +284,29 @@ def test_damage_during_a_run_is_found_and_repaired(path, staging):
         loader.set_epoch(epoch)
         assert_rows(list(loader))
         (file,) = mirrors(staging)
+        status = os.stat(file)
         with open(file, "r+b") as target:
             target.seek(epoch * 70_001)
             target.write(b"damage")
+        if is_silent:  # as a disk does it
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("seconds", [1e9, 1e-6])
+def test_pieces_are_compared_once_for_some_time(path, staging, monkeypatch, seconds):
+    monkeypatch.setattr(kept_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(decoded, "COMPARE_EVERY", seconds)
+    n_compared, sums_of_pieces = [], decoded.sums_of_pieces
+
+    def counted(memory, starts, *rest):
+        n_compared.append(len(starts))
+        return sums_of_pieces(memory, starts, *rest)
+
+    monkeypatch.setattr(decoded, "sums_of_pieces", counted)
+    for number, (batches, _) in enumerate(epochs(small_cache(path, staging), 4)):
+        assert_rows(batches)
+        assert number < 2 or (sum(n_compared) == 0) == (seconds > 1)
+        n_compared.clear()
 
 
 @pytest.mark.usefixtures("either_way")
@@ -377,6 +414,20 @@ def test_a_full_or_broken_disk_costs_speed_alone(path, staging, monkeypatch, cap
         assert_rows(batches)
     monkeypatch.undo()
     assert caplog.text.count(f"failed: {os.strerror(error)}") == 1
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP])
+def test_space_that_cannot_be_allocated_costs_speed_alone(path, staging, monkeypatch, caplog, error):
+    def fails(*_):
+        ctypes.set_errno(error)
+        return -1
+
+    monkeypatch.setattr(mirror_file, "ALLOCATED_BYTES", 0)
+    monkeypatch.setattr(mirror_file, "_allocating_function", lambda: fails)
+    n_decoded = [n for batches, n in epochs(small_cache(path, staging)) if assert_rows(batches) is None]
+    is_full = error != errno.EOPNOTSUPP
+    assert (n_decoded[1] > 0) == is_full
+    assert caplog.text.count(f"failed: {os.strerror(error)}") == is_full
 
 
 @pytest.mark.usefixtures("either_way")

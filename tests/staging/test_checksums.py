@@ -1,0 +1,171 @@
+"""Checksums of pieces of memory, copies of runs, and writes: the same by compiled code and without it."""
+
+import ctypes
+import errno
+import os
+import tempfile
+import zlib
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_h5.options import StagingOptions
+from lightning_h5.readers import block_memory
+from lightning_h5.staging import DecodedArray, DecodedMirror, checksums, decoded, mirror_file
+from lightning_h5.staging.folder import MirrorFolder
+
+MEMORY = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8)
+
+
+@pytest.fixture(params=["compiled", "plain"], autouse=True, scope="module")
+def _either_way(request):
+    with pytest.MonkeyPatch.context() as patch:
+        for module, loops in ((checksums, "_loops"), (block_memory, "_copy_loops")):
+            patch.setattr(module, loops, [])
+        if request.param == "compiled":
+            checksums.compile_sums()
+            block_memory.compile_copies()
+        yield
+
+
+pieces = st.lists(st.tuples(st.integers(0, 4_000), st.integers(1, 1_000)), max_size=5)
+
+
+@given(pieces, st.integers(1, 1_200))
+def test_each_piece_has_the_checksums_of_its_parts(pieces, sum_bytes):
+    starts, sizes = np.array(pieces, np.int64).reshape(-1, 2).T
+    expected = [
+        zlib.crc32(MEMORY[at : min(at + sum_bytes, start + size)])
+        for start, size in pieces
+        for at in range(start, start + size, sum_bytes)
+    ]
+    assert checksums.sums_of_pieces(MEMORY, starts, starts + sizes, sum_bytes).tolist() == expected
+
+
+@given(pieces)
+def test_runs_are_copied_to_their_places(runs):
+    firsts, sizes = np.array(runs, np.int64).reshape(-1, 2).T
+    starts = np.cumsum(sizes) - sizes
+    out = np.zeros(int(sizes.sum()), np.uint8)
+    block_memory.copy_runs(MEMORY, firsts, out, starts, sizes)
+    assert out.tolist() == [octet for first, size in runs for octet in MEMORY[first : first + size].tolist()]
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 5), (4_999, 2), (6_000, 1)])
+def test_nothing_outside_of_the_memory_is_read_or_written(start, size):
+    starts, sizes, place = np.array([start]), np.array([size]), np.zeros(1, np.int64)
+    with pytest.raises(IndexError):
+        checksums.sums_of_pieces(MEMORY, starts, starts + sizes, 4)
+    with pytest.raises(IndexError):
+        block_memory.copy_runs(MEMORY, starts, np.zeros(size, np.uint8), place, sizes)
+    with pytest.raises(IndexError):
+        block_memory.copy_runs(np.zeros(size, np.uint8), place, MEMORY.copy(), starts, sizes)
+
+
+# Writes -------------------------------------------------------------------------------------------------------------
+
+PWRITE = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+
+
+@contextmanager
+def mirror(n_chunks, chunk_bytes, sum_bytes):
+    """A mirror of decoded chunks that has none of them."""
+    with tempfile.TemporaryDirectory() as path, closing(MirrorFolder(path, None)) as folder:
+        array = DecodedArray(StagingOptions(dir=path), "an array", n_chunks, chunk_bytes, sum_bytes)
+        each = DecodedMirror(folder, "key", array)
+        yield each
+        each.drop()
+
+
+def file_of(each):
+    """The bytes of a mirror's file."""
+    return os.pread(each.fd, os.fstat(each.fd).st_size, 0)
+
+
+def written(case, fails_at=None, short=False, plain_fails_at=None):
+    """The file of a mirror that chunks were put into; the n-th compiled write fails, or plain ones from the n-th on."""
+    chunks, order, chunk_bytes, sum_bytes, allocated = case
+    memory = np.concatenate([MEMORY, MEMORY[::-1], MEMORY])
+    calls, plain_calls, pwrite = [0], [0], os.pwrite
+
+    def failing(fd, address, n_bytes, place):
+        calls[0] += 1
+        if fails_at is not None and calls[0] == fails_at + 1:
+            return -1
+        return pwrite(fd, ctypes.string_at(address, n_bytes // 2 + 1 if short and n_bytes > 64 else n_bytes), place)
+
+    def plain_failing(fd, data, place):
+        plain_calls[0] += 1
+        if plain_fails_at is not None and plain_calls[0] > plain_fails_at:
+            raise OSError(errno.ENOSPC, "full")
+        return pwrite(fd, data, place)
+
+    callback = PWRITE(failing)
+    functions = checksums._functions()
+    replaced = functions[0], ctypes.cast(callback, ctypes.c_void_p).value, *functions[2:]
+    with mirror(40, chunk_bytes, sum_bytes) as each, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoded, "ALLOCATED_BYTES", allocated)
+        patch.setattr(mirror_file.os, "pwrite", plain_failing)
+        if fails_at is not None or short:
+            patch.setattr(checksums, "_functions", lambda: replaced)
+        firsts = np.array(order) * chunk_bytes
+        n_bytes = each.put(np.array(chunks), memory, firsts)
+        patch.undo()
+        for chunk, first in zip(chunks, firsts.tolist(), strict=True):
+            if each.has(np.array([chunk]))[0]:
+                at = chunk * chunk_bytes
+                assert os.pread(each.fd, chunk_bytes, at) == memory[first : first + chunk_bytes].tobytes()
+                sums = each._sums[chunk * each._n_sums : (chunk + 1) * each._n_sums].tolist()
+                assert sums == [
+                    zlib.crc32(memory[first + low : first + min(low + sum_bytes, chunk_bytes)])
+                    for low in range(0, chunk_bytes, sum_bytes)
+                ]
+        if fails_at is None and plain_fails_at is None:
+            assert n_bytes == len(chunks) * chunk_bytes
+        return file_of(each), int((each._marks & 1).sum())
+
+
+@st.composite
+def puts(draw):
+    """Chunks, neighbors or apart in file and memory, and sizes of chunks and checksums."""
+    chunks = sorted(draw(st.sets(st.integers(0, 39), min_size=1, max_size=12)))
+    order = draw(st.permutations(range(len(chunks)))) if draw(st.booleans()) else list(range(len(chunks)))
+    return chunks, order, draw(st.integers(1, 900)), draw(st.integers(1, 1_000)), draw(st.sampled_from([0, 1 << 20]))
+
+
+def plain_file(case):
+    """What the plain path writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoded, "write_loop", lambda: None)
+        return written(case)
+
+
+@given(puts(), st.booleans())
+def test_a_compiled_write_leaves_the_file_that_a_plain_one_does(case, short):
+    assert written(case, short=short) == plain_file(case)
+
+
+@given(puts(), st.integers(0, 8))
+def test_a_compiled_write_that_fails_is_done_again(case, fails_at):
+    assert written(case, fails_at=fails_at) == plain_file(case)
+
+
+@given(puts(), st.integers(0, 8), st.integers(0, 8))
+def test_chunks_that_a_full_disk_does_not_take_are_not_marked(case, fails_at, plain_fails_at):
+    _, n_marked = written(case, fails_at=fails_at, plain_fails_at=plain_fails_at)
+    assert n_marked <= len(case[0])
+
+
+def test_a_compiled_write_to_a_file_that_cannot_be_written_tells_of_it():
+    if (loop := checksums.write_loop()) is None:
+        return
+    with mirror(4, 10, 4) as each:
+        before, fd = file_of(each), os.open(f"/proc/self/fd/{each.fd}", os.O_RDONLY)
+        runs, marks, sums = np.array([[0, 20, 10]]), np.ones(2, checksums.MARK), np.empty(6, checksums.SUM)
+        places = mirror_file.marks_at(each.n_bytes), mirror_file.marks_at(each.n_bytes) + 8
+        assert not loop(fd, MEMORY, runs, marks, sums, 10, 4, *places, 1 << 20)
+        os.close(fd)
+        assert file_of(each) == before
