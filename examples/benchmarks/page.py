@@ -151,7 +151,7 @@ def cost(result: Mapping[str, Any]) -> str:
     ]
     head = ["training", "step, ms", "speed", "of single runs"]
     sentence = (
-        f"**{NUMBERS[len(shares)]} published networks that train on the processor reach {100 * min(shares):.1f} to "
+        f"**{NUMBERS[len(shares)]} models that train on the processor reach {100 * min(shares):.1f} to "
         f"{100 * max(shares):.1f} % of the speed that they have on batches in memory.** The loader decodes on the "
         "cores that the model computes on."
     )
