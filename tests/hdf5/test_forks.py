@@ -18,10 +18,14 @@ def slow_module(tmp_path, monkeypatch):
         "import sys\nstarted, may_end = sys.h5_test\nstarted.set()\nmay_end.wait()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "h5_test", (threading.Event(), threading.Event()), raising=False)
+    monkeypatch.setattr(sys, "h5_test", events(), raising=False)
     yield "imported_slowly"
     sys.h5_test[1].set()
     sys.modules.pop("imported_slowly", None)
+
+
+def events():
+    return threading.Event(), threading.Event()
 
 
 def test_a_fork_waits_for_the_import_of_another_thread(slow_module):
@@ -44,8 +48,30 @@ def test_a_fork_inside_an_import_and_beside_an_endless_one_goes_on(slow_module, 
     assert run_forked(lambda: None, 20) == 0  # both locks are free again
 
 
+def test_a_fork_waits_for_the_compilation_of_another_thread():
+    lock, started, may_end = pytest.importorskip("numba.core.compiler_lock").global_compiler_lock, *events()
+
+    def compile_slowly():
+        with lock:
+            started.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    started.wait()
+    threading.Timer(0.1, may_end.set).start()
+
+    def compile_in_child():
+        assert lock._lock.acquire(timeout=20)
+
+    assert run_forked(compile_in_child) == 0
+    thread.join()
+    with lock:  # free again
+        pass
+
+
 def test_a_child_computes_a_property_that_another_thread_computes_at_the_fork():
-    started, may_end = threading.Event(), threading.Event()
+    started, may_end = events()
 
     class Table:
         def __init__(self, waits):
