@@ -28,7 +28,7 @@ from lightning_h5.datasets import file_dataset
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import kept_chunks, kept_rows
 from lightning_h5.samples import row_table
-from lightning_h5.staging import DecodedMirror, decoded, mirror_file
+from lightning_h5.staging import DecodedMirror, checksums, decoded, mirror_file
 
 ROWS, WIDTH = 240, 500
 rng = np.random.default_rng(0)
@@ -409,6 +409,7 @@ def test_a_full_or_broken_disk_costs_speed_alone(path, staging, monkeypatch, cap
             raise OSError(error, os.strerror(error))
         return pwrite(fd, data, at)
 
+    monkeypatch.setattr(checksums, "_loops", [None])  # the compiled loop calls another `pwrite`
     monkeypatch.setattr(mirror_file.os, "pwrite", fails)
     for batches, _ in epochs(small_cache(path, staging), 3):
         assert_rows(batches)
@@ -422,6 +423,7 @@ def test_space_that_cannot_be_allocated_costs_speed_alone(path, staging, monkeyp
         ctypes.set_errno(error)
         return -1
 
+    monkeypatch.setattr(checksums, "_loops", [None])  # the compiled loop calls another `fallocate`
     monkeypatch.setattr(mirror_file, "ALLOCATED_BYTES", 0)
     monkeypatch.setattr(mirror_file, "_allocating_function", lambda: fails)
     n_decoded = [n for batches, n in epochs(small_cache(path, staging)) if assert_rows(batches) is None]
