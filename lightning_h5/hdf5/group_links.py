@@ -12,13 +12,12 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from .chunk_index import HEAD_BYTES, MAX_LEVELS, NODE
-from .object_headers import CONSTANT, HeaderFile, messages
+from .object_headers import CONSTANT, PLACE, HeaderFile, messages
 
 __all__ = ["GroupLinks", "ObjectPlaces"]
 
 SYMBOL_TABLE = 17  # number of the header message of such a group
 LINK_INFO, LINK = 2, 6  # and of those of a newer one
-PLACES = struct.Struct("<QQ")
 HEAP, GROUP_NODE = struct.Struct("<4sB3xQQQ"), 0
 LEAF, ENTRY, MAX_ENTRIES = struct.Struct("<4sBxH"), struct.Struct("<QQI4x16x"), 1 << 12
 SOFT = 2  # kind of an entry that is a soft link
@@ -57,7 +56,7 @@ class GroupLinks:
             if number in (LINK_INFO, LINK) or flags > CONSTANT:
                 raise ValueError("the group is of the newer format")
             if number == SYMBOL_TABLE:
-                places = PLACES.unpack_from(data)
+                places = PLACE.unpack_from(data)
         if places is None:
             raise ValueError("the object is no group")
         self._file, (self._tree, heap) = file, places

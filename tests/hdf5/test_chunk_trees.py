@@ -73,3 +73,17 @@ def test_a_damaged_tree_is_refused(tmp_path, at, n_chunks):
         read = lambda n_bytes, address: bytes(octets[address : address + n_bytes])  # noqa: E731
         with pytest.raises((ValueError, struct.error)):
             tree_table(read, place, array.shape, array.chunks, 0)
+
+
+@pytest.mark.parametrize("n_chunks", [1, 9, 40])
+def test_a_tree_that_is_cut_off_between_two_entries_is_refused(tmp_path, n_chunks):
+    """Chunks that lack an entry would read as fill values."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(4 * n_chunks), chunks=(4,))
+    octets = path.read_bytes()
+    place, entry_bytes = octets.index(b"TREE\x01"), 8 + 8 * 3  # size and mask; corner, its end and the chunk's address
+    octets = octets[: place + 24 + (n_chunks - 1) * entry_bytes]
+    read = lambda n_bytes, address: octets[address : address + n_bytes]  # noqa: E731
+    with pytest.raises((ValueError, struct.error)):
+        tree_table(read, place, (4 * n_chunks,), (4,), 0)
