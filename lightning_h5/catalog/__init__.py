@@ -38,7 +38,7 @@ from .file_contents import collector_paused
 from .file_counts import boundaries_in, ends_of
 from .joined_columns import arrays_of_others, describe_with_columns, with_columns, with_others
 from .kept_parts import PackedText, PartsOfFile
-from .part_layouts import ListedParts, PartLayouts, StoredParts
+from .part_layouts import ListedParts, PartLayouts, StoredParts, places_of
 from .part_names import PartNames, filled
 from .reference_values import values_of_cells
 from .segment_parts import parts_in
@@ -89,6 +89,7 @@ __all__ = [
     "pairs_of",
     "parts_in",
     "paths_of",
+    "places_of",
     "refuse_images",
     "refuse_other_files",
     "shape_of_images",

@@ -17,7 +17,7 @@ from ..readers import FieldLayouts
 from ..types import IntArray, cached_property
 from .part_names import PartNames
 
-__all__ = ["ListedParts", "PartLayouts", "StoredParts"]
+__all__ = ["ListedParts", "PartLayouts", "StoredParts", "places_of"]
 
 
 class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
@@ -54,6 +54,14 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         """Return the first byte of a field's arrays in their files; the name of an array without bytes."""
         arrays = (self.one(part, field) for part in parts.tolist())
         return [array.name if (place := array.first_byte) is None else place for array in arrays]
+
+    def places(self, field: int) -> IntArray:
+        """Return where the rows of a field's array begin in the file of each part.
+
+        -1 for an array of which that is not all that a reader needs: its rows do not follow each other there, they are
+        decoded, or they are stored otherwise than those of the first array that has a place.
+        """
+        return places_of([self.one(part, field) for part in range(len(self))])
 
     def name_pattern(self, field: int) -> str:
         """Return the name of a field's arrays in all parts, with a ``*`` for the text that differs."""
@@ -142,6 +150,25 @@ class ListedParts(PartLayouts):
         layouts = [array for part in parts.tolist() for array in self._listed[part]]
         others, status = [other.path for other in guard.others], guard.object_status
         return file_identity(path, layouts, grows=guard.grows, others=others, status=status)
+
+
+def places_of(arrays: Sequence[ArrayLayout]) -> IntArray:
+    """Return where the rows of arrays begin in their files (see ``PartLayouts.places``)."""
+    plain = [array if _has_place(array) else None for array in arrays]
+    first = next((array for array in plain if array is not None), None)
+    return np.array(
+        [-1 if array is None or not _are_alike(array, first) else array.offset for array in plain], np.int64
+    )
+
+
+def _has_place(array: ArrayLayout) -> bool:
+    is_as_stored = array.view is None and array.decoding is None and array.references is None and not array.stacked
+    is_file = array.guard.staging is None and not array.guard.is_remote
+    return is_as_stored and is_file and array.digests is None and array.value is None and array.offset is not None
+
+
+def _are_alike(array: ArrayLayout, other: ArrayLayout | None) -> bool:
+    return other is not None and (array.stored, array.axes, array.members) == (other.stored, other.axes, other.members)
 
 
 @dataclass(frozen=True, eq=False)

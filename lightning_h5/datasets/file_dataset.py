@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5DataChangedError, H5ValueError
-from ..hdf5 import OpenOptions, process_pool
+from ..hdf5 import OpenOptions, kind_of, process_pool
 from ..order import BlockTable
 from ..readers import (
     MIN_COMPILED,
@@ -26,7 +26,9 @@ from ..readers import (
     Boxes,
     ChunkedReader,
     ContiguousReader,
+    HeldArrays,
     InMemoryReader,
+    ManyArrays,
     MappedReader,
     TaskQueue,
     compile_reads,
@@ -68,7 +70,16 @@ class FileDataset(TableDataset):
         holds_all: keep whole arrays of any size in memory after the first read.
     """
 
-    _of_process = (*TableDataset._of_process, "_readers", "_chunked", "_n_prepared", "_lock", "_turn", "_device")
+    _of_process = (
+        *TableDataset._of_process,
+        "_readers",
+        "_many",
+        "_chunked",
+        "_n_prepared",
+        "_lock",
+        "_turn",
+        "_device",
+    )
 
     def __init__(
         self,
@@ -92,6 +103,7 @@ class FileDataset(TableDataset):
         """See ``RowDataset.join``."""
         super().join(counters, work)
         self._readers: dict[tuple[int, int], RowReader] = {}
+        self._many: dict[int, ManyArrays | HeldArrays | None] = {}  # by field
         self._chunked: dict[int, ChunkedReader] | None = None
         self._n_prepared = 0  # number of workers prepared for
         self._device: DecodingDevice | None = None
@@ -145,12 +157,20 @@ class FileDataset(TableDataset):
         all_cores: bool,
     ) -> list[Column]:
         columns: list[Column] = []
-        by_part: dict[int, RowsByPart] = {}  # fields with the same rows share them
+        found: dict[int, RowsByPart] = {}  # fields with the same rows share them
+
+        def by_part(field: int) -> RowsByPart:
+            key = id(boxes[field])
+            if key not in found:
+                found[key] = boxes[field].by_part()
+            return found[key]
+
         turn = nullcontext() if reads else self._turn_of(boxes)  # a read of chunks may wait for other threads
         with turn, ExitStack() as undo, self._blames_changes(boxes):
             for read, _ in reads.values():
                 undo.callback(read.cancel)  # without effect once it is finished
             for field, (plan, rows) in enumerate(zip(self.plans, batch.fields, strict=True)):
+                reader_of = partial(self._reader, field=field)
                 if field in reads:  # rows are already normalized, patches are not
                     read, memory = reads[field]
                     read.finish()
@@ -158,21 +178,13 @@ class FileDataset(TableDataset):
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self.table.is_ragged[field]:
                     n_values = n_samples if self.table.has_steps[field] else None
-                    reader_of = partial(self._reader, field=field)
                     arrays = read_each(boxes[field], rows.lengths, n_values, reader_of)
                     columns.append([plan.finished(array, self._buffers) for array in arrays])
+                elif plan.is_encoded:
+                    decoded = self._encoded[field].read(len(rows.rows), by_part(field), reader_of, self._buffers)
+                    columns.append(plan.finished(decoded, self._buffers))
                 else:
-                    key = id(boxes[field])
-                    if key not in by_part:
-                        by_part[key] = boxes[field].by_part()
-                    n_rows, parts = len(rows.rows), by_part[key]
-                    if plan.is_encoded:
-                        decoded = self._encoded[field].read(
-                            n_rows, parts, partial(self._reader, field=field), self._buffers
-                        )
-                        columns.append(plan.finished(decoded, self._buffers))
-                        continue
-                    stored = self._read(field, n_rows, parts, all_cores=all_cores)
+                    stored = self._read(field, boxes[field], by_part, all_cores=all_cores)
                     columns.append(plan.finished(stored, self._buffers))
         self._check_unchanged(self.table.files_touched(boxes))
         return columns
@@ -191,11 +203,20 @@ class FileDataset(TableDataset):
         n_bytes = sum(size * len(box.rows) for size, box in zip(sizes, boxes, strict=True))
         return self._turn if n_arrays > FEW_ARRAYS and n_bytes <= n_arrays * SMALL_BYTES else nullcontext()
 
-    def _read(self, field: int, n_rows: int, by_part: RowsByPart, *, all_cores: bool) -> npt.NDArray[Any]:
+    def _read(
+        self, field: int, boxes: Boxes, by_part: Callable[[int], RowsByPart], *, all_cores: bool
+    ) -> npt.NDArray[Any]:
         """Return stored rows of a field, as a new array."""
-        first = self._reader(next(iter(by_part)), field)
+        n_rows = len(boxes.rows)
+        if (arrays := self._many_arrays(field)) is not None:
+            memory = self._buffers.array((n_rows, *arrays.row_shape), arrays.dtype)
+            open_reader = self._open_reader if isinstance(arrays, HeldArrays) else self._reader
+            arrays.read(boxes, memory, partial(open_reader, field=field))
+            return memory
+        parts = by_part(field)
+        first = self._reader(next(iter(parts)), field)
         memory = self._buffers.array((n_rows, *first.row_shape), first.dtype)
-        for part, (positions, rows) in by_part.items():
+        for part, (positions, rows) in parts.items():
             reader = self._reader(part, field)
             if positions is not None:  # rows of several files are read file by file, and then copied to their positions
                 memory[positions] = reader.read(rows)
@@ -231,6 +252,9 @@ class FileDataset(TableDataset):
         """Begin to fetch rows of arrays without chunks."""
         for field in fields:
             if self.table.is_ragged[field] or not self.table.has_steps[field]:
+                continue
+            if (many := self._many_arrays(field)) is not None:
+                many.will_need(boxes[field])
                 continue
             for part, (_, local) in boxes[field].by_part().items():
                 reader = self._reader(part, field)
@@ -292,7 +316,8 @@ class FileDataset(TableDataset):
     @property
     def kept_bytes(self) -> int:
         """Bytes of decoded and held rows in the memory of this process."""
-        held = [reader.kept_bytes for reader in list(self._readers.values()) if isinstance(reader, InMemoryReader)]
+        readers = [*list(self._readers.values()), *list(self._many.values())]
+        held = [reader.kept_bytes for reader in readers if isinstance(reader, InMemoryReader | HeldArrays)]
         return sum(held) + sum(reader.kept_bytes for reader in list((self._chunked or {}).values()))
 
     # Readers -------------------------------------------------------------------------------------------------
@@ -390,17 +415,7 @@ class FileDataset(TableDataset):
     def _reader(self, part: int, field: int) -> RowReader:
         reader = self._readers.get((part, field))
         if reader is None:
-            layout, held_bytes = self.table.layouts.one(part, field), HELD_BYTES if self.table.held[field] else 0
-            held_bytes = max(held_bytes, layout.n_bytes) if self._holds_all else held_bytes
-            opened = open_reader(
-                layout,
-                self.options,
-                mmap=self._mmap,
-                held_bytes=held_bytes,
-                in_blocks=self.table.is_ragged[field],
-                counters=self.counters,
-                work=self.work,
-            )
+            opened = self._open_reader(part, field)
             with self._lock:
                 while len(self._readers) >= MAX_READERS:
                     del self._readers[next(iter(self._readers))]
@@ -408,6 +423,43 @@ class FileDataset(TableDataset):
                     (part, field), opened
                 )  # two threads may both create a reader; opening is cheap
         return reader
+
+    def _open_reader(self, part: int, field: int) -> RowReader:
+        layout, held_bytes = self.table.layouts.one(part, field), HELD_BYTES if self.table.held[field] else 0
+        return open_reader(
+            layout,
+            self.options,
+            mmap=self._mmap,
+            held_bytes=max(held_bytes, layout.n_bytes) if self._holds_all else held_bytes,
+            in_blocks=self.table.is_ragged[field],
+            counters=self.counters,
+            work=self.work,
+        )
+
+    def _many_arrays(self, field: int) -> ManyArrays | HeldArrays | None:
+        """Return what reads numbers of a field of several arrays; None if each has a reader of its own."""
+        if field not in self._many:
+            self._many[field] = self._open_many(field)  # two threads may both do this, which is cheap
+        return self._many[field]
+
+    def _open_many(self, field: int) -> ManyArrays | HeldArrays | None:
+        table, layouts = self.table, self.table.layouts
+        is_held = table.held[field] or self._holds_all
+        first = layouts.one(0, field) if table.n_parts > 1 else None
+        if first is None or kind_of(first.dtype) != "number" or (self._mmap and not is_held):
+            return None
+        places = layouts.places(field)
+        if not is_held and (places < 0).all():
+            return None
+        arrays = ManyArrays(
+            layouts.one(int((places >= 0).argmax()), field),
+            places,
+            layouts.n_rows(field),
+            table.files_of(np.arange(table.n_parts)),
+            layout_of=partial(layouts.one, field=field),
+            counters=self.counters,
+        )
+        return HeldArrays(arrays) if is_held else arrays
 
     def _check_unchanged(self, files: Iterable[int]) -> None:
         try:
@@ -419,8 +471,9 @@ class FileDataset(TableDataset):
 
     def _forget(self) -> None:
         """Drop cached data of the files, which may have been read during a write. Reads in progress continue."""
-        for reader in [*(self._chunked or {}).values(), *list(self._readers.values())]:
-            reader.close()
+        for reader in [*(self._chunked or {}).values(), *list(self._readers.values()), *list(self._many.values())]:
+            if reader is not None:
+                reader.close()
         for path in self.table.paths:
             process_pool().close(path)
 
@@ -428,6 +481,7 @@ class FileDataset(TableDataset):
         """Close this process's files and release its memory; the next read opens them again."""
         self._forget()
         self._readers.clear()
+        self._many.clear()
         self.work.clear()
         for reader in (self._chunked or {}).values():
             if isinstance(reader, DeviceReader):

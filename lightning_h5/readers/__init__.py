@@ -28,6 +28,7 @@ from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
 from .h5py_reader import H5pyReader, check_readable_text
 from .kept_chunks import keeps_decoded
+from .many_arrays import HeldArrays, ManyArrays
 from .many_reads import MIN_COMPILED, compile_reads
 from .row_codecs import Image, Ragged, RowCodec, bytes_of
 from .salvage import salvaged
@@ -60,8 +61,10 @@ __all__ = [
     "EncodedReader",
     "FieldLayouts",
     "H5pyReader",
+    "HeldArrays",
     "Image",
     "InMemoryReader",
+    "ManyArrays",
     "MappedReader",
     "MatrixRows",
     "MoveLast",

@@ -12,7 +12,7 @@ from ..hdf5 import ArrayLayout
 from ..types import IntArray
 from .base import check_bounds
 
-__all__ = ["BlockMap", "Boxes", "Pieces", "RowGrid"]
+__all__ = ["BlockMap", "Boxes", "Pieces", "RowGrid", "by_number"]
 
 MIN_RUN = 16  # rows: finding runs costs more than it saves if they are shorter, on average
 MARKED_PER_ROW = 16  # blocks, marked in a table: with more of them for each row, sorting is as fast
@@ -52,8 +52,8 @@ class Boxes(NamedTuple):
         parts = self.part_of_rows
         if isinstance(parts, int):
             return {parts: (None, self.rows)}
-        positions = {part: np.flatnonzero(parts == part) for part in np.unique(parts).tolist() or [0]}
-        return {part: (which, self.rows[which]) for part, which in positions.items()}
+        positions = by_number(parts) or [(0, np.empty(0, np.int64))]
+        return {part: (which, self.rows[which]) for part, which in positions}
 
     def without_empty_runs(self) -> Boxes:
         """Return the same rows in runs that are not empty."""
@@ -75,6 +75,13 @@ class Boxes(NamedTuple):
         ends = np.append(np.flatnonzero(is_end) + 1, len(self.rows))
         parts = self.parts if isinstance(self.parts, int) else self.parts[ends - 1]
         return Boxes(parts, self.rows, np.diff(ends, prepend=0))
+
+
+def by_number(numbers: IntArray) -> list[tuple[int, IntArray]]:
+    """Return the different ones of some numbers, ascending, and where each of them is, ascending."""
+    order = np.argsort(numbers, kind="stable")
+    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+    return [(int(numbers[which[0]]), which) for which in np.split(order, cuts)] if len(numbers) else []
 
 
 class RowGrid(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..catalog import PartLayouts, StoredParts, filled
+from ..catalog import PartLayouts, StoredParts, filled, places_of
 from ..counters import Counters
 from ..hdf5 import ArrayLayout, ChangeGuard, check_no_overlap, file_identity, identity_text, meaning_of, path_of
 from ..readers import ChunkLoader, fallback_reason
@@ -64,6 +64,16 @@ class DescribedParts(PartLayouts):
         for at, place in zip(unknown, super().first_bytes(parts[unknown], field), strict=True):
             places[at] = place
         return places
+
+    def places(self, field: int) -> IntArray:
+        """See ``PartLayouts.places``."""
+        table, column = self.stored.table, self.columns[field]
+        has_place = places_of([arrays[field] for arrays in self.examples]) >= 0
+        if not has_place.any():
+            return np.full(len(self), -1)
+        is_read = has_place[self.kinds] & (table.numbers[:, column] >= 0)
+        is_read &= np.array([guard.staging is None for guard in self.stored.guards])[self.stored.files]
+        return np.where(is_read, table.starts[:, column], -1)
 
     def name_pattern(self, field: int) -> str:
         """See ``PartLayouts.name_pattern``."""

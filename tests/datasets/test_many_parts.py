@@ -150,6 +150,76 @@ def test_rows_of_another_shape_are_read_as_they_are(tmp_path):
     assert samples[2].flatten().tolist() == list(range(20))
 
 
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    st.lists(PARTS, min_size=1, max_size=3),
+    st.sampled_from([0, 16 << 20]),
+    st.sampled_from([1, 2]),
+    st.randoms(use_true_random=False),
+)
+def test_windows_of_many_arrays_of_many_files_are_what_h5py_reads(tmp_path_factory, files, held_bytes, n, random):
+    folder = tmp_path_factory.mktemp("files")
+    for number, parts in enumerate(files):
+        write(folder / f"{number}.h5", parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_h5.samples.row_table.HELD_BYTES", held_bytes)
+        segments = {"groups": "data/*", "constants": ["@scale"]}
+        dataset = H5LazyDataset(str(folder), ["x", "@scale"], segments=segments, window=[0, n])
+        wanted = []
+        for path in sorted(folder.glob("*.h5")):
+            with h5py.File(path) as file:
+                for part in range(len(file["data"])):
+                    group = file[f"data/p{part}"]
+                    rows = group["x"][:]
+                    wanted += [(rows[at : at + n], group.attrs["scale"]) for at in range(len(rows) - n + 1)]
+        order = [random.randrange(len(wanted)) for _ in range(3 * len(wanted))]
+        for some in np.array_split(order, 4):
+            x, scale = dataset.read_batch(some.tolist())
+            assert np.array_equal(x.numpy().reshape(len(some), n, 3), np.stack([wanted[at][0] for at in some]))
+            assert scale.flatten().tolist() == [wanted[at][1] for at in some]
+    assert len(dataset) == len(wanted)
+
+
+@pytest.mark.parametrize("stored", [{}, {"chunks": (2, 3), "compression": "gzip"}])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", [("a", ">i2"), ("x", "<f4", (3,))]])
+def test_rows_that_are_stored_otherwise_are_read_together_too(tmp_path, monkeypatch, stored, dtype):
+    rng, paths, wanted = np.random.default_rng(0), [], []
+    key = "x/x" if isinstance(dtype, list) else "x"
+    for number in range(5):
+        paths.append(str(tmp_path / f"{number}.h5"))
+        rows = rng.normal(size=(4, 3)).astype("f4")
+        values = rows
+        if isinstance(dtype, list):
+            values = np.zeros(4, dtype)
+            values["x"] = rows
+        with h5py.File(paths[-1], "w") as file:
+            given = {**stored, "chunks": (2, 3)[: values.ndim]} if stored else {}
+            file.create_dataset("x", data=values.astype(dtype), **given)
+        wanted += [*rows]
+    for held_bytes in (0, 16 << 20):
+        monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", held_bytes)
+        dataset = H5LazyDataset(paths, key)
+        order = rng.permutation(len(wanted)).tolist()
+        assert np.array_equal(dataset.read_batch(order), np.stack([wanted[at] for at in order]))
+        assert np.array_equal(dataset.read_batch(order[::-1]), np.stack([wanted[at] for at in order[::-1]]))
+
+
+def test_a_damaged_one_of_many_small_arrays_spoils_no_other(tmp_path):
+    paths = [tmp_path / f"{number}.h5" for number in range(6)]
+    for number, path in enumerate(paths):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=np.full((4, 64), number, "f4"), chunks=(2, 64), compression="gzip")
+            place = file["x"].id.get_chunk_info(1)
+    with open(paths[3], "r+b") as file:
+        file.seek(place.byte_offset)
+        file.write(b"damage" * (place.size // 6))
+    dataset = H5LazyDataset([str(path) for path in paths], "x")
+    assert dataset.read_batch([0, 23, 12, 13])[:, 0].tolist() == [0, 5, 3, 3]
+    with pytest.raises(H5CorruptError, match=r"chunk 1 \(rows 2 to 3\) of 'x' in '.*3\.h5'"):
+        dataset.read_batch([1, 14])
+    assert dataset.read_batch([13, 22, 12])[:, 0].tolist() == [3, 5, 3]
+
+
 @pytest.mark.parametrize("stored", [0, 2])
 def test_readers_that_were_dropped_are_opened_again(tmp_path, monkeypatch, stored):
     monkeypatch.setattr(file_dataset, "MAX_READERS", 3)
@@ -158,6 +228,7 @@ def test_readers_that_were_dropped_are_opened_again(tmp_path, monkeypatch, store
     path = tmp_path / "parts.h5"
     write(path, [(3 + number % 4, stored, "plain") for number in range(12)])
     dataset = H5LazyDataset(str(path), ["x", "y"], segments="data/*", window=[0, 2])
+    monkeypatch.setattr(dataset.table.layouts, "places", lambda field: np.full(12, -1))  # each array has a reader
     order = np.random.default_rng(0).permutation(np.tile(np.arange(len(dataset)), 2))
     with h5py.File(path) as file:
         wanted = [file[f"data/p{part}/x"][at : at + 2] for part in range(12) for at in range(2 + part % 4)]
