@@ -4,8 +4,8 @@
 
 Each point is measured in a process of its own: `setup`, the first batch, samples a second in the first epoch and in the
 next, the memory that all of it adds, and the budget of decoded rows in it. Epochs over files and groups are whole, so
-that each is opened; the others are cut off after some seconds. A script that opens each object with h5py and asks for its shape is measured in the same
-process, before. Files are in the page cache.
+that each is opened; the others are cut off after some seconds. A script that opens each object with h5py and asks for
+its shape is measured in the same process, before. Files are in the page cache.
 """
 
 from __future__ import annotations

@@ -85,10 +85,10 @@ def write_table(path: Path) -> None:
 
 
 def write_recordings(path: Path) -> None:
-    """Write 16 recordings of 32 channels with 16,384 steps."""
+    """Write 8 recordings of 32 channels with 16,384 steps."""
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
-        for number in range(16):
+        for number in range(8):
             x = waves(rng, 1, 32, 16_384)[0]
             options = {"chunks": (32, 1024), "compression": "gzip", "shuffle": True}
             file.create_dataset(f"recording_{number}/eeg", data=x, **options)
@@ -130,7 +130,7 @@ TRAININGS = {
             "window": {"length": 512, "stride": 128},
             "batch_size": 64,
         },
-        decoded_mib=32,
+        decoded_mib=16,
     ),
     "cells": Training(
         title="cells of 2,000 genes, sparse: scVI",

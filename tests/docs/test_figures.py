@@ -10,7 +10,7 @@ from benchmark_modules import load_benchmark
 ROOT = Path(__file__).parents[2]
 PARTS = ROOT / "docs" / "_parts"
 
-PAGES = ("cost_model", "limits", "start")
+PAGES = ("cost_model", "growth", "limits", "start")
 
 
 @pytest.mark.parametrize("script", PAGES)
