@@ -175,15 +175,15 @@ class ManyArrays:
             return
         began, memory, row_bytes = perf_counter(), out.reshape(-1).view(np.uint8), self._row_bytes
         starts, sizes = targets * row_bytes, n_rows * row_bytes
-
-        def name(piece: int, at: int) -> str:
-            return "the rows"  # their own reader names them
-
         for part, of_file in _Pieces(parts, places, targets, n_rows).by_file(self._files):
-            low = starts[of_file]
-            read_stored(self._layout_of(part), memory, low, low + sizes[of_file], places[of_file], name, self._counters)
+            layout, low, high = self._layout_of(part), starts[of_file], (starts + sizes)[of_file]
+            read_stored(layout, memory, low, high, places[of_file], _name, self._counters)
         n_bytes = int(sizes.sum())
         self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes, read_seconds=perf_counter() - began)
+
+
+def _name(piece: int, at: int) -> str:
+    return "a row"  # a reader of the array reads it again, and names it
 
 
 class HeldArrays:

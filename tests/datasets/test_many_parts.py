@@ -204,6 +204,26 @@ def test_rows_that_are_stored_otherwise_are_read_together_too(tmp_path, monkeypa
         assert np.array_equal(dataset.read_batch(order[::-1]), np.stack([wanted[at] for at in order[::-1]]))
 
 
+def test_rows_of_many_arrays_are_asked_for_ahead_on_a_slow_disk(make_h5, monkeypatch):
+    monkeypatch.setattr("lightning_h5.samples.row_table.HELD_BYTES", 0)
+    monkeypatch.setattr(type(TaskQueue().pace), "is_slow", True)
+    asked = {}
+
+    def note(layout, places, sizes, counters):
+        asked[layout.path] = list(zip(places.tolist(), sizes.tolist(), strict=True))
+
+    monkeypatch.setattr("lightning_h5.readers.many_arrays.prefetch_stored", note)
+    paths = [str(make_h5(x=np.zeros((4, 2), "f4"))) for _ in range(3)]
+    H5LazyDataset(paths, "x").prefetch(np.array([9, 1, 2, 8]))
+    with h5py.File(paths[0]) as first, h5py.File(paths[2]) as last:
+        starts = [file["x"].id.get_offset() for file in (first, last)]
+    row = 2 * 4
+    assert asked == {
+        paths[0]: [(starts[0] + row, 2 * row)],  # rows 1 and 2 are neighbors
+        paths[2]: [(starts[1] + row, row), (starts[1], row)],
+    }
+
+
 def test_a_damaged_one_of_many_small_arrays_spoils_no_other(tmp_path):
     paths = [tmp_path / f"{number}.h5" for number in range(6)]
     for number, path in enumerate(paths):
