@@ -48,6 +48,7 @@ NORMALIZATION = ("tests/datasets/test_normalization.py",)
 WINDOWS = ("tests/datasets/test_windows.py", "tests/datasets/test_segments.py", "tests/layouts/test_layouts.py")
 DECODED = ("tests/staging/test_decoded.py",)
 CHECKSUMS = ("tests/staging/test_checksums.py",)
+MANY = ("tests/datasets/test_many_parts.py",)
 BAD_ROWS = ("tests/faults/test_bad_rows.py", "tests/faults/test_random_bad_rows.py")
 SEGMENTS = ("tests/datamodules/test_segment_splits.py", "tests/datamodules/test_combined_segments.py")
 
@@ -708,6 +709,27 @@ MUTANTS = [
         "            device.own(raw.columns)\n",
         "            pass\n",
         ON_DEVICE,
+    ),
+    Mutant(
+        "rows of many arrays that are neighbors in a file are joined, apart in the batch",
+        "readers/many_arrays.py",
+        " & (np.diff(targets) == 1)",
+        "",
+        MANY,
+    ),
+    Mutant(
+        "rows of many arrays are read from the file of the row before",
+        "readers/many_arrays.py",
+        "files, parts, places, targets = files[order], parts[order], places[order], targets[order]",
+        "files, parts, places, targets = files[order], parts[order], places, targets[order]",
+        MANY,
+    ),
+    Mutant(
+        "a small array counts as read before its bytes are there",
+        "readers/many_arrays.py",
+        "self._arrays.read_whole(placed, held.values, self._firsts[placed])",
+        "pass",
+        MANY,
     ),
 ]
 
