@@ -438,15 +438,18 @@ class FileDataset(TableDataset):
 
     def _many_arrays(self, field: int) -> ManyArrays | HeldArrays | None:
         """Return what reads numbers of a field of several arrays; None if each has a reader of its own."""
-        if field not in self._many:
-            self._many[field] = self._open_many(field)  # two threads may both do this, which is cheap
-        return self._many[field]
+        try:
+            return self._many[field]
+        except KeyError:  # two threads may both open it, which is cheap
+            return self._many.setdefault(field, self._open_many(field))
 
     def _open_many(self, field: int) -> ManyArrays | HeldArrays | None:
         table, layouts = self.table, self.table.layouts
-        is_held = table.held[field] or self._holds_all
+        is_held = table.held[field]
         first = layouts.one(0, field) if table.n_parts > 1 else None
-        if first is None or kind_of(first.dtype) != "number" or (self._mmap and not is_held):
+        if first is None or kind_of(first.dtype) != "number":
+            return None
+        if not is_held and (self._mmap or self._holds_all):  # arrays of any size are mapped, or held, one by one
             return None
         places = layouts.places(field)
         if not is_held and (places < 0).all():
