@@ -68,8 +68,8 @@ class Training:
 
 
 def write_images(path: Path) -> None:
-    """Write 1,280 pictures of 12 KiB with ten labels."""
-    x, labels = lifelike(IMAGES, 1280)
+    """Write 768 pictures of 12 KiB with ten labels."""
+    x, labels = lifelike(IMAGES, 768)
     with h5py.File(path, "w") as file:
         file.create_dataset("images", data=x, chunks=(32, *x.shape[1:]), compression="gzip")
         file["labels"] = labels % 10
@@ -109,7 +109,7 @@ TRAININGS = {
         model=lambda: residual_network(3, 10),
         loss=lambda model, batch: functional.cross_entropy(model(batch[0].float() / 255), batch[1]),
         options={"x_key": "images", "y_key": "labels", "batch_size": 64},
-        decoded_mib=15,
+        decoded_mib=9,
     ),
     "table": Training(
         title="table of 256 columns: residual network of eight blocks",
