@@ -115,11 +115,13 @@ class KeptChunks:
         within = np.zeros(len(chunks), np.int64) if within is None else within
         sizes = np.full(len(chunks), self._array.chunk_bytes) if sizes is None else sizes
         with self._mirror() as mirror:
-            room = scratch("with neighbors", self._array.chunk_bytes)
-            states = mirror.read_cached(chunks, within, sizes, out, starts, room)
+            if not (is_read := mirror.has(chunks)).any():
+                return is_read
+            most = min(self._array.chunk_bytes, int(sizes.max()) + 2 * self.sum_bytes)
+            states = mirror.read_cached(chunks, within, sizes, out, starts, scratch("with neighbors", most))
             is_cached = True
             if states is None:
-                is_read = np.ones(len(chunks), np.bool_)
+                is_read[:] = True
             else:
                 is_read = states == RIGHT
                 if len(others := np.flatnonzero(states == UNREAD)):
