@@ -300,7 +300,7 @@ def test_checksums_of_a_part_are_computed_once_and_those_of_a_whole_chunk_each_t
         n_sums.append(n_bytes)
         return zlib.crc32(ctypes.string_at(address, n_bytes))
 
-    with filled(100, 30, [0, 1, 2]) as (each, _), pytest.MonkeyPatch.context() as patch:
+    with filled(100, 30, [0, 1, 2]) as (each, memory), pytest.MonkeyPatch.context() as patch:
         function = CRC(counted)
         calling(patch, 0, function)
         for parts, expected in (
@@ -311,9 +311,12 @@ def test_checksums_of_a_part_are_computed_once_and_those_of_a_whole_chunk_each_t
             ([(1, 0, 100)], [30, 30, 30, 10]),
             ([(2, 95, 5)], [10]),
         ):
-            assert read_parts(each, parts)[0] == [checksums.RIGHT] * len(parts)
+            states, found = read_parts(each, parts)
+            assert states == [checksums.RIGHT] * len(parts)
             assert n_sums == expected
             n_sums.clear()
+            for (chunk, low, n), octets in zip(parts, found, strict=True):
+                assert np.array_equal(octets, memory[chunk * 100 + low :][:n])
 
 
 @pytest.mark.parametrize(
