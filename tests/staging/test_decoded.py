@@ -1,6 +1,7 @@
 """Decoded chunks on a local disk: the same values, decoded once, whatever happens to the disk or the file."""
 
 import ctypes
+import dataclasses
 import errno
 import logging
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import h5py
@@ -25,11 +27,11 @@ from lightning_h5 import (
     check_files,
 )
 from lightning_h5.datasets import file_dataset
-from lightning_h5.hdf5 import process_pool
-from lightning_h5.hdf5.handles import DecodedFile
+from lightning_h5.hdf5 import ChangeGuard, handles, process_pool
+from lightning_h5.options import StagingOptions
 from lightning_h5.readers import kept_chunks, kept_rows
 from lightning_h5.samples import row_table
-from lightning_h5.staging import DecodedMirror, checksums, decoded, mirror_file
+from lightning_h5.staging import DecodedArray, DecodedMirror, checksums, decoded, folder, mirror_file
 
 ROWS, WIDTH = 240, 500
 rng = np.random.default_rng(0)
@@ -161,7 +163,7 @@ def test_a_chunk_that_is_lost_after_all_were_kept_is_decoded_and_kept_again(path
             if not batches and epoch == 2:
                 assert loader.dataset.cost.is_kept == (kept_rows.LEAST_BYTES == 0)
                 for entry in list(process_pool()._entries.values()):
-                    if isinstance(entry.handle, DecodedFile):
+                    if isinstance(entry.handle, handles.DecodedFile):
                         entry.handle.mirror._forget(np.arange(ROWS // 8))
             batches.append(batch)
         assert_rows(batches)
@@ -246,6 +248,37 @@ def test_half_of_the_space_keeps_half_of_the_chunks(path, staging):
     n_decoded = [n for batches, n in epochs(small_cache(path, staging), 4) if assert_rows(batches) is None]
     assert all(n_decoded[0] / 4 < n < n_decoded[0] * 3 / 4 for n in n_decoded[1:])
     assert sum(os.stat(each).st_blocks * 512 for each in Path(staging["dir"]).rglob("*")) <= staging["max_bytes"]
+
+
+@pytest.mark.parametrize("leaves_tables", [False, True])
+@pytest.mark.parametrize("chunk_bytes", [16_384, 16_000, 5_000])
+def test_a_full_folder_has_what_fits_into_its_limit(tmp_path, monkeypatch, chunk_bytes, leaves_tables):
+    monkeypatch.setattr(folder, "TABLE_BYTES", 0)
+    limit, n_chunks = 4 << 20, (8 << 20) // chunk_bytes
+    memory = rng.integers(0, 256, 64 * chunk_bytes, dtype=np.uint8)
+    array = DecodedArray(StagingOptions(dir=tmp_path), "an array", n_chunks, chunk_bytes, 4096)
+    with closing(folder.MirrorFolder(str(tmp_path), limit)) as mirrors_of_job:
+        mirror = DecodedMirror(mirrors_of_job, "key", array, leaves_tables=leaves_tables)
+        for every in (64, 1):  # chunks of a put
+            order = rng.permutation(n_chunks)
+            for at in range(0, n_chunks, every):
+                mirror._no_room_until = 0.0
+                chunks = np.sort(order[at : at + every])
+                mirror.put(chunks, memory, np.arange(len(chunks)) * chunk_bytes)
+        assert mirrors_of_job.used() <= limit
+        overhead = limit // 128 + leaves_tables * limit // 32
+        most = limit - overhead
+        assert most * 0.95 - (64 << 10) - 2 * 4096 - chunk_bytes < mirrors_of_job.used() <= most
+        mirror.drop()
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_decoded_chunks_leave_room_for_tables_if_their_file_is_staged(path, tmp_path, monkeypatch, is_staged):
+    found, options = [], StagingOptions(dir=tmp_path)
+    monkeypatch.setattr(handles, "DecodedMirror", lambda *_, leaves_tables: found.append(leaves_tables))
+    guard = dataclasses.replace(ChangeGuard.of(str(path)), staging=options if is_staged else None)
+    handles.DecodedFile(str(path), guard, DecodedArray(options, "an array", 1, 1, 1))
+    assert found == [is_staged]
 
 
 def test_setup_says_what_is_kept(path, make_h5, staging, caplog):
