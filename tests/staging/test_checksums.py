@@ -216,6 +216,17 @@ def calling(patch, number, function):
     patch.setattr(checksums, "_functions", lambda: tuple(functions))
 
 
+@pytest.fixture(scope="module")
+def compiled_loops():
+    return checksums._compile_loops()
+
+
+@pytest.fixture
+def compiled(monkeypatch, compiled_loops):
+    """Loops are compiled, if that is possible."""
+    monkeypatch.setattr(checksums, "_loops", [compiled_loops])
+
+
 def is_compiled():
     return checksums.read_loop() is not None
 
@@ -274,6 +285,7 @@ def test_parts_that_the_page_cache_lacks_are_left_to_the_caller(case, n_cached, 
             assert state != checksums.RIGHT or np.array_equal(octets, memory[first : first + n])
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_chunk_that_went_and_came_while_it_was_read_is_absent():
     if not is_compiled():
         return
@@ -291,6 +303,7 @@ def test_a_chunk_that_went_and_came_while_it_was_read_is_absent():
         assert each.has(np.arange(2)).all()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_checksums_of_a_part_are_computed_once_and_those_of_a_whole_chunk_each_time():
     if not is_compiled():
         return
