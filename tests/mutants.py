@@ -634,6 +634,27 @@ MUTANTS = [
         CHECKSUMS,
     ),
     Mutant(
+        "rows of a chunk that went and came while compiled code read them are served",
+        "staging/checksums.py",
+        "            if marks[piece] != mark:",
+        "            if marks[piece] % 2 == 0:",
+        CHECKSUMS,
+    ),
+    Mutant(
+        "compiled code compares rows only if the last of their checksums was not compared",
+        "staging/checksums.py",
+        "is_known = is_known and compared[number]",
+        "is_known = compared[number]",
+        CHECKSUMS,
+    ),
+    Mutant(
+        "rows that share a checksum with others get their neighbors from compiled code",
+        "staging/checksums.py",
+        "address + within[part] - low, n_bytes",
+        "address, n_bytes",
+        CHECKSUMS,
+    ),
+    Mutant(
         "whole chunks are compared once in a minute",
         "staging/decoded.py",
         "compared[numbers] & np.repeat(sizes < self._piece_bytes, counts)",

@@ -289,12 +289,17 @@ class FileDataset(TableDataset):
             self._cost_of_files,
             rows_per_chunk=self._samples_of(max((reader.rows_per_block for reader in chunked.values()), default=0)),
             is_in_memory=is_in_memory,
-            is_kept=bool(chunked) and all(reader.is_kept for reader in chunked.values()),
+            is_kept=bool(chunked) and all(reader.is_kept(self._rows_per_sample) for reader in chunked.values()),
         )
 
     def _samples_of(self, n_rows: int) -> int:
         """Return the approximate number of samples with the given number of rows."""
         return n_rows and max(1, n_rows * self.table.n_samples // max(1, self.table.n_rows))
+
+    @cached_property
+    def _rows_per_sample(self) -> int:
+        """Approximate number of rows of a sample that no other sample has."""
+        return max(1, self.table.n_rows // max(1, self.table.n_samples))
 
     @cached_property
     def _cost_of_files(self) -> ReadCost:

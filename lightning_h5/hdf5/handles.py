@@ -413,7 +413,8 @@ class DecodedFile:
         with suppress(H5ValueError):  # it was removed since it was checked: all is decoded
             folder = ensure_folder(array.options)
         state = (guard.n_bytes, guard.etag, guard.mtime_ns) if guard.is_remote else guard.version
-        self.mirror = DecodedMirror(folder, mirror_name(path, state, array.identity), array)
+        name, leaves_tables = mirror_name(path, state, array.identity), guard.staging is not None
+        self.mirror = DecodedMirror(folder, name, array, leaves_tables=leaves_tables)
 
     def close(self) -> None:
         """Close the mirror."""

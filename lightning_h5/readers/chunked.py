@@ -109,6 +109,7 @@ class ChunkedReader:
         row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
         fits = self._slot_bytes and n_bytes // self._slot_bytes >= self.map.n_blocks  # memory is faster yet
         self._kept = None if fits else KeptRows.of(self._sources, self.map, row_bytes)
+        self._is_all_kept = False  # as it was found last: reads need not look for each block
         self._lock = threading.Lock()
         self._cache: ChunkCache | None = None
         self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each block, and how many are left
@@ -142,17 +143,22 @@ class ChunkedReader:
         """Whether all blocks are in memory, and stay there."""
         return self._cache is not None and self._cache.is_complete()
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether a local disk has all blocks with rows of this dataset, decoded, and rows are read by position."""
+    def is_kept(self, n_rows: int) -> bool:
+        """Return whether a local disk has all blocks with rows of this dataset, and rows are read by position.
+
+        Args:
+            n_rows: rows of a sample, about.
+        """
         if self._kept is None:
             return False
         with self._lock:
             if self._all is None:
                 self._all = self._rows_of_blocks()
             blocks = np.flatnonzero(self._all)
-        pieces = Pieces(blocks, np.zeros_like(blocks))
-        return self._kept.are_long(pieces) and bool(self._kept.has(pieces).all())
+        sizes = np.full_like(blocks, min(n_rows, self.rows_per_block))
+        pieces = Pieces(blocks, np.zeros_like(blocks), sizes)
+        self._is_all_kept = self._kept.are_long(pieces) and bool(self._kept.has(pieces).all())
+        return self._is_all_kept
 
     def begin(
         self, boxes: Boxes, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
@@ -212,6 +218,7 @@ class ChunkedReader:
         assert self._kept is not None, "pieces are read by position"
 
         def pick() -> None:
+            self._is_all_kept = False
             _PickedRead(self, *self._numbered(pieces, by_rows), copy).finish()
 
         is_plain = not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous and not self._changes.kinds
@@ -224,10 +231,18 @@ class ChunkedReader:
         return KeptRead(self._kept, kept, starts, memory, (self.row_shape, self.dtype), copy, pick, rest)
 
     def _by_rows(self, pieces: Pieces) -> npt.NDArray[np.bool_] | None:
-        """Return which pieces are best read by position: a local disk has their blocks, and the cache has not."""
+        """Return which pieces are best read by position: those of blocks that a local disk has.
+
+        Of some blocks, the cache may have rows already. If the disk has all, reading them is as fast.
+        """
         kept, cache = self._kept, self._cache
-        if kept is None or not kept.are_long(pieces):
+        if kept is None:
             return None
+        if not kept.are_long(pieces):
+            self._is_all_kept = False
+            return None
+        if self._is_all_kept:
+            return np.ones(len(pieces.blocks), np.bool_)
         by_rows = kept.has(pieces)
         if cache is not None:
             by_rows &= ~cache.holds(pieces.blocks)
@@ -264,7 +279,7 @@ class ChunkedReader:
         The rows may be of the next epoch, once all rows of the present epoch were prefetched.
         """
         cache = self._ready_cache()
-        if cache is None or cache.is_complete():
+        if cache is None or cache.is_complete() or self._is_all_kept:
             return True
         pieces = self.map.pieces(boxes)
         blocks = pieces.blocks

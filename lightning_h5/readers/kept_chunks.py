@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from time import perf_counter
 
 import numpy as np
@@ -17,7 +16,7 @@ from ..errors import H5Error
 from ..hdf5 import ArrayLayout, process_pool
 from ..memory import page_cache_memory
 from ..sizes import bytes_text
-from ..staging import MIN_BYTES, DecodedArray, DecodedMirror, compile_sums
+from ..staging import MIN_BYTES, RIGHT, UNREAD, DecodedArray, DecodedMirror, compile_sums
 from ..types import IntArray
 from .block_memory import compile_copies, copy_runs, scratch
 from .many_reads import advise_pieces, are_cached, compile_reads, forget_pieces, read_pieces
@@ -81,10 +80,8 @@ class KeptChunks:
         compile_sums()
         compile_copies()
 
-    @contextmanager
-    def _mirror(self) -> Iterator[DecodedMirror]:
-        with process_pool().decoded(self._layout.path, self._layout.guard, self._array) as mirror:
-            yield mirror
+    def _mirror(self) -> AbstractContextManager[DecodedMirror]:
+        return process_pool().decoded(self._layout.path, self._layout.guard, self._array)
 
     @property
     def n_bytes(self) -> int:
@@ -115,14 +112,23 @@ class KeptChunks:
             sizes: bytes of each; None for whole chunks.
         """
         began = perf_counter()
+        within = np.zeros(len(chunks), np.int64) if within is None else within
+        sizes = np.full(len(chunks), self._array.chunk_bytes) if sizes is None else sizes
         with self._mirror() as mirror:
-            if not (is_there := mirror.has(chunks)).any():
-                return is_there
-            within = np.zeros(len(chunks), np.int64) if within is None else within
-            sizes = np.full(len(chunks), self._array.chunk_bytes) if sizes is None else sizes
-            is_cached = are_cached(mirror.fd, mirror.places(chunks)[0] + within, sizes)
-            is_read = self._read_units(mirror, chunks, within, sizes, out, starts)
-        if n_bytes := int(sizes[is_read].sum()):
+            if not (is_read := mirror.has(chunks)).any():
+                return is_read
+            most = min(self._array.chunk_bytes, int(sizes.max()) + 2 * self.sum_bytes)
+            states = mirror.read_cached(chunks, within, sizes, out, starts, scratch("with neighbors", most))
+            is_cached = True
+            if states is None:
+                is_read[:] = True
+            else:
+                is_read = states == RIGHT
+                if len(others := np.flatnonzero(states == UNREAD)):
+                    pieces = chunks[others], within[others], sizes[others]
+                    is_cached = are_cached(mirror.fd, mirror.places(pieces[0])[0] + pieces[1], pieces[2])
+                    is_read[others] = self._read_units(mirror, *pieces, out, starts[others])
+        if n_bytes := int((sizes if states is None else sizes[is_read]).sum()):
             self._count(n_bytes, perf_counter() - began, is_cached=is_cached)
         return is_read
 

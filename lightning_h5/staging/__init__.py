@@ -1,6 +1,6 @@
 """Mirrors on a local disk of files on slow storage: filled on demand, shared by processes, bounded in size."""
 
-from .checksums import compile_sums
+from .checksums import RIGHT, UNREAD, compile_sums
 from .decoded import DecodedArray, DecodedMirror
 from .folder import MirrorFolder
 from .mirror import Mirror, Staged, requests_for
@@ -23,6 +23,8 @@ __all__ = [
     "INDEX_SUFFIX",
     "IN_FLIGHT",
     "MIN_BYTES",
+    "RIGHT",
+    "UNREAD",
     "Address",
     "DecodedArray",
     "DecodedMirror",

@@ -1,4 +1,4 @@
-"""Checksums (CRC-32) of pieces of memory, and writes of pieces, in one call of compiled code if there is some.
+"""Checksums (CRC-32) of pieces of memory, and writes and reads of pieces: in one call of compiled code, if possible.
 
 Threads that decode compete for the interpreter's lock with those that copy rows: one that releases it, for a write or a
 checksum, waits for it for 50 to 100 microseconds afterwards (two cores, 2026-11-29).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -21,7 +22,20 @@ from ..counters import worker_number
 from ..jit import c_call, compiled
 from ..types import IntArray
 
-__all__ = ["MARK", "SUM", "WRITE_BYTES", "compile_sums", "n_sums", "sums_of_pieces", "write_loop"]
+__all__ = [
+    "ABSENT",
+    "DAMAGED",
+    "MARK",
+    "RIGHT",
+    "SUM",
+    "UNREAD",
+    "WRITE_BYTES",
+    "compile_sums",
+    "n_sums",
+    "read_loop",
+    "sums_of_pieces",
+    "write_loop",
+]
 
 SUM = np.dtype("<u4")
 """A checksum in a file."""
@@ -32,6 +46,12 @@ read is noticed, too."""
 
 WRITE_BYTES = 256 << 10
 """Bytes of a write: one of 768 KiB takes 1.5 to 2 times as long (Linux 6.18, ext4, pages that the file lacks)."""
+
+ABSENT, RIGHT, DAMAGED, UNREAD = range(4)
+"""States of a piece after a compiled read: it is missing, it was read, it differs from its checksums, or the page cache
+lacks some of it."""
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -70,10 +90,12 @@ class _Loops(NamedTuple):
     Attributes:
         sum: computes the checksums of pieces of memory.
         write: writes runs of pieces, their checksums and marks.
+        read: reads parts of pieces that the page cache has, and compares them; None if the system cannot tell.
     """
 
     sum: Callable[..., None]
     write: Callable[..., bool]
+    read: Callable[..., int] | None
 
 
 _loops: list[_Loops | None] = []  # one entry once it was tried
@@ -95,6 +117,22 @@ def write_loop() -> Callable[..., bool] | None:
     return None if not _loops or _loops[0] is None else partial(_loops[0].write, _functions())
 
 
+def read_loop() -> Callable[..., int] | None:
+    """Return the loop that reads parts of pieces if the page cache has them, and compares them with their checksums.
+
+    Checksums that were compared before are not computed again, unless a whole piece is read. If all checksums of a part
+    were compared, the part alone is read; otherwise all that these are of.
+
+    Its arguments are descriptor, marks and checksums of all pieces, and which checksums were compared (to be noted in);
+    the piece of each part, where the part begins in it, and its bytes; memory to read into, and where each part begins
+    there; memory for a part with what else its checksums are of; the state of each part (to be filled in); bytes of a
+    piece and of a checksum. It returns the number of parts that are right.
+    """
+    if not _loops or _loops[0] is None or _loops[0].read is None:
+        return None
+    return partial(_loops[0].read, _functions())
+
+
 def _compile_loops() -> _Loops | None:
     functions = _functions()
     if not all(functions) or (sums := compiled(_sum_loop())) is None:
@@ -102,12 +140,18 @@ def _compile_loops() -> _Loops | None:
     if (write := compiled(_write_loop(sums))) is None:
         return None
     nothing, none, no_runs = np.empty(0, np.int64), np.empty(0, np.uint8), np.empty((0, 3), np.int64)
-    sums(functions, none, nothing, nothing, 1, np.empty(0, SUM))
-    write(functions, 0, none, no_runs, np.empty(0, MARK), np.empty(0, SUM), 1, 1, 0, 0, 0)
-    return _Loops(sums, write)
+    marks, no_sums = np.empty(0, MARK), np.empty(0, SUM)
+    sums(functions, none, nothing, nothing, 1, no_sums)
+    write(functions, 0, none, no_runs, marks, no_sums, 1, 1, 0, 0, 0)
+    read = compiled(_read_loop()) if _NOWAIT else None
+    if read is not None:
+        marks.flags.writeable = no_sums.flags.writeable = False  # as mapped ones
+        parts, states = (nothing, nothing, nothing, none, nothing, none), np.empty(0, np.int8)
+        read(functions, 0, marks, no_sums, np.empty(0, np.bool_), *parts, states, 1, 1)
+    return _Loops(sums, write, read)
 
 
-_SYSTEM = ("pwrite", "fallocate")
+_SYSTEM = ("pwrite", "fallocate", "preadv2", "memcpy")
 
 
 @cache
@@ -183,5 +227,76 @@ def _write_loop(sum_pieces: Any) -> Callable[..., bool]:
                 return False
             piece = last
         return True
+
+    return loop
+
+
+def _read_loop() -> Callable[..., int]:
+    call, nowait = c_call(), _NOWAIT
+    absent, right, damaged, unread = ABSENT, RIGHT, DAMAGED, UNREAD
+
+    def loop(
+        functions: tuple[int, ...],
+        fd: int,
+        marks: npt.NDArray[np.uint16],
+        sums: npt.NDArray[np.uint32],
+        compared: npt.NDArray[np.bool_],
+        pieces: IntArray,
+        within: IntArray,
+        sizes: IntArray,
+        out: Bytes,
+        starts: IntArray,
+        room: Bytes,
+        states: npt.NDArray[np.int8],
+        piece_bytes: int,
+        sum_bytes: int,
+    ) -> int:
+        n_sums, n_right = (piece_bytes + sum_bytes - 1) // sum_bytes, 0
+        targets = np.int64(out.ctypes.data), np.int64(room.ctypes.data)
+        vector = np.empty(2, np.int64)  # as preadv2 takes it: address and bytes
+        for part in range(len(pieces)):
+            piece, low, n_bytes, start = pieces[part], within[part], sizes[part], starts[part]
+            high = low + n_bytes
+            states[part] = unread
+            if piece < 0 or piece >= len(marks) or n_bytes <= 0 or low < 0 or high > piece_bytes:
+                continue
+            if start < 0 or start + n_bytes > len(out):
+                continue
+            mark = marks[piece]
+            if mark % 2 == 0:
+                states[part] = absent
+                continue
+            first, stop, before = low // sum_bytes, (high + sum_bytes - 1) // sum_bytes, piece * n_sums
+            is_known = n_bytes < piece_bytes
+            for number in range(before + first, before + stop):
+                is_known = is_known and compared[number]
+            if not is_known:
+                low, high = first * sum_bytes, min(stop * sum_bytes, piece_bytes)
+            is_direct, n_read = high - low == n_bytes, high - low
+            if not is_direct and n_read > len(room):
+                continue
+            address = targets[0] + start if is_direct else targets[1]
+            vector[0], vector[1] = address, n_read
+            place = piece * piece_bytes + low
+            if call(functions[3], (np.int32(fd), vector.ctypes.data, np.int32(1), place, np.int32(nowait))) != n_read:
+                continue
+            is_right = True
+            if not is_known:
+                for number in range(first, stop):
+                    at = number * sum_bytes
+                    n = min(sum_bytes, piece_bytes - at)
+                    sum_of_memory = np.uint32(call(functions[0], (np.int32(0), address + at - low, n)))
+                    compared[before + number] = sum_of_memory == sums[before + number]
+                    is_right = is_right and compared[before + number]
+            if marks[piece] != mark:
+                states[part] = absent
+            elif not is_right:
+                states[part] = damaged
+            else:
+                if not is_direct:
+                    call(functions[4], (targets[0] + start, address + within[part] - low, n_bytes))
+                states[part] = right
+                n_right += 1
+        return n_right
 
     return loop

@@ -14,15 +14,17 @@ import numpy.typing as npt
 
 from ..options import StagingOptions
 from ..types import IntArray
-from .checksums import SUM, n_sums, sums_of_pieces, write_loop
+from .checksums import ABSENT, DAMAGED, SUM, UNREAD, n_sums, read_loop, sums_of_pieces, write_loop
 from .folder import MirrorFolder
 from .granules import is_present, marks_at, sums_at
 from .mirror_file import ALLOCATED_BYTES, MirrorFile
 
 __all__ = ["DecodedArray", "DecodedMirror", "ReadPieces"]
 
-RESERVED_BYTES, RESERVED_SHARE = 32 << 20, 64
+RESERVED_BYTES, RESERVED_SHARE = 32 << 20, 256
 """Bytes that are reserved in the folder at a time, at most, and at most this part of its limit."""
+
+BLOCK_BYTES = 4096  # of file systems: a chunk that is no multiple of it takes up to one more than its bytes
 
 RETRY = 1.0  # seconds until a folder that cannot be used is tried again
 
@@ -68,10 +70,14 @@ class DecodedMirror(MirrorFile):
         folder: where mirrors are kept; None if that folder cannot be used any more.
         key: name of this version of the array.
         array: the array.
+        leaves_tables: leave the room for the first bytes of mirrors (see ``MirrorFolder.reserve``).
     """
 
-    def __init__(self, folder: MirrorFolder | None, key: str, array: DecodedArray) -> None:
+    def __init__(
+        self, folder: MirrorFolder | None, key: str, array: DecodedArray, *, leaves_tables: bool = True
+    ) -> None:
         super().__init__(folder, key, array.n_chunks * array.chunk_bytes, array.chunk_bytes, array.sum_bytes)
+        self._leaves_tables = leaves_tables
         self._no_room_until = 0.0
         self._lock = threading.Lock()
         self._reserved = 0  # bytes
@@ -112,6 +118,46 @@ class DecodedMirror(MirrorFile):
     def places(self, chunks: IntArray) -> tuple[IntArray, IntArray]:
         """Return where in the file chunks begin, and the bytes of each."""
         return chunks * self._piece_bytes, np.full(len(chunks), self._piece_bytes)
+
+    def read_cached(
+        self,
+        chunks: IntArray,
+        within: IntArray,
+        sizes: IntArray,
+        out: npt.NDArray[np.uint8],
+        starts: IntArray,
+        room: npt.NDArray[np.uint8],
+    ) -> npt.NDArray[np.int8] | None:
+        """Read pieces of chunks that the page cache has, in one call of compiled code.
+
+        Returns the state of each (see ``checksums``), or None if all were read. Without compiled code all are
+        ``UNREAD``. A damaged piece is marked as missing, and ``ABSENT``.
+
+        Args:
+            chunks: the chunk of each piece, shape ``(n,)``.
+            within: where each begins in its chunk, in bytes.
+            sizes: bytes of each.
+            out: memory to read into.
+            starts: position of each in ``out``.
+            room: memory for a piece with what else its checksums are of.
+        """
+        marks, sums, states = self._marks, self._sums, np.full(len(chunks), UNREAD, np.int8)
+        if (loop := read_loop()) is None or not len(marks):
+            return states
+        compared = None
+        with suppress(OSError):  # of the local disk
+            compared = self._compared_now()
+        if compared is None or not len(compared):
+            return states
+        places = (np.ascontiguousarray(numbers) for numbers in (chunks, within, sizes))
+        starts, sizes_of = np.ascontiguousarray(starts), (self._piece_bytes, self._sum_bytes)
+        n_right = loop(self.fd, marks, sums, compared, *places, out, starts, room, states, *sizes_of)
+        if n_right == len(states):
+            return None
+        if (is_damaged := states == DAMAGED).any():
+            self._forget(np.unique(chunks[is_damaged]))
+            states[is_damaged] = ABSENT
+        return states
 
     def read(
         self,
@@ -187,7 +233,7 @@ class DecodedMirror(MirrorFile):
         return is_right
 
     def put(self, chunks: IntArray, out: npt.NDArray[np.uint8], firsts: IntArray) -> int:
-        """Keep decoded chunks if there is room for them; return the bytes that were written.
+        """Keep decoded chunks, or the first of them, as far as there is room; return the bytes that were written.
 
         Args:
             chunks: the chunks, shape ``(n,)``.
@@ -196,7 +242,9 @@ class DecodedMirror(MirrorFile):
         """
         if not self.takes_more or not len(self._marks) or not len(chunks):
             return 0
-        seconds = self._reserve(len(chunks) * self._piece_bytes)
+        room = self._piece_bytes + (self._piece_bytes % BLOCK_BYTES > 0) * BLOCK_BYTES
+        while (seconds := self._reserve(len(chunks) * room)) and len(chunks) > 1:
+            chunks, firsts = chunks[: len(chunks) // 2], firsts[: len(chunks) // 2]
         if not seconds:
             try:
                 return self._put_lacking(chunks, out.data, firsts)
@@ -218,7 +266,7 @@ class DecodedMirror(MirrorFile):
             seconds = 0.0
             if self._reserved < n_bytes:
                 for more in (max(n_bytes, min(RESERVED_BYTES, folder.limit // RESERVED_SHARE)), n_bytes):
-                    seconds = folder.reserve(self.fd, marks_at(self.n_bytes), more)
+                    seconds = folder.reserve(self.fd, marks_at(self.n_bytes), more, leaves_tables=self._leaves_tables)
                     if not seconds:
                         self._reserved += more
                         break

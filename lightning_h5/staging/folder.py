@@ -29,12 +29,13 @@ LOCK, USES, MIRROR = "lock", ".uses", ".mirror"  # a name, and suffixes
 FREE_SHARE = 0.9
 """Share of the free disk space that mirrors may take if no limit is set."""
 
-OVERHEAD, OVERHEAD_SHARE = 64 << 10, 64
-"""What is left of a limit for tables of the file system, which it writes later: bytes, and a 64th part."""
+OVERHEAD, OVERHEAD_SHARE = 64 << 10, 128
+"""What is left of a limit for tables of the file system, which it writes later: bytes, and a 128th part."""
 
 TABLE_BYTES, RESERVED_SHARE = 4 << 20, 32
 """The last 32nd part of a limit is for the first bytes of mirrors, such as tables of files that are opened later: in a
-full folder each read of an object's tables is a request (1,030 instead of 222 for 100 arrays, 2026-11-28)."""
+full folder each read of an object's tables is a request (1,030 instead of 222 for 100 arrays, 2026-11-28). Decoded
+chunks of files that are not staged may have it."""
 
 PATIENCE = 5.0  # seconds to wait for the folder's lock, which is held for milliseconds
 RECOVERY = 30.0  # seconds without writing after an error of the disk, or of the lock
@@ -195,14 +196,24 @@ class MirrorFolder:
             return self.pause(error)
         return 0
 
-    def reserve(self, fd: int, tables: int, n_bytes: int) -> float:
-        """Count room for bytes that are written to a mirror without the lock. See ``write``."""
+    def reserve(self, fd: int, tables: int, n_bytes: int, *, leaves_tables: bool = True) -> float:
+        """Count room for bytes that are written to a mirror without the lock.
+
+        Args:
+            fd: see ``write``.
+            tables: see there.
+            n_bytes: see there.
+            leaves_tables: leave the room for the first bytes of mirrors.
+
+        Returns:
+            See there.
+        """
         try:
             with self._locked() as is_locked:
                 if not is_locked or not self.is_usable:
                     self._no_writes_until = time.monotonic() + RECOVERY
                     return RECOVERY
-                n_bytes_used, seconds = self._room(os.fstat(fd), tables, n_bytes)
+                n_bytes_used, seconds = self._room(os.fstat(fd), tables, n_bytes, leaves_tables=leaves_tables)
                 if not seconds:
                     self._write_count(n_bytes_used + n_bytes)
                 return seconds
@@ -215,18 +226,22 @@ class MirrorFolder:
         self._after_error(error)
         return RECOVERY
 
-    def _room(self, status: os.stat_result, tables: int, n_bytes: int) -> tuple[int, float]:
+    def _room(
+        self, status: os.stat_result, tables: int, n_bytes: int, *, leaves_tables: bool = True
+    ) -> tuple[int, float]:
         """Return the bytes that all mirrors take, and seconds until it is looked again if there is no room for more.
 
         Args:
             status: of the mirror's file.
             tables: where its tables begin.
             n_bytes: bytes to write.
+            leaves_tables: see ``reserve``.
         """
         n_bytes_used, is_unsure = self._read_count()
         n_bytes_used = self._count() if is_unsure else n_bytes_used
         reserved = status.st_blocks * 512 - (status.st_size - tables)
-        limit = self._limit if reserved + n_bytes <= TABLE_BYTES else self._limit - self._limit // RESERVED_SHARE
+        takes_all = not leaves_tables or reserved + n_bytes <= TABLE_BYTES
+        limit = self._limit if takes_all else self._limit - self._limit // RESERVED_SHARE
         if n_bytes_used + n_bytes > limit:
             n_bytes_used, n_mirrors = self._delete_unused(n_bytes, limit)
             if n_bytes_used + n_bytes > limit:

@@ -1,4 +1,4 @@
-"""Checksums of pieces of memory, copies of runs, and writes: the same by compiled code and without it."""
+"""Checksums of pieces of memory, copies of runs, writes and reads: the same by compiled code and without it."""
 
 import ctypes
 import errno
@@ -169,3 +169,181 @@ def test_a_compiled_write_to_a_file_that_cannot_be_written_tells_of_it():
         assert not loop(fd, MEMORY, runs, marks, sums, 10, 4, *places, 1 << 20)
         os.close(fd)
         assert file_of(each) == before
+
+
+# Reads --------------------------------------------------------------------------------------------------------------
+
+PREADV2 = ctypes.CFUNCTYPE(
+    ctypes.c_ssize_t, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_int, ctypes.c_int64, ctypes.c_int
+)
+CRC = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
+N_CHUNKS = 6
+
+
+@st.composite
+def reads(draw):
+    """Sizes of chunks and checksums, which chunks are there, and parts of chunks to read."""
+    chunk_bytes, sum_bytes = draw(st.integers(1, 800)), draw(st.integers(1, 900))
+    there = sorted(draw(st.sets(st.integers(0, N_CHUNKS - 1))))
+    part = st.integers(0, chunk_bytes - 1).flatmap(
+        lambda low: st.tuples(st.integers(0, N_CHUNKS - 1), st.just(low), st.integers(1, chunk_bytes - low))
+    )
+    return chunk_bytes, sum_bytes, there, draw(st.lists(part, min_size=1, max_size=8))
+
+
+@contextmanager
+def filled(chunk_bytes, sum_bytes, there):
+    """A mirror with some of ``N_CHUNKS`` chunks, and their bytes."""
+    memory = MEMORY[: N_CHUNKS * chunk_bytes].copy()
+    with mirror(N_CHUNKS, chunk_bytes, sum_bytes) as each:
+        each.put(np.array(there, np.int64), memory, np.array(there, np.int64) * chunk_bytes)
+        yield each, memory
+
+
+def read_parts(each, parts):
+    """The state of each part that a compiled read returns, and its bytes."""
+    chunks, within, sizes = np.array(parts, np.int64).T
+    starts, out = np.cumsum(sizes) - sizes, np.zeros(int(sizes.sum()), np.uint8)
+    states = each.read_cached(chunks, within, sizes, out, starts, np.empty(each.piece_bytes, np.uint8))
+    states = [checksums.RIGHT] * len(parts) if states is None else states.tolist()
+    return states, [out[at : at + n] for at, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+
+
+def calling(patch, number, function):
+    """Have compiled loops call a function in place of a library's, by its number among those that they call."""
+    functions = list(checksums._functions())
+    functions[number] = ctypes.cast(function, ctypes.c_void_p).value
+    patch.setattr(checksums, "_functions", lambda: tuple(functions))
+
+
+@pytest.fixture(scope="module")
+def compiled_loops():
+    return checksums._compile_loops()
+
+
+@pytest.fixture
+def compiled(monkeypatch, compiled_loops):
+    """Loops are compiled, if that is possible."""
+    monkeypatch.setattr(checksums, "_loops", [compiled_loops])
+
+
+def is_compiled():
+    return checksums.read_loop() is not None
+
+
+@given(reads())
+def test_a_compiled_read_returns_the_parts_that_are_there(case):
+    chunk_bytes, sum_bytes, there, parts = case
+    with filled(chunk_bytes, sum_bytes, there) as (each, memory):
+        for _ in range(2):  # before and after they were compared
+            states, found = read_parts(each, parts)
+            if not is_compiled():
+                assert states == [checksums.UNREAD] * len(parts)
+                return
+            for (chunk, low, n), state, octets in zip(parts, states, found, strict=True):
+                assert state == (checksums.RIGHT if chunk in there else checksums.ABSENT)
+                first = chunk * chunk_bytes + low
+                assert state == checksums.ABSENT or np.array_equal(octets, memory[first : first + n])
+
+
+@given(reads(), st.lists(st.integers(0, N_CHUNKS * 800 - 1), min_size=1, max_size=3))
+def test_a_compiled_read_returns_no_damaged_part(case, places):
+    chunk_bytes, sum_bytes, there, parts = case
+    with filled(chunk_bytes, sum_bytes, there) as (each, memory):
+        read_parts(each, parts)
+        os.utime(each.fd, ns=(0, 0))
+        for place in {place % (N_CHUNKS * chunk_bytes) for place in places}:
+            os.pwrite(each.fd, bytes([int(memory[place]) ^ 255]), place)
+        for (chunk, low, n), state, octets in zip(parts, *read_parts(each, parts), strict=True):
+            first = chunk * chunk_bytes + low
+            assert state != checksums.RIGHT or np.array_equal(octets, memory[first : first + n])
+            assert state != checksums.ABSENT or chunk not in there or not each.has(np.array([chunk]))[0]
+
+
+@given(reads(), st.integers(0, 8), st.booleans())
+def test_parts_that_the_page_cache_lacks_are_left_to_the_caller(case, n_cached, is_short):
+    if not is_compiled():
+        return
+    n_calls, preadv = [0], os.preadv
+
+    def failing(fd, vector, _, place, flags):
+        n_calls[0] += 1
+        if n_calls[0] > n_cached:
+            return vector[1] - 1 if is_short else -1
+        return preadv(fd, [(ctypes.c_char * vector[1]).from_address(vector[0])], place, flags)
+
+    chunk_bytes, sum_bytes, there, parts = case
+    with filled(chunk_bytes, sum_bytes, there) as (each, memory), pytest.MonkeyPatch.context() as patch:
+        function = PREADV2(failing)
+        calling(patch, 3, function)
+        states, found = read_parts(each, parts)
+        n_there = sum(chunk in there for chunk, _, _ in parts)
+        assert states.count(checksums.RIGHT) == min(n_cached, n_there)
+        assert states.count(checksums.UNREAD) == n_there - min(n_cached, n_there)
+        for (chunk, low, n), state, octets in zip(parts, states, found, strict=True):
+            first = chunk * chunk_bytes + low
+            assert state != checksums.RIGHT or np.array_equal(octets, memory[first : first + n])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_chunk_that_went_and_came_while_it_was_read_is_absent():
+    if not is_compiled():
+        return
+    preadv = os.preadv
+
+    def changing(fd, vector, _, place, flags):
+        each._write_marks(1, each._marks[1:2] + np.uint16(2))
+        return preadv(fd, [(ctypes.c_char * vector[1]).from_address(vector[0])], place, flags)
+
+    with filled(100, 10, [0, 1]) as (each, _), pytest.MonkeyPatch.context() as patch:
+        function = PREADV2(changing)
+        calling(patch, 3, function)
+        assert read_parts(each, [(1, 5, 20)])[0] == [checksums.ABSENT]
+        assert read_parts(each, [(0, 5, 20)])[0] == [checksums.RIGHT]
+        assert each.has(np.arange(2)).all()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_checksums_of_a_part_are_computed_once_and_those_of_a_whole_chunk_each_time():
+    if not is_compiled():
+        return
+    n_sums = []
+
+    def counted(_, address, n_bytes):
+        n_sums.append(n_bytes)
+        return zlib.crc32(ctypes.string_at(address, n_bytes))
+
+    with filled(100, 30, [0, 1, 2]) as (each, memory), pytest.MonkeyPatch.context() as patch:
+        function = CRC(counted)
+        calling(patch, 0, function)
+        for parts, expected in (
+            ([(1, 35, 10)], [30]),
+            ([(1, 30, 30)], []),
+            ([(1, 20, 80)], [30, 30, 30, 10]),
+            ([(1, 0, 99), (1, 99, 1)], []),
+            ([(1, 0, 100)], [30, 30, 30, 10]),
+            ([(2, 95, 5)], [10]),
+        ):
+            states, found = read_parts(each, parts)
+            assert states == [checksums.RIGHT] * len(parts)
+            assert n_sums == expected
+            n_sums.clear()
+            for (chunk, low, n), octets in zip(parts, found, strict=True):
+                assert np.array_equal(octets, memory[chunk * 100 + low :][:n])
+
+
+@pytest.mark.parametrize(
+    ("chunk", "low", "n", "start"),
+    [(-1, 0, 5, 0), (6, 0, 5, 0), (0, -1, 5, 0), (0, 96, 5, 0), (0, 0, 0, 0), (0, 0, 5, -1), (0, 0, 5, 7)],
+)
+def test_nothing_outside_of_a_mirror_or_the_memory_is_touched(chunk, low, n, start):
+    with filled(100, 30, range(N_CHUNKS)) as (each, _):
+        out = np.zeros(11, np.uint8)
+        request = (np.array([number]) for number in (chunk, low, n))
+        states = each.read_cached(*request, out, np.array([start]), np.empty(100, np.uint8))
+        assert states.tolist() == [checksums.UNREAD]
+        assert not out.any()
+        states = each.read_cached(
+            *(np.array([number]) for number in (0, 5, 3)), out, np.array([0]), np.empty(4, np.uint8)
+        )
+        assert states.tolist() == [checksums.UNREAD]

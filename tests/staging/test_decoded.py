@@ -1,6 +1,7 @@
 """Decoded chunks on a local disk: the same values, decoded once, whatever happens to the disk or the file."""
 
 import ctypes
+import dataclasses
 import errno
 import logging
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import h5py
@@ -25,10 +27,11 @@ from lightning_h5 import (
     check_files,
 )
 from lightning_h5.datasets import file_dataset
-from lightning_h5.hdf5 import process_pool
+from lightning_h5.hdf5 import ChangeGuard, handles, process_pool
+from lightning_h5.options import StagingOptions
 from lightning_h5.readers import kept_chunks, kept_rows
 from lightning_h5.samples import row_table
-from lightning_h5.staging import DecodedMirror, checksums, decoded, mirror_file
+from lightning_h5.staging import DecodedArray, DecodedMirror, checksums, decoded, folder, mirror_file
 
 ROWS, WIDTH = 240, 500
 rng = np.random.default_rng(0)
@@ -44,10 +47,17 @@ def _small_arrays_are_kept(monkeypatch):
         monkeypatch.setattr(module, "HELD_BYTES", 0)  # they are read in each epoch
 
 
-@pytest.fixture(params=["by chunks", "by rows"])
-def either_way(request, monkeypatch):
+@pytest.fixture(scope="session")
+def compiled_loops():
+    return checksums._compile_loops()
+
+
+@pytest.fixture(params=["by chunks", "by rows", "by rows in compiled code"])
+def either_way(request, monkeypatch, compiled_loops):
     """Chunks are read as a whole, or rows by position, as large ones are."""
-    if request.param == "by rows":
+    is_compiled = request.param == "by rows in compiled code"
+    monkeypatch.setattr(checksums, "_loops", [compiled_loops if is_compiled else None])
+    if request.param != "by chunks":
         monkeypatch.setattr(kept_rows, "LEAST_BYTES", 0)
 
 
@@ -121,6 +131,46 @@ def test_the_cost_of_reading_says_once_all_chunks_are_kept_and_read_by_position(
     assert loader.dataset.cost.is_kept
     monkeypatch.setattr(kept_rows, "LEAST_BYTES", 1 << 60)
     assert not loader.dataset.cost.is_kept
+
+
+def test_rows_of_a_sample_that_are_long_together_are_read_by_position(tmp_path, staging, monkeypatch):
+    offsets = np.append(0, np.full(60, 50).cumsum())
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file.create_group("x")
+        group.create_dataset("data", data=rng.random(3000, dtype="f4"), chunks=(640,), **GZIP)
+        group.create_dataset("indices", data=np.tile(np.arange(50), 60), chunks=(640,), **GZIP)
+        group["indptr"] = offsets
+        group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": (60, 50)})
+    datamodule = LazyH5DataModule(tmp_path / "a.h5", x_key="x", files={"cache_bytes": 1 << 12}, staging=staging)
+    datamodule.setup("fit")
+    loader = datamodule.train_dataloader()
+    list(loader)
+    for n_bytes, is_kept in ((200, True), (201, False), (100, True)):
+        monkeypatch.setattr(kept_rows, "LEAST_BYTES", n_bytes)
+        assert loader.dataset.cost.is_kept == is_kept
+
+
+@pytest.mark.usefixtures("either_way")
+def test_a_chunk_that_is_lost_after_all_were_kept_is_decoded_and_kept_again(path, staging):
+    datamodule = small_cache(path, staging, prefetch_factor=1)  # some of it is left to be read
+    datamodule.setup("fit")
+    loader = datamodule.train_dataloader()
+    n_decoded = []
+    for epoch in range(5):
+        loader.set_epoch(epoch)
+        before, batches = loader.counters.total()["chunks_decoded"], []
+        for batch in loader:
+            if not batches and epoch == 2:
+                assert loader.dataset.cost.is_kept == (kept_rows.LEAST_BYTES == 0)
+                for entry in list(process_pool()._entries.values()):
+                    if isinstance(entry.handle, handles.DecodedFile):
+                        entry.handle.mirror._forget(np.arange(ROWS // 8))
+            batches.append(batch)
+        assert_rows(batches)
+        n_decoded.append(loader.counters.total()["chunks_decoded"] - before)
+    assert n_decoded[0] == ROWS // 8
+    assert [n > 0 for n in n_decoded[1:3]] == [False, True]
+    assert n_decoded[4] == 0
 
 
 def test_orders_are_those_of_a_run_without(path, staging):
@@ -198,6 +248,37 @@ def test_half_of_the_space_keeps_half_of_the_chunks(path, staging):
     n_decoded = [n for batches, n in epochs(small_cache(path, staging), 4) if assert_rows(batches) is None]
     assert all(n_decoded[0] / 4 < n < n_decoded[0] * 3 / 4 for n in n_decoded[1:])
     assert sum(os.stat(each).st_blocks * 512 for each in Path(staging["dir"]).rglob("*")) <= staging["max_bytes"]
+
+
+@pytest.mark.parametrize("leaves_tables", [False, True])
+@pytest.mark.parametrize("chunk_bytes", [16_384, 16_000, 5_000])
+def test_a_full_folder_has_what_fits_into_its_limit(tmp_path, monkeypatch, chunk_bytes, leaves_tables):
+    monkeypatch.setattr(folder, "TABLE_BYTES", 0)
+    limit, n_chunks = 4 << 20, (8 << 20) // chunk_bytes
+    memory = rng.integers(0, 256, 64 * chunk_bytes, dtype=np.uint8)
+    array = DecodedArray(StagingOptions(dir=tmp_path), "an array", n_chunks, chunk_bytes, 4096)
+    with closing(folder.MirrorFolder(str(tmp_path), limit)) as mirrors_of_job:
+        mirror = DecodedMirror(mirrors_of_job, "key", array, leaves_tables=leaves_tables)
+        for every in (64, 1):  # chunks of a put
+            order = rng.permutation(n_chunks)
+            for at in range(0, n_chunks, every):
+                mirror._no_room_until = 0.0
+                chunks = np.sort(order[at : at + every])
+                mirror.put(chunks, memory, np.arange(len(chunks)) * chunk_bytes)
+        assert mirrors_of_job.used() <= limit
+        overhead = limit // 128 + leaves_tables * limit // 32
+        most = limit - overhead
+        assert most * 0.95 - (64 << 10) - 2 * 4096 - chunk_bytes < mirrors_of_job.used() <= most
+        mirror.drop()
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_decoded_chunks_leave_room_for_tables_if_their_file_is_staged(path, tmp_path, monkeypatch, is_staged):
+    found, options = [], StagingOptions(dir=tmp_path)
+    monkeypatch.setattr(handles, "DecodedMirror", lambda *_, leaves_tables: found.append(leaves_tables))
+    guard = dataclasses.replace(ChangeGuard.of(str(path)), staging=options if is_staged else None)
+    handles.DecodedFile(str(path), guard, DecodedArray(options, "an array", 1, 1, 1))
+    assert found == [is_staged]
 
 
 def test_setup_says_what_is_kept(path, make_h5, staging, caplog):
@@ -302,6 +383,7 @@ def test_pieces_are_compared_once_for_some_time(path, staging, monkeypatch, seco
         n_compared.append(len(starts))
         return sums_of_pieces(memory, starts, *rest)
 
+    monkeypatch.setattr(checksums, "_loops", [None])  # the compiled loop calls another function
     monkeypatch.setattr(decoded, "sums_of_pieces", counted)
     for number, (batches, _) in enumerate(epochs(small_cache(path, staging), 4)):
         assert_rows(batches)
@@ -455,6 +537,7 @@ def test_a_local_file_that_cannot_be_read_costs_speed_alone(path, staging, monke
     def fails(*_):
         raise OSError(errno.EIO, "broken")
 
+    monkeypatch.setattr(checksums, "_loops", [None])  # the compiled loop leaves to it what cannot be read
     monkeypatch.setattr(kept_chunks, "read_pieces", fails)
     ((batches, n_decoded),) = epochs(small_cache(path, staging), 1)
     assert_rows(batches)
@@ -481,9 +564,12 @@ from lightning_h5.datasets import H5LazyDataset, file_dataset
 from lightning_h5.hdf5.handles import DecodedFile, process_pool
 from lightning_h5.readers import kept_chunks, kept_rows
 from lightning_h5.samples import row_table
+from lightning_h5.staging import compile_sums
 file_dataset.HELD_BYTES = row_table.HELD_BYTES = kept_chunks.MIN_BYTES = 0
 rng = np.random.default_rng(int(sys.argv[1]))
 kept_rows.LEAST_BYTES = 0 if rng.integers(2) else 1 << 60
+if rng.integers(2):
+    compile_sums()
 with h5py.File({file!r}) as file:
     values = file["x"][:]
 dataset = H5LazyDataset({file!r}, "x", files={{"staging": {staging!r}, "cache_bytes": 9 * 8 * {width} * 4}})
