@@ -7,10 +7,10 @@ runs as on 1, 2, 4 ... cores, with threads whose decoding is a sleep of as many 
 Everything else is real: order, tasks, copies of rows into batches, labels, and the lock for which all threads compete.
 Real decoding on the cores there are shows how far the simulation can be trusted.
 
-Copies of rows into batches are simulated in two ways. "Simulated" rates have real copies, which share the cores of this
-machine: two cores copy about as many bytes as 16 cores decode, so more cores would be faster than simulated. In rates
-"with copies" a copy is a sleep too, as long as it takes one core here, and occupies one of the simulated cores. They
-show the ceiling that the interpreter's lock sets, if the memory is fast enough for all cores.
+Copies of rows into batches are measured in two ways. "Simulated" rates have real copies, which share the cores of this
+machine: two cores copy about as many bytes as 16 cores decode. In rates "with copies" a copy is a sleep too, as long as
+it takes one core here, and begins once one of the simulated cores is free: a core that decodes is busy for up to 4 MiB,
+longer than a scheduler would let a copy wait, so this rate can be the lower one.
 
 Settings are the defaults, except for a smaller `shuffle.buffer` that allows smaller files. A rate is of a whole epoch,
 from the start of the iteration to its last batch. Epochs with 8 cores or more read four times as many rows: in an epoch
