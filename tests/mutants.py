@@ -592,6 +592,13 @@ MUTANTS = [
         ("tests/readers/test_chunk_cache.py",),
     ),
     Mutant(
+        "a task of a large team takes the room of all threads",
+        "readers/chunk_cache.py",
+        "len(cache) // ROOM_AHEAD // n_sharing",
+        "len(cache) // ROOM_AHEAD",
+        ("tests/readers/test_chunk_cache.py",),
+    ),
+    Mutant(
         "samples that a transform refused count as rows of their source",
         "datasets/base.py",
         "self._count_finished(numbers)",

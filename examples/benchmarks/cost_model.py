@@ -3,10 +3,19 @@
     python examples/benchmarks/cost_model.py [--cores 1 2 4 8 16 32 64] [--json FILE]
 
 Simulates cores that this machine lacks. First, one core decodes, which gives the seconds of a chunk. Then the loader
-runs with 1, 2, 4 ... threads whose decoding is a sleep of as many seconds: it takes no core and holds no lock.
+runs as on 1, 2, 4 ... cores, with threads whose decoding is a sleep of as many seconds: it takes no core and no lock.
 Everything else is real: order, tasks, copies of rows into batches, labels, and the lock for which all threads compete.
-Real decoding on the cores there are shows how far the simulation can be trusted. Copies share the cores of this
-machine, so more cores would be faster than simulated, not slower.
+Real decoding on the cores there are shows how far the simulation can be trusted.
+
+Copies of rows into batches are measured in two ways. "Simulated" rates have real copies, which share the cores of this
+machine: two cores copy about as many bytes as 16 cores decode. In rates "with copies" a copy is a sleep too, as long as
+it takes one core here, and begins once one of the simulated cores is free: a core that decodes is busy for up to 4 MiB,
+longer than a scheduler would let a copy wait, so this rate can be the lower one.
+
+Settings are the defaults, except for a smaller `shuffle.buffer` that allows smaller files. A rate is of a whole epoch,
+from the start of the iteration to its last batch. Epochs with 8 cores or more read four times as many rows: in an epoch
+of 0.1 s, decoding the rows that are mixed first is a large part. The time until the first batch is printed beside the
+rates.
 
 The model that the documentation gives: rows a second are cores x the rows of one core, up to a ceiling.
 """
@@ -20,27 +29,28 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from time import perf_counter, sleep, thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 from common import add_outputs, environment, setting_of, write_outputs
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.readers import thread_pool
+from lightning_h5.readers import copies, thread_pool
 from lightning_h5.readers.filters import compiled
 from lightning_h5.readers.filters.pipeline import ChunksRead
 
-BATCH_SIZE, MEMORY = 64, "128 MiB"
+BATCH_SIZE, BUFFER = 64, "128 MiB"
+MANY_CORES, TIMES = 8, 4
 CASES = {
     "images": ((32, 3, 64, 64), "u1", False),
     "signals": ((32, 4, 1024), "f4", True),
     "large images": ((8, 3, 224, 224), "u1", False),
 }
-DECODE = compiled.ChunkLoop.__call__
+DECODE, COPY = compiled.ChunkLoop.__call__, copies.Copy.__call__
 
 
 def write(path: str, chunk: tuple[int, ...], dtype: str, is_shuffled: bool, n_bytes: int) -> int:
@@ -63,74 +73,113 @@ def write(path: str, chunk: tuple[int, ...], dtype: str, is_shuffled: bool, n_by
     return shape[0]
 
 
-def epoch_rate(path: str, n_threads: int) -> float:
-    """Return rows a second of an epoch with so many threads that decode."""
-    thread_pool.MAX_THREADS = n_threads
-    thread_pool.cores_of_a_rank = lambda: n_threads  # type: ignore[attr-defined]
-    options = {"shuffle": {"buffer": MEMORY}, "files": {"cache_bytes": MEMORY}}
-    module = LazyH5DataModule(path, x_key="x", y_key="y", batch_size=BATCH_SIZE, **options)
+class Epoch(NamedTuple):
+    """An epoch that was read.
+
+    Attributes:
+        rate: rows a second.
+        first: seconds until the first batch.
+    """
+
+    rate: float
+    first: float
+
+
+def read_epoch(path: str, n_cores: int) -> Epoch:
+    """Read an epoch as on a number of cores: with a thread for each, up to the limit of a process."""
+    thread_pool.cores_of_a_rank = lambda: n_cores  # type: ignore[attr-defined]
+    module = LazyH5DataModule(path, x_key="x", y_key="y", batch_size=BATCH_SIZE, shuffle={"buffer": BUFFER})
     module.setup("fit")
-    loader, n = module.train_dataloader(), 0
+    loader = module.train_dataloader()
     began = perf_counter()
-    for x, _ in loader:
-        n += len(x)
+    batches = iter(loader)
+    n_rows = len(next(batches)[0])
+    first = perf_counter() - began
+    n_rows += sum(len(x) for x, _ in batches)
     seconds = perf_counter() - began
     module.teardown("fit")
-    return n / seconds
+    return Epoch(n_rows / seconds, first)
 
 
 class Clock:
-    """Counts the processor time of decoding."""
+    """Counts the processor time of a function, and the items that it works on.
 
-    def __init__(self) -> None:
-        self.seconds, self.n_chunks, self._lock = 0.0, 0, threading.Lock()
+    Args:
+        function: decodes or copies.
+        which: place of the argument with an entry for each item.
+    """
 
-    def __call__(self, loop: Any, fd: int, offsets: Any, *others: Any) -> Any:
-        """Decode chunks, and count."""
+    def __init__(self, function: Callable[..., Any], which: int) -> None:
+        self._function, self._which = function, which
+        self._seconds, self._n_items, self._lock = 0.0, 0, threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function, and count."""
         began = thread_time()
-        found = DECODE(loop, fd, offsets, *others)
+        result = self._function(*args)
         with self._lock:
-            self.seconds += thread_time() - began
-            self.n_chunks += len(offsets)
-        return found
+            self._seconds += thread_time() - began
+            self._n_items += len(args[self._which])
+        return result
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of an item."""
+        return self._seconds / self._n_items
 
 
 @contextmanager
-def decoding_is(function: Callable[..., Any]) -> Iterator[None]:
-    """Have another function decode chunks."""
-    compiled.ChunkLoop.__call__ = function  # type: ignore[method-assign]
+def replaced(owner: type, function: Callable[..., Any]) -> Iterator[None]:
+    """Have another function called instead of the objects of a class."""
+    own = owner.__call__
+    owner.__call__ = lambda *args: function(*args)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        compiled.ChunkLoop.__call__ = DECODE  # type: ignore[method-assign]
+        owner.__call__ = own  # type: ignore[method-assign]
 
 
-class Sleeps:
-    """Takes as long as decoding on one of some cores, without a core."""
+def processor_times(path: str) -> tuple[float, float]:
+    """Return the seconds in which one core decodes a chunk, and copies a row."""
+    decoding, copying = Clock(DECODE, 2), Clock(COPY, 2)
+    with replaced(compiled.ChunkLoop, decoding), replaced(copies.Copy, copying):
+        read_epoch(path, 1)
+    return decoding.seconds, copying.seconds
 
-    def __init__(self, seconds: float, n_cores: int) -> None:
-        self.seconds, self.cores = seconds, threading.Semaphore(n_cores)
 
-    def __call__(self, offsets: Any) -> ChunksRead:
-        """Sleep for chunks, which follow each other in one call."""
-        with self.cores:
-            sleep(self.seconds * len(offsets))
+def simulated(path: str, n_cores: int, seconds: float, copy_seconds: float | None = None) -> Epoch:
+    """Read an epoch with cores that sleep instead of working.
+
+    Args:
+        path: the file.
+        n_cores: number of cores.
+        seconds: time to decode a chunk.
+        copy_seconds: time to copy a row; None copies rows.
+    """
+    cores = threading.Semaphore(n_cores)
+
+    def decode(loop: Any, fd: int, offsets: Any, *others: Any) -> ChunksRead:
+        with cores:
+            sleep(seconds * len(offsets))
         return ChunksRead(0.0, are_cached=True)
 
+    def copy(rows_copy: Any, rows: Any, places: Any, *others: Any) -> None:
+        with cores:
+            sleep((copy_seconds or 0.0) * len(places))
 
-def simulated_rate(path: str, n_cores: int, seconds: float) -> float:
-    """Return rows a second if decoding a chunk takes so long on each of some cores."""
-    sleeps = Sleeps(seconds, n_cores)
-    with decoding_is(lambda loop, fd, offsets, *others: sleeps(offsets)):
-        return epoch_rate(path, n_cores)
+    with ExitStack() as stack:
+        stack.enter_context(replaced(compiled.ChunkLoop, decode))
+        if copy_seconds is not None:
+            stack.enter_context(replaced(copies.Copy, copy))
+        return read_epoch(path, n_cores)
 
 
-def real_rate(path: str, n_cores: int) -> float:
-    """Return rows a second on some cores of this machine."""
+def real(path: str, n_cores: int) -> Epoch:
+    """Read an epoch on some cores of this machine."""
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(mine)[:n_cores])  # of this thread, and of those that it starts
     try:
-        return epoch_rate(path, n_cores)
+        return read_epoch(path, n_cores)
     finally:
         os.sched_setaffinity(0, mine)
 
@@ -138,22 +187,23 @@ def real_rate(path: str, n_cores: int) -> float:
 def run(name: str, cores: list[int], n_rounds: int, n_bytes: int) -> dict[str, Any]:
     """Measure a kind of rows."""
     with tempfile.TemporaryDirectory() as folder:
-        n_rows = write(path := f"{folder}/rows.h5", *CASES[name], n_bytes)
-        clock, here = Clock(), len(os.sched_getaffinity(0))
-        epoch_rate(path, 1)  # compiles
-        with decoding_is(lambda *args: clock(*args)):
-            epoch_rate(path, 1)
-        seconds = clock.seconds / clock.n_chunks
-        rates: dict[str, dict[int, list[float]]] = {"real": {}, "simulated": {}}
+        n_rows = write(few := f"{folder}/few.h5", *CASES[name], n_bytes)
+        write(many := f"{folder}/many.h5", *CASES[name], n_bytes * TIMES if max(cores) >= MANY_CORES else 0)
+        read_epoch(few, 1)  # compiles
+        seconds, copy_seconds = processor_times(few)
+        epochs: dict[str, dict[int, list[Epoch]]] = {"real": {}, "simulated": {}, "with_copies": {}}
         for _ in range(n_rounds):
-            for k in range(1, here + 1):
-                rates["real"].setdefault(k, []).append(real_rate(path, k))
+            for k in range(1, len(os.sched_getaffinity(0)) + 1):
+                epochs["real"].setdefault(k, []).append(real(few, k))
             for k in cores:
-                rates["simulated"].setdefault(k, []).append(simulated_rate(path, k, seconds))
-    found = {which: {k: median(each) for k, each in by_cores.items()} for which, by_cores in rates.items()}
+                path = many if k >= MANY_CORES else few
+                epochs["simulated"].setdefault(k, []).append(simulated(path, k, seconds))
+                epochs["with_copies"].setdefault(k, []).append(simulated(path, k, seconds, copy_seconds))
+    rates = {which: {k: median(e.rate for e in of_k) for k, of_k in by_k.items()} for which, by_k in epochs.items()}
+    first = {k: median(epoch.first for epoch in of_k) for k, of_k in epochs["simulated"].items()}
     row_bytes = int(np.prod(CASES[name][0][1:])) * np.dtype(CASES[name][1]).itemsize
-    decoded = CASES[name][0][0] / seconds
-    return {"rows": n_rows, "row_bytes": row_bytes, "decoded": decoded, **found}
+    about = {"rows": n_rows, "row_bytes": row_bytes, "decoded": CASES[name][0][0] / seconds, "copied": 1 / copy_seconds}
+    return about | rates | {"first": first}
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -180,7 +230,12 @@ def main() -> None:
     parser.add_argument("--cores", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mib", type=int, default=1024, help="decoded size of each file (default: %(default)s)")
+    parser.add_argument(
+        "--mib",
+        type=int,
+        default=512,
+        help="decoded size of each file, 256 or more; with many cores four times as much (default: %(default)s)",
+    )
     add_outputs(parser)
     given = parser.parse_args()
     logging.getLogger("lightning_h5").setLevel(logging.ERROR)
@@ -188,12 +243,13 @@ def main() -> None:
     for name in given.cases:
         results[name] = found = run(name, given.cores, given.rounds, given.mib << 20)
         print(f"\n{name}, {found['row_bytes']:,} bytes a row")
-        print(f"  one core decodes     {found['decoded']:12,.0f} rows/s")
+        print(f"  one core decodes     {found['decoded']:12,.0f} rows/s, copies {found['copied']:,.0f}")
         for n, rate in found["real"].items():
             print(f"  {n:3} cores, real      {rate:12,.0f} rows/s")
         for n, rate in found["simulated"].items():
-            part = rate / (n * found["decoded"])
-            print(f"  {n:3} cores, simulated {rate:12,.0f} rows/s   {part:.2f} of {n} x one core's decoding")
+            part, with_copies = rate / (n * found["decoded"]), found["with_copies"][n] / (n * found["decoded"])
+            text = f"{part:.2f} of {n} x one core's decoding, {with_copies:.2f} with copies; first batch"
+            print(f"  {n:3} cores, simulated {rate:12,.0f} rows/s   {text} {found['first'][n] * 1e3:.0f} ms")
     written = {"environment": environment(), "results": results}
     write_outputs(given, written, page)
 

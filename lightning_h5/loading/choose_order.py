@@ -14,6 +14,7 @@ from ..datasets import RowDataset
 from ..memory import FREE_SHARE
 from ..options import ShuffleOptions
 from ..order import EpochRecipe, MixtureRecipe, Mode
+from ..readers import ROOM_AHEAD
 from ..sizes import bytes_text
 
 __all__ = [
@@ -32,9 +33,6 @@ FEW_BLOCKS = 32
 
 LARGE_ROW = 512 << 10
 """Bytes of a row from which single rows are read as fast as runs of rows."""
-
-ROOM_AHEAD = 4
-"""One in this number of the blocks that fit ``shuffle.buffer``, and at least one, is reserved for decoding ahead."""
 
 
 class Order(NamedTuple):

@@ -29,7 +29,7 @@ from ..datasets import (
 from ..errors import MAX_LETTERS, H5Error
 from ..options import ShuffleOptions
 from ..order import EpochPlan, OrderParameters, Passes, PlanSampler, Position, Progress
-from ..readers import LARGE_TEAM, TASK_BYTES, team_size
+from ..readers import LARGE_TEAM, MOST_TOGETHER, TASK_BYTES, team_size
 from ..types import BatchToken, Identity, cached_property
 from .accumulation import LoopRecord
 from .batch_sampler import RowsOfBatches, TokenBatchSampler
@@ -555,7 +555,8 @@ class H5DataLoader(DataLoader[Any]):
         team = max(2 if is_on_device else 1, team_size()) if cost.rows_per_chunk else 0
         rows_ahead = 2 * cost.rows_per_chunk
         if team >= LARGE_TEAM:
-            rows_ahead = TASKS_AHEAD * team * max(cost.rows_per_chunk, TASK_BYTES // max(1, cost.row_bytes))
+            task_bytes = MOST_TOGETHER * TASK_BYTES
+            rows_ahead = TASKS_AHEAD * team * max(cost.rows_per_chunk, task_bytes // max(1, cost.row_bytes))
         n_ahead = -(-rows_ahead // self.sampler.mean_rows)
         if is_on_device:  # as many chunks as there is room for, so that many are decoded together
             n_ahead = MAX_LOOKAHEAD

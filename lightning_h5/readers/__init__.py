@@ -5,6 +5,7 @@ from .block_map import BlockMap, Boxes, RowGrid
 from .block_memory import BlockMemory
 from .block_sources import TASK_BYTES, BlockSource, Change, CopyChange, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
+from .chunk_cache import MOST_TOGETHER, ROOM_AHEAD
 from .chunk_loader import ChunkLoader
 from .chunked import ChunkedReader
 from .codecs import (
@@ -39,6 +40,8 @@ from .thread_pool import LARGE_TEAM, TaskQueue, team_size, usable_cores
 __all__ = [
     "LARGE_TEAM",
     "MIN_COMPILED",
+    "MOST_TOGETHER",
+    "ROOM_AHEAD",
     "TASK_BYTES",
     "ArrayTarget",
     "BegunRead",

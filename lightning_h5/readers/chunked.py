@@ -392,13 +392,14 @@ class ChunkedReader:
 
     def _make_tasks(self, cache: ChunkCache, blocks: IntArray, slots: IntArray) -> list[partial[None]]:
         tasks: list[partial[None]] = []
+        n_sharing = self._work.n_sharing
         if len(self._sources) == 1:
-            return load_tasks(cache, self._sources[0], blocks, slots)
+            return load_tasks(cache, self._sources[0], blocks, slots, n_sharing)
         files = self._file_of(blocks)
         for file in np.unique(files).tolist():
             is_in_file = files == file
             numbers = blocks[is_in_file] - self.map.first_block[file]
-            tasks += load_tasks(cache, self._sources[file], numbers, slots[is_in_file])
+            tasks += load_tasks(cache, self._sources[file], numbers, slots[is_in_file], n_sharing)
         return tasks
 
     def note_read(self, cache: ChunkCache, blocks: IntArray, counts: IntArray, epoch: int) -> npt.NDArray[np.bool_]:

@@ -66,6 +66,14 @@ class TaskQueue:
         """Whether the team decodes faster if reads leave all tasks to it (see ``LARGE_TEAM``)."""
         return self._team >= LARGE_TEAM
 
+    @property
+    def n_sharing(self) -> int:
+        """Threads of a large team, which share room for large tasks; 0 if tasks should be small.
+
+        Reads that wait for a disk or a server stay small, since more of them are under way then.
+        """
+        return 0 if self._team < LARGE_TEAM or self.pace.is_slow else self._team
+
     def start_team(self, n_threads: int) -> list[EndingThread]:
         """Start threads that run tasks until ``end_team``; fewer, or none, if the system allows no more."""
         # The threads must not reference this object's owner, or it would never be collected.

@@ -271,7 +271,7 @@ def test_what_limits_reading(run_alone, tmp_path):
 
 @pytest.mark.wide
 def test_more_cores_than_there_are(run_alone, tmp_path):
-    options = ["--cores", 1, 8, "--rounds", 1, "--mib", 192, "--cases", "images", "--json", tmp_path / "out.json"]
+    options = ["--cores", 1, 8, "--rounds", 1, "--mib", 256, "--cases", "images", "--json", tmp_path / "out.json"]
     run_alone(BENCHMARKS / "cost_model.py", *options)
     images = json.loads((tmp_path / "out.json").read_text())["results"]["images"]
     assert 1.5 * images["simulated"]["1"] < images["simulated"]["8"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 from tiers import examples
 
-from lightning_h5.readers.chunk_cache import ChunkCache, _Stack
+from lightning_h5.readers.chunk_cache import MOST_TOGETHER, ROOM_AHEAD, ChunkCache, _Stack, load_tasks
 
 SLOT_ROWS, ROW_SHAPE = 2, (3,)
 
@@ -404,3 +404,38 @@ def test_a_read_that_was_interrupted_waits_no_more(monkeypatch):
         pool.wait(held)
     pool.finish_task(held.held)  # would release a lock that has no release
     assert pool.is_loaded(held)
+
+
+class Parts:
+    """A source of blocks that only notes what it was asked for."""
+
+    def __init__(self, n_parts, parts_together):
+        self.n_parts, self.parts_together, self.rows_per_block = n_parts, parts_together, SLOT_ROWS
+        self.loaded = []
+
+    def load(self, blocks, parts, memory):
+        self.loaded.append([(block, part) for block in blocks for part in parts])
+
+
+@given(
+    n_blocks=st.integers(0, 30),
+    n_parts=st.integers(1, 5),
+    parts_together=st.integers(1, 12),
+    n_sharing=st.integers(0, 9),
+    n_slots=st.integers(30, 200),
+)
+def test_tasks_of_any_size_load_each_part_of_each_block_once(n_blocks, n_parts, parts_together, n_sharing, n_slots):
+    """Only tasks of several whole blocks grow, as far as each thread has room for one."""
+    pool, source = make_pool(60, n_slots), Parts(n_parts, parts_together)
+    blocks = np.random.default_rng(n_blocks).permutation(60)[:n_blocks]
+    held = lease(pool, blocks, -(-n_parts // parts_together))
+    for task in load_tasks(pool, source, blocks, held.slots, n_sharing):
+        task()
+    loaded = [piece for pieces in source.loaded for piece in pieces]
+    assert sorted(loaded) == [(block, part) for block in sorted(blocks.tolist()) for part in range(n_parts)]
+    assert pool.is_loaded(held)
+    n_together = max(1, parts_together // n_parts)
+    if n_together > 1 and n_sharing:
+        n_together = max(n_together, min(MOST_TOGETHER * n_together, n_slots // ROOM_AHEAD // n_sharing))
+    n_tasks = -(-n_blocks // n_together) * max(1, -(-n_parts // parts_together))
+    assert len(source.loaded) == n_tasks

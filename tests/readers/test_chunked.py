@@ -26,7 +26,7 @@ from tiers import examples
 
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import process_pool
-from lightning_h5.readers import TaskQueue, chunked, open_chunked
+from lightning_h5.readers import LARGE_TEAM, TaskQueue, chunked, open_chunked
 
 DTYPES = [("i4", ">i4"), ("f8", ">f8"), ("u1", "u1"), ("f2", ">f2"), ("c8", ">c8"), ("?", "?"), ("i8", ">i8")]
 AXES = [(), (3,), (5, 2), (1,), (2, 1, 3)]
@@ -76,10 +76,14 @@ def task_bytes(monkeypatch):
 
 @pytest.mark.wide
 @given(
-    data=st.data(), n_bytes=TASKS, n_blocks=POOLS, retain=st.sampled_from([None, True, False]), has_team=st.booleans()
+    data=st.data(),
+    n_bytes=TASKS,
+    n_blocks=POOLS,
+    retain=st.sampled_from([None, True, False]),
+    n_team=st.sampled_from([0, 2, LARGE_TEAM]),
 )
 @settings(max_examples=examples(120))
-def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data, n_bytes, n_blocks, retain, has_team):
+def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data, n_bytes, n_blocks, retain, n_team):
     """Any reads, ahead of time or not, planned or not, with the memory given back between them."""
     task_bytes(n_bytes)
     layouts, values = write(make_h5, data.draw(several_files()))
@@ -92,7 +96,7 @@ def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data
         st.sampled_from([None, None, 0, 1]),
     )
     drawn = data.draw(st.lists(steps, max_size=12))  # before threads are started: drawing may break the example off
-    team = work.start_team(2) if has_team else []
+    team = work.start_team(n_team)
     for what, rows, epoch in drawn:
         rows = np.array(rows, dtype=np.int64)
         if what == "read":

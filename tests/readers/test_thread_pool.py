@@ -10,7 +10,8 @@ from factories import in_threads, run_forked
 from guards import HANG, wait_until
 
 from lightning_h5.cores import share_cores
-from lightning_h5.readers import TaskQueue, usable_cores
+from lightning_h5.readers import LARGE_TEAM, TaskQueue, usable_cores
+from lightning_h5.readers.pace import ReadPace
 
 
 def test_tasks_are_done_in_the_order_they_were_put():
@@ -57,6 +58,23 @@ def test_helping_never_takes_the_end_from_a_team():
         while work.help():
             pass
     assert len(done) == 30 * 3 * 10
+
+
+def test_only_a_large_team_without_slow_reads_makes_use_of_large_tasks():
+    for n_team in (0, LARGE_TEAM - 1, LARGE_TEAM):
+        work = TaskQueue()
+        work.start_team(n_team)
+        assert work.n_sharing == (n_team if n_team == LARGE_TEAM else 0)
+        work.pace = Slow()
+        assert work.n_sharing == 0, "more reads are under way if each waits alone"
+        work.end_team(n_team)
+        work.wait_for_ends()
+
+
+class Slow(ReadPace):
+    """The pace of reads from a slow disk."""
+
+    is_slow = True
 
 
 def test_forgetting_tasks_does_not_forget_that_a_team_was_ended():
