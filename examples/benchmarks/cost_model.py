@@ -5,12 +5,8 @@
 Simulates cores that this machine lacks. First, one core decodes, which gives the seconds of a chunk. Then the loader
 runs as on 1, 2, 4 ... cores, with threads whose decoding is a sleep of as many seconds: it takes no core and no lock.
 Everything else is real: order, tasks, copies of rows into batches, labels, and the lock for which all threads compete.
-Real decoding on the cores there are shows how far the simulation can be trusted.
-
-Copies of rows into batches are measured in two ways. "Simulated" rates have real copies, which share the cores of this
-machine: two cores copy about as many bytes as 16 cores decode. In rates "with copies" a copy is a sleep too, as long as
-it takes one core here, and begins once one of the simulated cores is free: a core that decodes is busy for up to 4 MiB,
-longer than a scheduler would let a copy wait, so this rate can be the lower one.
+Real decoding on the cores there are shows how far the simulation can be trusted. Copies share the cores of this
+machine, two of which copy about as many bytes as 16 decode: more cores would be faster than simulated, not slower.
 
 Settings are the defaults, except for a smaller `shuffle.buffer` that allows smaller files. A rate is of a whole epoch,
 from the start of the iteration to its last batch. Epochs with 8 cores or more read four times as many rows: in an epoch
@@ -29,7 +25,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter, sleep, thread_time
 from typing import Any, NamedTuple
@@ -39,7 +35,7 @@ import numpy as np
 from common import add_outputs, environment, setting_of, write_outputs
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.readers import copies, thread_pool
+from lightning_h5.readers import thread_pool
 from lightning_h5.readers.filters import compiled
 from lightning_h5.readers.filters.pipeline import ChunksRead
 
@@ -50,7 +46,7 @@ CASES = {
     "signals": ((32, 4, 1024), "f4", True),
     "large images": ((8, 3, 224, 224), "u1", False),
 }
-DECODE, COPY = compiled.ChunkLoop.__call__, copies.Copy.__call__
+DECODE = compiled.ChunkLoop.__call__
 
 
 def write(path: str, chunk: tuple[int, ...], dtype: str, is_shuffled: bool, n_bytes: int) -> int:
@@ -102,60 +98,38 @@ def read_epoch(path: str, n_cores: int) -> Epoch:
 
 
 class Clock:
-    """Counts the processor time of a function, and the items that it works on.
+    """Counts the processor time of decoding."""
 
-    Args:
-        function: decodes or copies.
-        which: place of the argument with an entry for each item.
-    """
+    def __init__(self) -> None:
+        self._seconds, self._n_chunks, self._lock = 0.0, 0, threading.Lock()
 
-    def __init__(self, function: Callable[..., Any], which: int) -> None:
-        self._function, self._which = function, which
-        self._seconds, self._n_items, self._lock = 0.0, 0, threading.Lock()
-
-    def __call__(self, *args: Any) -> Any:
-        """Call the function, and count."""
+    def __call__(self, loop: Any, fd: int, offsets: Any, *others: Any) -> Any:
+        """Decode chunks, and count."""
         began = thread_time()
-        result = self._function(*args)
+        found = DECODE(loop, fd, offsets, *others)
         with self._lock:
             self._seconds += thread_time() - began
-            self._n_items += len(args[self._which])
-        return result
+            self._n_chunks += len(offsets)
+        return found
 
     @property
     def seconds(self) -> float:
-        """Processor time of an item."""
-        return self._seconds / self._n_items
+        """Processor time of a chunk."""
+        return self._seconds / self._n_chunks
 
 
 @contextmanager
-def replaced(owner: type, function: Callable[..., Any]) -> Iterator[None]:
-    """Have another function called instead of the objects of a class."""
-    own = owner.__call__
-    owner.__call__ = lambda *args: function(*args)  # type: ignore[method-assign]
+def decoding_is(function: Callable[..., Any]) -> Iterator[None]:
+    """Have another function decode chunks."""
+    compiled.ChunkLoop.__call__ = lambda *args: function(*args)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        owner.__call__ = own  # type: ignore[method-assign]
+        compiled.ChunkLoop.__call__ = DECODE  # type: ignore[method-assign]
 
 
-def processor_times(path: str) -> tuple[float, float]:
-    """Return the seconds in which one core decodes a chunk, and copies a row."""
-    decoding, copying = Clock(DECODE, 2), Clock(COPY, 2)
-    with replaced(compiled.ChunkLoop, decoding), replaced(copies.Copy, copying):
-        read_epoch(path, 1)
-    return decoding.seconds, copying.seconds
-
-
-def simulated(path: str, n_cores: int, seconds: float, copy_seconds: float | None = None) -> Epoch:
-    """Read an epoch with cores that sleep instead of working.
-
-    Args:
-        path: the file.
-        n_cores: number of cores.
-        seconds: time to decode a chunk.
-        copy_seconds: time to copy a row; None copies rows.
-    """
+def simulated(path: str, n_cores: int, seconds: float) -> Epoch:
+    """Read an epoch with cores that sleep for as long as decoding takes."""
     cores = threading.Semaphore(n_cores)
 
     def decode(loop: Any, fd: int, offsets: Any, *others: Any) -> ChunksRead:
@@ -163,14 +137,7 @@ def simulated(path: str, n_cores: int, seconds: float, copy_seconds: float | Non
             sleep(seconds * len(offsets))
         return ChunksRead(0.0, are_cached=True)
 
-    def copy(rows_copy: Any, rows: Any, places: Any, *others: Any) -> None:
-        with cores:
-            sleep((copy_seconds or 0.0) * len(places))
-
-    with ExitStack() as stack:
-        stack.enter_context(replaced(compiled.ChunkLoop, decode))
-        if copy_seconds is not None:
-            stack.enter_context(replaced(copies.Copy, copy))
+    with decoding_is(decode):
         return read_epoch(path, n_cores)
 
 
@@ -190,19 +157,19 @@ def run(name: str, cores: list[int], n_rounds: int, n_bytes: int) -> dict[str, A
         n_rows = write(few := f"{folder}/few.h5", *CASES[name], n_bytes)
         write(many := f"{folder}/many.h5", *CASES[name], n_bytes * TIMES if max(cores) >= MANY_CORES else 0)
         read_epoch(few, 1)  # compiles
-        seconds, copy_seconds = processor_times(few)
-        epochs: dict[str, dict[int, list[Epoch]]] = {"real": {}, "simulated": {}, "with_copies": {}}
+        with decoding_is(clock := Clock()):
+            read_epoch(few, 1)
+        epochs: dict[str, dict[int, list[Epoch]]] = {"real": {}, "simulated": {}}
         for _ in range(n_rounds):
             for k in range(1, len(os.sched_getaffinity(0)) + 1):
                 epochs["real"].setdefault(k, []).append(real(few, k))
             for k in cores:
                 path = many if k >= MANY_CORES else few
-                epochs["simulated"].setdefault(k, []).append(simulated(path, k, seconds))
-                epochs["with_copies"].setdefault(k, []).append(simulated(path, k, seconds, copy_seconds))
+                epochs["simulated"].setdefault(k, []).append(simulated(path, k, clock.seconds))
     rates = {which: {k: median(e.rate for e in of_k) for k, of_k in by_k.items()} for which, by_k in epochs.items()}
     first = {k: median(epoch.first for epoch in of_k) for k, of_k in epochs["simulated"].items()}
     row_bytes = int(np.prod(CASES[name][0][1:])) * np.dtype(CASES[name][1]).itemsize
-    about = {"rows": n_rows, "row_bytes": row_bytes, "decoded": CASES[name][0][0] / seconds, "copied": 1 / copy_seconds}
+    about = {"rows": n_rows, "row_bytes": row_bytes, "decoded": CASES[name][0][0] / clock.seconds}
     return about | rates | {"first": first}
 
 
@@ -243,12 +210,11 @@ def main() -> None:
     for name in given.cases:
         results[name] = found = run(name, given.cores, given.rounds, given.mib << 20)
         print(f"\n{name}, {found['row_bytes']:,} bytes a row")
-        print(f"  one core decodes     {found['decoded']:12,.0f} rows/s, copies {found['copied']:,.0f}")
+        print(f"  one core decodes     {found['decoded']:12,.0f} rows/s")
         for n, rate in found["real"].items():
             print(f"  {n:3} cores, real      {rate:12,.0f} rows/s")
         for n, rate in found["simulated"].items():
-            part, with_copies = rate / (n * found["decoded"]), found["with_copies"][n] / (n * found["decoded"])
-            text = f"{part:.2f} of {n} x one core's decoding, {with_copies:.2f} with copies; first batch"
+            text = f"{rate / (n * found['decoded']):.2f} of {n} x one core's decoding; first batch"
             print(f"  {n:3} cores, simulated {rate:12,.0f} rows/s   {text} {found['first'][n] * 1e3:.0f} ms")
     written = {"environment": environment(), "results": results}
     write_outputs(given, written, page)
