@@ -164,6 +164,7 @@ def _receive(ready, open_receivers, told):
 
 def _rank(rank, world_size, port, target, arguments, sender, log):
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a loader that started the forkserver had it block some
     if sys.platform == "linux":  # ranks are children of the forkserver, and must end if the tests are killed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # A child of a forkserver would start its own forkserver for its workers; users' processes fork them.
