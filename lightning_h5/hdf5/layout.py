@@ -229,6 +229,12 @@ class ArrayLayout:
         """The argument ``n_rows`` of ``moved``: the length of axis 0, or the bytes of an opaque scalar."""
         return self.axes[0] if self.is_opaque else self.n_rows
 
+    def member_of(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the values of this array among stored ones: those of a member of a compound, otherwise all."""
+        for member in self.members:
+            stored = stored[member]
+        return stored
+
     def member(self, name: str) -> ArrayLayout:
         """Return a member of a compound array as an array.
 

@@ -261,9 +261,7 @@ class ChunkLoader:
         decoded, firsts = scratch("decoded", len(chunks) * n_bytes), np.arange(len(chunks)) * n_bytes
         self.decode(chunks, decoded, firsts)
         values: npt.NDArray[Any] = np.ndarray((len(chunks), *self.chunks), layout.stored, decoded)
-        for member in layout.members:
-            values = values[member]
-        return values
+        return layout.member_of(values)
 
     @cached_property
     def _are_all_plain(self) -> bool:

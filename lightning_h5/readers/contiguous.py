@@ -49,9 +49,7 @@ class _StoredRows(LayoutReader):
         else:
             stored = np.empty((len(rows), *self.layout.axes), dtype=self.layout.stored)
             self._fetch(rows, stored.reshape(-1).view(np.uint8))
-            for member in self.layout.members:
-                stored = stored[member]
-            out[...] = stored
+            out[...] = self.layout.member_of(stored)
         n_bytes = len(rows) * self._row_bytes
         self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes, read_seconds=perf_counter() - began)
 

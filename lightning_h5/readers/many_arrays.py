@@ -104,7 +104,7 @@ class ManyArrays:
         stored, ends = self._stored(int(sizes.sum())), np.cumsum(sizes)
         self._fetch(parts, self._places[parts], ends - sizes, sizes, stored)
         for low, n, first in zip((ends - sizes).tolist(), sizes.tolist(), firsts.tolist(), strict=True):
-            out[first : first + n] = self._seen(stored[low : low + n])
+            out[first : first + n] = self._example.member_of(stored[low : low + n])
 
     def will_need(self, boxes: Boxes) -> None:
         """Begin to fetch rows at known places. Does not wait, and never raises."""
@@ -144,16 +144,10 @@ class ManyArrays:
                 out[positions[at]] = reader_of(part).read(rows[at])
             return
         if not self._as_stored:
-            out[positions] = self._seen(stored)
+            out[positions] = self._example.member_of(stored)
 
     def _stored(self, n_rows: int) -> npt.NDArray[Any]:
         return np.empty((n_rows, *self._example.axes), self._example.stored)
-
-    def _seen(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return stored rows as they are seen: a member of a table."""
-        for member in self._example.members:
-            stored = stored[member]
-        return stored
 
     def _joined(self, parts: IntArray, places: IntArray, targets: IntArray) -> _Pieces:
         """Return rows as pieces: rows that are neighbors in a file and in memory are one."""
