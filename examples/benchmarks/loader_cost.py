@@ -1,12 +1,13 @@
 """What does loading cost whole trainings, compared with the same batches held in memory?
 
-    python examples/benchmarks/loader_cost.py [--trainings images ...] [--rounds 5] [--json FILE]
+    python examples/benchmarks/loader_cost.py [--trainings images ...] [--rounds 9] [--json FILE]
 
-Five published networks train on the processor by `Trainer.fit`: with `LazyH5DataModule`, and without a loader, on
-batches that were read before. Both take turns in one process, `--rounds` times, with all threads of torch. An epoch
-reads all rows; the loader's buffers have a quarter of their decoded size. The clock runs from the tenth step to the
-last one of the second epoch. The share is the median over the rounds of steps per second with the loader over those
-without; "cpu_share" is the processor time that the loader adds to that of a step, on all cores.
+Five published networks train on the processor by `Trainer.fit`, with all threads of torch: on batches of
+`LazyH5DataModule` from the file as it is stored ("stored"), from chunks that an earlier epoch kept decoded on the disk
+("decoded"), and without a loader, on batches that were read before ("held"). They take turns, an epoch each, in one
+training, so that they meet the same other programs. An epoch reads all rows; memory has a quarter of them. A share is
+the median over the rounds of the time of an epoch without a loader over that of the epoch with it; its first batch is
+included.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -34,8 +35,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_h5 import LazyH5DataModule
-
-N_WARM = 10  # steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +57,11 @@ class Training:
     options: dict[str, Any]
     decoded_mib: int
 
-    def data_module(self, path: Path) -> LazyH5DataModule:
-        """Return the data module."""
+    def data_module(self, path: Path, **options: Any) -> LazyH5DataModule:
+        """Return the data module, with memory for a quarter of the rows."""
         budget = f"{self.decoded_mib // 4} MiB"
-        return LazyH5DataModule(path, shuffle={"buffer": budget}, files={"cache_bytes": budget}, **self.options)
+        options |= {"shuffle": {"buffer": budget}, "files": {"cache_bytes": budget}}
+        return LazyH5DataModule(path, **options, **self.options)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -171,50 +171,60 @@ class Model(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
-class Clock(Callback):
-    """Notes the time and the processor time at the end of each step."""
+class Epoch(NamedTuple):
+    """Time per step in an epoch.
 
-    def __init__(self) -> None:
-        self.ends: list[tuple[float, float]] = []
+    Attributes:
+        ms: milliseconds.
+        cpu_ms: of the processor, on all cores.
+    """
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Note the end of a step."""
-        self.ends.append((time.perf_counter(), time.process_time()))
-
-    def per_step(self) -> tuple[float, float]:
-        """Return the seconds and the processor seconds of a step."""
-        (began, cpu_began), *_, (ended, cpu_ended) = self.ends[N_WARM:]
-        n = len(self.ends) - N_WARM - 1
-        return (ended - began) / n, (cpu_ended - cpu_began) / n
+    ms: float
+    cpu_ms: float
 
 
-class Held:
-    """Batches in memory."""
+class Turns(Callback):
+    """Batches of several ways, an epoch each, in turns, and the time that each epoch takes.
 
-    def __init__(self, batches: list[Any]) -> None:
-        self._batches = batches
+    Args:
+        ways: the ways: an iterable of an epoch's batches for each.
+    """
+
+    def __init__(self, ways: Mapping[str, Any]) -> None:
+        self._ways, self._current = ways, ""
+        self._began = 0.0, 0.0
+        self.epochs: dict[str, list[Epoch]] = {way: [] for way in ways}
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._ways["held"])
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
+        turn, place = divmod(sum(map(len, self.epochs.values())), len(self._ways))
+        self._current = [*self._ways][:: 1 if turn % 2 else -1][place]
+        self._began = time.perf_counter(), time.process_time()
+        return iter(self._ways[self._current])
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        """Note the time of an epoch."""
+        began, cpu_began = self._began
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+        self.epochs[self._current].append(Epoch(1000 * seconds / len(self), 1000 * cpu_seconds / len(self)))
 
 
-def fit(training: Training, data: Any) -> tuple[float, float]:
-    """Train for two epochs, and return the seconds and the processor seconds of a step."""
-    clock = Clock()
+def fit(training: Training, ways: Mapping[str, Any], n_rounds: int) -> dict[str, list[Epoch]]:
+    """Train for some rounds, of an epoch of each way."""
+    turns = Turns(ways)
     trainer = Trainer(
-        max_epochs=2,
+        max_epochs=n_rounds * len(ways),
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[clock],
+        callbacks=[turns],
     )
-    trainer.fit(Model(training), data)
-    return clock.per_step()
+    trainer.fit(Model(training), turns)
+    return {way: epochs[1:] for way, epochs in turns.epochs.items()}
 
 
 def run(name: str, n_rounds: int) -> dict[str, Any]:
@@ -223,31 +233,38 @@ def run(name: str, n_rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.h5"
         training.write(path)
-        module = training.data_module(path)
-        module.setup("fit")
-        held = Held(list(module.train_dataloader()))
-        module.teardown("fit")
-        seconds: dict[str, list[tuple[float, float]]] = {"loader": [], "held": []}
-        fit(training, training.data_module(path))  # compiles, and fills the page cache
-        for number in range(n_rounds):
-            for way in ("loader", "held") if number % 2 else ("held", "loader"):
-                data = held if way == "held" else training.data_module(path)
-                seconds[way].append(fit(training, data))
-    pairs = list(zip(seconds["loader"], seconds["held"], strict=True))
-    result = {
+        modules = {
+            "stored": training.data_module(path),
+            "decoded": training.data_module(path, staging={"dir": f"{folder}/node", "decoded": True}),
+        }
+        ways: dict[str, Any] = {}
+        for way, module in modules.items():
+            module.setup("fit")
+            ways[way] = module.train_dataloader()
+            for _ in range(2):  # the first keeps decoded rows
+                held = list(ways[way])
+        epochs = fit(training, ways | {"held": held}, n_rounds + 1)
+        for module in modules.values():
+            module.teardown("fit")
+    result: dict[str, Any] = {
         "training": name,
         "title": training.title,
         "batch_size": training.options["batch_size"],
         "n_steps": len(held),
-        "step_ms": [1000 * loader for (loader, _), _ in pairs],
-        "held_step_ms": [1000 * free for _, (free, _) in pairs],
-        "share": median(free / loader for (loader, _), (free, _) in pairs),
-        "cpu_share": median(cpu / free_cpu - 1 for (_, cpu), (_, free_cpu) in pairs),
+        "step_ms": {way: [epoch.ms for epoch in of_way] for way, of_way in epochs.items()},
     }
-    print(f"{training.title}: steps of {median(result['held_step_ms']):.1f} ms, {len(held)} per epoch")
-    shares = ", ".join(f"{free / loader:.3f}" for (loader, _), (free, _) in pairs)
-    print(f"  share of the speed without a loader: {result['share']:.3f} ({shares})")
-    print(f"  processor time that the loader adds: {result['cpu_share']:.3f}", flush=True)
+    print(f"{training.title}: steps of {median(result['step_ms']['held']):.1f} ms, {len(held)} per epoch")
+    for way in modules:
+        pairs = list(zip(epochs["held"], epochs[way], strict=True))
+        shares = [free.ms / loader.ms for free, loader in pairs]
+        result[f"{way}_share"] = median(shares)
+        result[f"{way}_cpu_share"] = median(loader.cpu_ms / free.cpu_ms - 1 for free, loader in pairs)
+        print(
+            f"  {way}: {result[f'{way}_share']:.3f} of the speed without a loader "
+            f"({', '.join(f'{share:.3f}' for share in shares)}), "
+            f"{result[f'{way}_cpu_share']:+.3f} of the processor time",
+            flush=True,
+        )
     return result
 
 
@@ -255,7 +272,7 @@ def main() -> None:
     """Measure the trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainings", nargs="+", choices=TRAININGS, default=list(TRAININGS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="add the measurements to those in this file")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -7,8 +7,8 @@ so different keys give independent streams.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from copy import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,12 @@ __all__ = [
 ]
 
 TABLE_ROWS = 10_000_000
-"""Above this many rows nothing of their size is held: 120 MB and a second of sorting an epoch."""
+"""Above this many rows nothing is sorted: an epoch of 10^7 rows takes a second of sorting."""
 
-WHOLE_ROWS = 1 << 22
-"""Maximum number of rows that are sorted at once: they take 0.13 to 0.2 s, and 0.3 s in parts (2026-11-29)."""
+PART_ROWS = 1 << 22
+"""Maximum number of rows that are sorted at once, as far as random keys allow. The first batch waits for one part."""
 
-PART_ROWS = 1 << 20
-"""Approximate number of rows of a part of a longer order: the first batches of 10^7 rows wait for 1 part of 16."""
-
-SLICE_ROWS = 1 << 17  # keys that are looked at together: a megabyte
+SLICE_ROWS = 1 << 17  # keys that are drawn together: a megabyte, which stays in the processor's cache
 
 SORTED_ROWS = 128
 """Maximum number of rows of a permutation that is computed whole, by sorting. All orders are equally likely, and 32
@@ -72,71 +69,98 @@ def uniform(seed: int, epoch: int, purpose: int, numbers: IntArray) -> npt.NDArr
     return np.asarray((bits >> U64(11)) * 2.0**-53, dtype=np.float64)
 
 
+class _Part(NamedTuple):
+    """Consecutive rows of an order.
+
+    Attributes:
+        start: position of the first one.
+        rows: the rows.
+    """
+
+    start: int
+    rows: npt.NDArray[Any]
+
+    @property
+    def stop(self) -> int:
+        """Position after the last row."""
+        return self.start + len(self.rows)
+
+
 class TablePermutation:
-    """A permutation held as a table: the order of random keys.
+    """A permutation by sorting: the order of random keys.
 
     A key holds the row's number in its lowest bits. So keys are never equal, all sorting algorithms give the same
-    order, and NumPy can use its fastest algorithm. At 10^7 rows, 40 random bits remain. With more than ``WHOLE_ROWS``
-    rows, only the requested parts of the order are sorted. A part has the keys with the same highest bits.
+    order, and NumPy can use its fastest algorithm. At 10^7 rows, 40 random bits remain.
+
+    More than ``PART_ROWS`` rows are sorted in parts, each when its rows are requested. A part has the keys with the
+    same highest bits, which are chosen among all keys; these are drawn again for each part. Two parts are kept.
 
     Args:
-        n: number of rows; 4 bytes of memory each, and 8 more until all are sorted.
+        n: number of rows. A row of a part takes 4 bytes of memory, and up to 20 more while it is sorted.
         bits: source of the keys.
     """
 
     def __init__(self, n: int, bits: np.random.Philox) -> None:
+        self._n, self._bits = n, bits
         self._width = U64(max(1, (n - 1).bit_length()))
-        n_bits = ((n - 1) // PART_ROWS).bit_length() if n > WHOLE_ROWS else 0
-        self._shift = U64(64 - n_bits)
-        keys, counts = np.asarray(bits.random_raw(n), dtype=U64), np.zeros(2**n_bits, np.int64)
-        for first, part in zip(range(0, n, SLICE_ROWS), _slices(keys), strict=True):
-            part >>= self._width
-            part <<= self._width
-            part |= np.arange(first, first + len(part), dtype=U64)
-            if n_bits:
-                counts += np.bincount((part >> self._shift).astype(np.int64), minlength=len(counts))
-        self._table = np.empty(n, np.min_scalar_type(n))
-        self._starts = np.concatenate([[0], counts.cumsum()])
-        # Threads may sort the same part at the same time, with the same result.
-        self._keys: npt.NDArray[np.uint64] | None = keys
-        self._is_sorted = counts == 0
-        self._known = 0, 0  # positions of the part that was sorted last, or of all
+        n_bits = ((n - 1) // PART_ROWS).bit_length()
+        self._n_parts, self._shift = 2**n_bits, U64(64 - n_bits)
+        # Threads may make the same part at the same time, with the same result.
+        self._starts: IntArray | None = None  # positions of the parts and the end, known once all words were drawn
+        self._kept: tuple[_Part, ...] = ()
         if not n_bits:
-            keys.sort()
-            self._table[:] = keys & _bit_mask(self._width)
-            self._keys, self._known = None, (0, n)
+            self._kept = (_Part(0, self._rows(self._keys(bits.random_raw(n), np.arange(n, dtype=U64)))),)
 
     def __call__(self, start: int, stop: int) -> IntArray:
         """Return the rows at the positions ``[start, stop)`` of the order, as far as there are any."""
-        stop = min(stop, len(self._table))
-        first, last = self._known
-        if start < stop and not first <= start <= stop <= last and (keys := self._keys) is not None:
-            self._sort(keys, *np.searchsorted(self._starts, [start, stop - 1], "right").tolist())
-        return self._table[start:stop].astype(np.int64)
+        stop, pieces = min(stop, self._n), [np.empty(0, np.int64)]
+        while start < stop:
+            part = self._part_at(start)
+            pieces.append(part.rows[start - part.start : stop - part.start])
+            start = part.stop
+        return np.concatenate(pieces)
 
-    def _sort(self, keys: npt.NDArray[np.uint64], first: int, last: int) -> None:
-        """Sort some parts of the order, counted from 1."""
-        for part in range(first - 1, last):
-            start, stop = self._starts[part : part + 2].tolist()
-            if not self._is_sorted[part]:
-                of_part = _with_bits(keys, self._shift, part)
-                of_part.sort()
-                self._table[start:stop] = of_part & _bit_mask(self._width)
-                self._is_sorted[part] = True
-            self._known = start, stop
-        if self._is_sorted.all():
-            self._keys = None
+    def _part_at(self, position: int) -> _Part:
+        for part in self._kept:
+            if part.start <= position < part.stop:
+                return part
+        if self._starts is None:  # its keys are looked for where they are expected, while all parts are counted
+            part = self._draw(position * self._n_parts // self._n)
+        else:
+            part = self._draw(int(np.searchsorted(self._starts, position, "right")) - 1)
+        self._kept = part, *self._kept[:1]
+        return self._part_at(position)
 
+    def _draw(self, number: int) -> _Part:
+        """Return a part of the order."""
+        bits, counts, n_keys = copy(self._bits), np.zeros(self._n_parts, np.int64), 0
+        n_expected = self._n // self._n_parts
+        keys = np.empty(n_expected + n_expected // 8 + 1024, U64)  # room for 200 standard deviations more
+        for first in range(0, self._n, SLICE_ROWS):
+            words = np.asarray(bits.random_raw(min(SLICE_ROWS, self._n - first)), dtype=U64)
+            numbers = words >> self._shift
+            if self._starts is None:
+                counts += np.bincount(numbers.astype(np.int64), minlength=self._n_parts)
+            places = np.flatnonzero(numbers == number)
+            of_part = keys[n_keys : n_keys + len(places)]
+            of_part[:] = self._keys(words[places], (first + places).astype(U64))
+            n_keys += len(places)
+        if self._starts is None:
+            self._starts = np.concatenate([[0], counts.cumsum()])
+        return _Part(int(self._starts[number]), self._rows(keys[:n_keys]))
 
-def _slices(keys: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield views of parts: work on a part stays in the processor's cache, and temporary arrays are small."""
-    for start in range(0, len(keys), SLICE_ROWS):
-        yield keys[start : start + SLICE_ROWS]
+    def _keys(self, words: npt.NDArray[np.uint64], rows: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Return the keys of rows, in the memory of their words."""
+        words >>= self._width
+        words <<= self._width
+        words |= rows
+        return words
 
-
-def _with_bits(keys: npt.NDArray[np.uint64], shift: np.uint64, value: int) -> npt.NDArray[np.uint64]:
-    """Return the keys of which the bits above some lower ones have a value."""
-    return np.concatenate([part[part >> shift == value] for part in _slices(keys)])
+    def _rows(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+        """Return the rows of keys, in the order of these; the keys are overwritten."""
+        keys.sort()
+        keys &= _bit_mask(self._width)
+        return keys.astype(np.min_scalar_type(self._n))
 
 
 class KeyedPermutation:

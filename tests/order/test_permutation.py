@@ -36,7 +36,7 @@ def test_a_position_gives_the_same_row_alone_and_among_others(kind):
 def test_parts_of_the_order_are_those_of_all_sorted_at_once(n, sizes, bounds):
     module = sys.modules[TablePermutation.__module__]
     whole = TablePermutation(n, stream(3, 4, 0))(0, n).tolist()
-    with patch.multiple(module, WHOLE_ROWS=0, PART_ROWS=sizes[0], SLICE_ROWS=sizes[1]):
+    with patch.multiple(module, PART_ROWS=sizes[0], SLICE_ROWS=sizes[1]):
         permuted = TablePermutation(n, stream(3, 4, 0))
         for start, stop in bounds:
             assert permuted(start, stop).tolist() == whole[start:stop]
