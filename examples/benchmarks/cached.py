@@ -1,12 +1,13 @@
 """How fast a rank's shard is loaded into memory and served from it, beside what people write themselves and the limits.
 
-    python examples/benchmarks/cached.py [--rows 20000] [--rounds 7] [--json FILE]
+    python examples/benchmarks/cached.py [--rows 20000] [--rounds 5] [--json FILE]
 
 writes pictures and signals, compressed with gzip, 32 rows a chunk, to temporary files. First it times how long it takes
 to have all rows in memory: by `array[a:b]`, by `RankMemCachedH5Dataset` on one rank, and on two ranks of one machine,
-each a process of its own, with contiguous and interleaved shards. Then shuffled epochs of batches out of memory. Each
-contender is first checked to give every row once and as it was written; then all take turns, in one run, with the files
-in the page cache. Ratios are of medians over the rounds. Last comes the memory that loading takes beside the rows.
+each a process of its own, with contiguous and interleaved shards. Then shuffled epochs of batches out of memory, of 64
+and of 1,024 rows, also of twenty times as many rows of 128 bytes. Each contender is first checked to give every row
+once and as it was written; then all take turns, in one run, with the files in the page cache. Ratios are of medians
+over the rounds. Last comes the memory that loading takes beside the rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -42,22 +43,28 @@ from common import (
 from decoding import N_THREADS, bare_decode
 from probes import forget_peak, on_disk, resident_mib
 from ranks import CONTEXT, Ranks
-from recipes import Cached, in_memory, tensors
-from rows import IMAGES, SIGNALS, Data, RowKind, lifelike
+from recipes import Cached, tensors
+from rows import IMAGES, SIGNALS, Data, RowKind, lifelike, noise
 from torch import Tensor
 from tqdm import tqdm
 
 from lightning_h5 import RankMemCachedH5Dataset
 
 N_TOGETHER = 32
-N_CONTENDERS = 10
+BATCH_SIZES = (64, 1024)
+TABLE, N_TIMES = RowKind(name="table", shape=(32,), dtype="f4"), 20
+N_LOADERS, N_SERVERS = 7, 2 * len(BATCH_SIZES)
 
 PLAIN, BARE, OURS, FLOAT = "array[a:b] of h5py", "bare decode loop", "lightning_h5", "lightning_h5, as float32"
 SHARED, CONTIGUOUS, INTERLEAVE = "lightning_h5, share_memory", "contiguous, 2 ranks", "interleave, 2 ranks"
-MEMORY, SERVED, LOADER = "index_select in memory", "lightning_h5, batches", "DataLoader(TensorDataset), 2 workers"
+MEMORY, SERVED, LOADER = "index_select", "lightning_h5", "DataLoader(TensorDataset), 2 workers"
 IN_PROCESS = "DataLoader(TensorDataset), 0 workers"
 
-STORAGE = {"images": {"compression": "gzip"}, "signals": {"compression": "gzip", "shuffle": True}}
+STORAGE: dict[str, dict[str, Any]] = {
+    "images": {"compression": "gzip"},
+    "signals": {"compression": "gzip", "shuffle": True},
+    "table": {},
+}
 LOAD_TARGETS = {
     "images": (
         Target(of=OURS, against=PLAIN, least=2.0),
@@ -71,10 +78,10 @@ LOAD_TARGETS = {
         Target(of=INTERLEAVE, against=CONTIGUOUS, least=None, name="interleave / contiguous, on two ranks"),
     ),
 }
-SERVE_TARGETS = (
-    Target(of=SERVED, against=MEMORY, least=0.7),
-    Target(of=SERVED, against=LOADER, least=10.0),
-    Target(of=SERVED, against=IN_PROCESS, least=None),
+SERVE_TARGETS = tuple(Target(of=f"{SERVED}, {n}", against=f"{MEMORY}, {n}", least=0.8) for n in BATCH_SIZES)
+TENSOR_TARGETS = (
+    Target(of=f"{SERVED}, 64", against=LOADER, least=10.0),
+    Target(of=f"{SERVED}, 64", against=IN_PROCESS, least=None),
 )
 
 
@@ -155,16 +162,25 @@ def loaders(data: Data, stack: ExitStack) -> list[Contender]:
     ]
 
 
+def selected(data: Data, batch_size: int) -> Epoch:
+    """The same fields by ``index_select`` from memory, into new memory for each batch, in an order drawn beforehand."""
+    x, labels = torch.from_numpy(data.x), torch.from_numpy(data.labels)
+    batches = torch.from_numpy(np.random.default_rng(1).permutation(len(x))).split(batch_size)
+    return lambda number: ((torch.index_select(x, 0, rows), torch.index_select(labels, 0, rows)) for rows in batches)
+
+
 def servers(data: Data, stack: ExitStack) -> list[Contender]:
     """Who makes batches of rows that are in memory."""
-    cached = Cached(data)
-    stack.callback(cached.close)
-    return [
-        Contender(name=LOADER, epoch=tensors(data, 2)),
-        Contender(name=IN_PROCESS, epoch=tensors(data, 0), n_epochs=N_EPOCHS),
-        Contender(name=SERVED, epoch=cached.epoch, n_epochs=N_EPOCHS),
-        Contender(name=MEMORY, epoch=in_memory(data), n_epochs=N_EPOCHS),
-    ]
+    contenders = []
+    if data.chunks is not None:
+        contenders.append(Contender(name=LOADER, epoch=tensors(data, 2)))
+        contenders.append(Contender(name=IN_PROCESS, epoch=tensors(data, 0), n_epochs=N_EPOCHS))
+    for n in BATCH_SIZES:
+        cached = Cached(data, batch_size=n)
+        stack.callback(cached.close)
+        contenders.append(Contender(name=f"{SERVED}, {n}", epoch=cached.epoch, n_epochs=N_EPOCHS))
+        contenders.append(Contender(name=f"{MEMORY}, {n}", epoch=selected(data, n), n_epochs=N_EPOCHS))
+    return contenders
 
 
 def peak_of(path: Path, n_rows: int, dtype: str | None, pipe: Connection) -> None:
@@ -192,7 +208,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000, help="rows of each array (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="timings of each contender (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each contender (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")
     options = parser.parse_args()
     if options.rows < 2 * BATCH_SIZE or options.rounds < 1:
@@ -203,10 +219,14 @@ def arguments() -> argparse.Namespace:
 def run(kind: RowKind, path: Path, options: argparse.Namespace, progress: tqdm[Any]) -> dict[str, Any]:
     """Measures an array and prints its tables."""
     progress.set_postfix_str(f"write {kind.name}")
-    storage = {"chunks": (N_TOGETHER, *kind.shape), **STORAGE[kind.name]}
-    data = Data.write(path, *lifelike(kind, options.rows), **storage)
+    storage = STORAGE[kind.name] and {"chunks": (N_TOGETHER, *kind.shape), **STORAGE[kind.name]}
+    rows = lifelike(kind, options.rows) if storage else noise(kind, N_TIMES * options.rows)
+    data = Data.write(path, *rows, **storage)
     written: dict[str, Any] = {"rows_are": kind.name, "stored_bytes": data.stored_bytes}
-    parts = (("loading", loaders, LOAD_TARGETS[kind.name]), ("batches", servers, SERVE_TARGETS))
+    parts: list[tuple[str, Callable[..., list[Contender]], tuple[Target, ...]]] = []
+    if storage:
+        parts.append(("loading", loaders, LOAD_TARGETS[kind.name]))
+    parts.append(("batches", servers, SERVE_TARGETS + (TENSOR_TARGETS if storage else ())))
     for name, contenders, targets in parts:
         with ExitStack() as stack:
             timings = measure(contenders(data, stack), data, options.rounds, progress)
@@ -216,10 +236,11 @@ def run(kind: RowKind, path: Path, options: argparse.Namespace, progress: tqdm[A
             "contenders": [asdict(timing) for timing in timings],
             "ratios": [asdict(verdict) for verdict in verdicts],
         }
-    beside = {dtype or "as stored": beside_the_shard(data, dtype) for dtype in (None, "float32")}
-    written["mib_beside_the_shard"] = beside
-    for dtype, n_mib in beside.items():
-        progress.write(f"\n{kind.name}, {dtype}: loading took {n_mib:,.0f} MiB beside the shard (256 are allowed)")
+    if storage:
+        beside = {dtype or "as stored": beside_the_shard(data, dtype) for dtype in (None, "float32")}
+        written["mib_beside_the_shard"] = beside
+        for dtype, n_mib in beside.items():
+            progress.write(f"\n{kind.name}, {dtype}: loading took {n_mib:,.0f} MiB beside the shard (256 are allowed)")
     data.path.unlink()
     return written
 
@@ -232,15 +253,15 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # hides the messages about the order
     about = environment(("deflate", "imagecodecs", "zlib-into"))
     print(line_of(about))
-    print(f"{options.rows:,} rows, batch {BATCH_SIZE}, {options.rounds} rounds, warm page cache")
-    kinds = (IMAGES, SIGNALS)
-    steps = len(kinds) * (options.rounds + 1) * N_CONTENDERS
+    print(f"{options.rows:,} rows, {options.rounds} rounds, warm page cache")
+    kinds = (IMAGES, SIGNALS, TABLE)
+    steps = (options.rounds + 1) * (2 * (N_LOADERS + 2) + len(kinds) * N_SERVERS)
     with (
         tempfile.TemporaryDirectory() as folder,
         tqdm(total=steps, desc="rounds", leave=False, disable=None) as progress,
     ):
         results = [run(kind, Path(folder) / f"{kind.name}.h5", options, progress) for kind in kinds]
-    settings = {"rows": options.rows, "rounds": options.rounds, "batch_size": BATCH_SIZE}
+    settings = {"rows": options.rows, "rounds": options.rounds, "batch_sizes": BATCH_SIZES}
     write_json(options.json, {"environment": about, **settings, "results": results})
 
 

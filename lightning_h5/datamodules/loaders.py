@@ -38,7 +38,7 @@ from ..order import (
 )
 from ..readers import storage_rates
 from ..samples import SampleOptions
-from ..sizes import whole
+from ..sizes import bytes_text, whole
 from ..types import IntArray
 from .arguments import SPLITS, LoaderArguments, Split, picked
 from .settings import RecordsSettings
@@ -440,6 +440,7 @@ class MakesLoaders(RecordsSettings):
         integrity = min((layout.integrity for layout in dataset.layouts()), default=0)
         checksums = "" if integrity else "no checksums, "
         self._log_once(f"training order: {text}; {checksums}integrity level {integrity} of 4")
+        self._log_memory(order, dataset)
         self._log_mixing(order, dataset)
         self._log_rates(order, dataset)
         has_patches = isinstance(dataset, TableDataset) and bool(dataset.table.fields_cut)
@@ -464,6 +465,19 @@ class MakesLoaders(RecordsSettings):
                     f"the disk reads about {rates[0]:,.0f} single rows per second of {layouts[-1].key!r}, and "
                     f"{rates[1]:,.0f} in runs of rows; shuffle='global' mixes better, but reads single rows"
                 )
+
+    def _log_memory(self, order: Order, dataset: RowDataset) -> None:
+        """Log that chunks are decoded more than once, if memory was set to less than the order takes."""
+        given, cost = self._options.files.cache_size, dataset.cost
+        if given is None or order.mode != "global" or cost.has_cheap_random_access:
+            return
+        if given < min(order.cache_bytes, cost.decoded_bytes):
+            held, needed = bytes_text(given), bytes_text(cost.decoded_bytes)
+            self._log_once(
+                f"files.cache_bytes ({held}) cannot hold the decoded rows ({needed}): in random order over all rows, "
+                "chunks are decoded several times in each epoch. Leave it out, or pass shuffle='chunks', which mixes "
+                "some blocks at a time."
+            )
 
     def _log_mixing(self, order: Order, dataset: RowDataset) -> None:
         """Log how well batches are mixed if each node has its own rows."""

@@ -85,6 +85,10 @@ class _Part(NamedTuple):
         """Position after the last row."""
         return self.start + len(self.rows)
 
+    def has(self, position: int) -> bool:
+        """Return whether a position is one of these rows."""
+        return self.start <= position < self.stop
+
 
 class TablePermutation:
     """A permutation by sorting: the order of random keys.
@@ -122,14 +126,14 @@ class TablePermutation:
 
     def _part_at(self, position: int) -> _Part:
         for part in self._kept:
-            if part.start <= position < part.stop:
+            if part.has(position):
                 return part
-        if self._starts is None:  # its keys are looked for where they are expected, while all parts are counted
+        if self._starts is None:  # the part where the position is expected; all parts are counted at once
             part = self._draw(position * self._n_parts // self._n)
         else:
             part = self._draw(int(np.searchsorted(self._starts, position, "right")) - 1)
         self._kept = part, *self._kept[:1]
-        return self._part_at(position)
+        return part if part.has(position) else self._part_at(position)
 
     def _draw(self, number: int) -> _Part:
         """Return a part of the order."""

@@ -129,6 +129,18 @@ def test_a_small_window_is_named_with_its_cure(module, caplog):
     assert "Raise shuffle.buffer to '1 MiB'" in told[0]
 
 
+def test_memory_that_cannot_hold_all_rows_in_random_order_is_named(module, caplog):
+    with caplog.at_level(logging.INFO):
+        for layout, mode, size in (("gzip", "global", VALUES.nbytes - 1), ("gzip", "global", VALUES.nbytes)):
+            order_of(module(layout, shuffle=mode, files={"cache_bytes": size}))
+        order_of(module("gzip", shuffle="chunks", files={"cache_bytes": BLOCK}))
+        order_of(module("contiguous", shuffle="global", files={"cache_bytes": BLOCK}))
+        order_of(module("gzip", shuffle="global"))
+    (told,) = [record.getMessage() for record in caplog.records if "cache_bytes" in record.getMessage()]
+    assert "chunks are decoded several times in each epoch" in told
+    assert "pass shuffle='chunks'" in told
+
+
 @given(
     rows_per_chunk=st.integers(1, 3),
     n_chunks=st.integers(10, 80),
