@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 TABLE_ROWS = 10_000_000
-"""Above this many rows nothing is sorted: an epoch of 10^7 rows takes a second of sorting."""
+"""Above this many rows nothing is sorted: an epoch of 10^7 rows takes half a second of sorting."""
 
 PART_ROWS = 1 << 22
 """Maximum number of rows that are sorted at once, as far as random keys allow. The first batch waits for one part."""
