@@ -16,6 +16,14 @@ pytest.importorskip("accelerate")
 ROWS = 40
 
 
+@pytest.fixture(autouse=True)
+def no_other_loops():
+    """No loops of other tests of this process are under way, which the garbage collector may not have ended yet."""
+    from accelerate.state import GradientState
+
+    GradientState._reset_state()
+
+
 @pytest.fixture
 def path(make_h5):
     return make_h5({"x": np.arange(ROWS)})
