@@ -74,6 +74,13 @@ MUTANTS = [
         "batches.bounds(step * world_size)",
         SAMPLING,
     ),
+    Mutant(
+        "a part of an order is taken to be where it was expected",
+        "order/permutation.py",
+        "return part if part.has(position) else self._part_at(position)",
+        "return part",
+        ("tests/order/test_permutation.py",),
+    ),
     Mutant("segments do not add up", "order/plan.py", "done += batches.stop(", "done = batches.stop(", SAMPLING),
     Mutant(
         "the ragged end is left out",

@@ -43,6 +43,15 @@ def test_parts_of_the_order_are_those_of_all_sorted_at_once(n, sizes, bounds):
         assert permuted(0, n).tolist() == whole
 
 
+def test_reading_may_begin_at_any_position():
+    """Its part is not always the one where it is expected: parts have different numbers of rows."""
+    module, n = sys.modules[TablePermutation.__module__], 60
+    whole = TablePermutation(n, stream(3, 4, 0))(0, n).tolist()
+    with patch.multiple(module, PART_ROWS=7, SLICE_ROWS=13):
+        for start in range(n):
+            assert TablePermutation(n, stream(3, 4, 0))(start, n).tolist() == whole[start:]
+
+
 @pytest.mark.parametrize(
     ("kind", "golden"),
     [
