@@ -36,7 +36,7 @@ from ..order import (
     launched_nodes,
     resolve_replica,
 )
-from ..readers import storage_rates
+from ..readers import keeps_decoded, storage_rates
 from ..samples import SampleOptions
 from ..sizes import bytes_text, whole
 from ..types import IntArray
@@ -470,6 +470,8 @@ class MakesLoaders(RecordsSettings):
         """Log that chunks are decoded more than once, if memory was set to less than the order takes."""
         given, cost = self._options.files.cache_size, dataset.cost
         if given is None or order.mode != "global" or cost.has_cheap_random_access:
+            return
+        if any(map(keeps_decoded, dataset.layouts())):  # a chunk that leaves memory is read from the local disk
             return
         if given < min(order.cache_bytes, cost.decoded_bytes):
             held, needed = bytes_text(given), bytes_text(cost.decoded_bytes)

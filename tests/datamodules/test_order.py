@@ -141,6 +141,20 @@ def test_memory_that_cannot_hold_all_rows_in_random_order_is_named(module, caplo
     assert "pass shuffle='chunks'" in told
 
 
+@pytest.mark.parametrize("decoded", [False, True])
+def test_memory_for_few_rows_is_not_named_if_a_disk_keeps_decoded_chunks(make_h5, tmp_path, caplog, decoded):
+    x = np.zeros((256, 8192), "u1")
+    path = make_h5(x=Stored(x, "chunked", (8, 8192), {"compression": "gzip"}))
+    options = {
+        "shuffle": "global",
+        "cache_bytes": "1 MiB",
+        "staging": {"dir": str(tmp_path / "node"), "decoded": decoded},
+    }
+    with caplog.at_level(logging.INFO):
+        order_of(LazyH5DataModule(path, **nested(x_key="x", batch_size=16, **options)))
+    assert ("files.cache_bytes (1.0 MiB) cannot hold" in caplog.text) != decoded
+
+
 @given(
     rows_per_chunk=st.integers(1, 3),
     n_chunks=st.integers(10, 80),
