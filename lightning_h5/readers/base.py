@@ -281,6 +281,10 @@ TRIAL_SHARE = 20
 
 RECENT = 4  # uses of which the fastest counts, since the system may interrupt a copy
 
+TRIAL_USES = 3
+"""Uses in a trial. The first one does not count, since it may start threads or wake them: for a megabyte, that takes
+longer than the copy."""
+
 
 class FasterWay:
     """Chooses the faster of two ways to do the same, from the time that each took.
@@ -289,19 +293,15 @@ class FasterWay:
     """
 
     def __init__(self) -> None:
+        self._way = self._faster = 0
+        self._n_uses = 0  # of the present way, one after the other
         self._paces: tuple[deque[float], deque[float]] = deque(maxlen=RECENT), deque(maxlen=RECENT)  # seconds a byte
-        self._last_seconds = [0.0, 0.0]  # duration of the last use of each way
-        self._since_trial = 0.0  # seconds spent on the faster way since the slower one was tried
-        self._is_warm = [False, False]  # the first use may start threads and is not counted
+        self._trial_seconds = 0.0  # duration of the last trial
+        self._since_trial = 0.0  # seconds spent on the faster way since then
 
     def next(self) -> int:
         """Return the way to use now, 0 or 1."""
-        first, second = self._paces
-        if not first or not second:
-            return 0 if not first else 1
-        faster = int(min(second) < min(first))
-        is_trial_due = self._since_trial >= TRIAL_SHARE * self._last_seconds[1 - faster]
-        return 1 - faster if is_trial_due else faster
+        return self._way
 
     def note(self, way: int, n_bytes: int, seconds: float) -> None:
         """Record how long a copy took.
@@ -311,15 +311,27 @@ class FasterWay:
             n_bytes: bytes copied, at least 1.
             seconds: time that the copy took.
         """
-        if not self._is_warm[way]:
-            self._is_warm[way] = True
+        if way != self._way:  # another thread began a trial, or ended it
             return
-        paces, paces_of_other = self._paces[way], self._paces[1 - way]
-        if is_trial := not paces or (bool(paces_of_other) and min(paces_of_other) <= min(paces)):
-            paces.clear()  # outdated
-        paces.append(seconds / n_bytes)
-        self._last_seconds[way] = seconds
-        self._since_trial = 0.0 if is_trial else self._since_trial + seconds
+        self._n_uses += 1
+        if self._n_uses > 1:
+            self._paces[way].append(seconds / n_bytes)
+        if way != self._faster:
+            self._trial_seconds += seconds
+            if self._n_uses >= TRIAL_USES:
+                self._faster = int(min(self._paces[1]) < min(self._paces[0]))
+                self._use(self._faster)
+                self._since_trial = 0.0
+        else:
+            self._since_trial += seconds
+            if self._n_uses >= TRIAL_USES and self._since_trial >= TRIAL_SHARE * self._trial_seconds:
+                self._trial_seconds = 0.0
+                self._use(1 - way)
+
+    def _use(self, way: int) -> None:
+        self._way, self._n_uses = way, 0
+        if way != self._faster:
+            self._paces[way].clear()  # outdated
 
 
 _ways = FasterWay()  # one per process: the load of the machine affects all arrays alike
