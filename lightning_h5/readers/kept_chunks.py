@@ -112,11 +112,11 @@ class KeptChunks:
             sizes: bytes of each; None for whole chunks.
         """
         began = perf_counter()
-        within = np.zeros(len(chunks), np.int64) if within is None else within
-        sizes = np.full(len(chunks), self._array.chunk_bytes) if sizes is None else sizes
         with self._mirror() as mirror:
             if not (is_read := mirror.has(chunks)).any():
                 return is_read
+            within = np.zeros(len(chunks), np.int64) if within is None else within
+            sizes = np.full(len(chunks), self._array.chunk_bytes) if sizes is None else sizes
             most = min(self._array.chunk_bytes, int(sizes.max()) + 2 * self.sum_bytes)
             states = mirror.read_cached(chunks, within, sizes, out, starts, scratch("with neighbors", most))
             is_cached = True

@@ -289,13 +289,17 @@ class DecodedMirror(MirrorFile):
     def _put_runs(self, chunks: IntArray, memory: memoryview, firsts: IntArray) -> None:
         """Write chunks, neighbors in file and memory together."""
         size = self._piece_bytes
-        cuts = np.flatnonzero((np.diff(chunks) != 1) | (np.diff(firsts) != size)) + 1
-        lows = np.concatenate([[0], cuts])
-        n_bytes = np.diff(lows, append=len(chunks)) * size
-        if self._put_at_once(chunks, memory, np.column_stack([firsts[lows], n_bytes, chunks[lows] * size])):
+        is_first = np.ones(len(chunks), np.bool_)
+        is_first[1:] = (chunks[1:] - chunks[:-1] != 1) | (firsts[1:] - firsts[:-1] != size)
+        lows = np.flatnonzero(is_first)
+        runs = np.empty((len(lows), 3), np.int64)
+        runs[:, 0], runs[:, 2] = firsts[lows], chunks[lows] * size
+        runs[:-1, 1], runs[-1, 1] = lows[1:], len(chunks)
+        runs[:, 1] = (runs[:, 1] - lows) * size
+        if self._put_at_once(chunks, memory, runs):
             return
-        for chunk, first, n in zip(chunks[lows].tolist(), firsts[lows].tolist(), n_bytes.tolist(), strict=True):
-            self._put(chunk, memory[first : first + n])
+        for first, n_bytes, place in runs.tolist():
+            self._put(place // size, memory[first : first + n_bytes])
 
     def _put_at_once(self, chunks: IntArray, memory: memoryview, runs: IntArray) -> bool:
         """Write runs of chunks (see ``write_loop``); return False if that failed: ``_put`` then finds out why."""
