@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import inf
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -319,7 +320,8 @@ class FasterWay:
         if way != self._faster:
             self._trial_seconds += seconds
             if self._n_uses >= TRIAL_USES:
-                self._faster = int(min(self._paces[1]) < min(self._paces[0]))
+                first, second = (min(paces, default=inf) for paces in self._paces)  # another thread may clear one
+                self._faster = int(second < first)
                 self._use(self._faster)
                 self._since_trial = 0.0
         else:

@@ -292,10 +292,9 @@ class DecodedMirror(MirrorFile):
         is_first = np.ones(len(chunks), np.bool_)
         is_first[1:] = (chunks[1:] - chunks[:-1] != 1) | (firsts[1:] - firsts[:-1] != size)
         lows = np.flatnonzero(is_first)
+        n_chunks = np.append(lows[1:], len(chunks)) - lows
         runs = np.empty((len(lows), 3), np.int64)
-        runs[:, 0], runs[:, 2] = firsts[lows], chunks[lows] * size
-        runs[:-1, 1], runs[-1, 1] = lows[1:], len(chunks)
-        runs[:, 1] = (runs[:, 1] - lows) * size
+        runs[:, 0], runs[:, 1], runs[:, 2] = firsts[lows], n_chunks * size, chunks[lows] * size
         if self._put_at_once(chunks, memory, runs):
             return
         for first, n_bytes, place in runs.tolist():
