@@ -37,6 +37,7 @@ __all__ = [
     "drop_logged",
     "is_between_batches",
     "is_logging_step",
+    "loaders_of_fit",
     "logged_step",
     "models_of_the_other_package",
     "overrides",
@@ -127,6 +128,12 @@ def training_loaders(trainer: Any) -> list[Any]:
     """Return the loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has the nested form."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+def loaders_of_fit(trainer: Any) -> list[Any]:
+    """Return the loaders that a trainer trains and validates on during a fit, as a flat list."""
+    loaders = (loop._combined_loader for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop))
+    return [loader for combined in loaders if combined is not None for loader in combined.flattened]
 
 
 def passed_loaders(trainer: Any) -> list[Any]:

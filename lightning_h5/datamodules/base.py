@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from .._lightning import (
     PACKAGE,
+    loaders_of_fit,
     models_of_the_other_package,
     rank_zero_only,
     rank_zero_warn,
@@ -274,6 +275,7 @@ class BaseH5DataModule(NamesRows):
         splits = _splits_of(name)
         if self.is_bystander:
             return
+        self._run()  # a second fit must not continue the position of an earlier one, nor disturb one that goes on
         self.check_device_transform()
         self.check_prefetch_to_device()
         if self._set_since_setup:  # no dataset may be used again
@@ -292,7 +294,6 @@ class BaseH5DataModule(NamesRows):
             raise error.with_traceback(None) from None
         self._set_up |= {*splits}
         set_batch_size_of_strategy(self.trainer, self.batch_size)
-        self._run()  # a second fit must not continue the position of an earlier one
         self._insert_callbacks()
         training = self._datasets.get("train")
         if name == "fit" and training is not None and getattr(self.trainer, "ckpt_path", None) is None:
@@ -402,18 +403,27 @@ class BaseH5DataModule(NamesRows):
             )
         if name in (None, "fit"):
             self._position.is_over = True
-        # Another Trainer may validate during a fit: keep the datasets of the fit open.
-        for split in _splits_of(name):
-            for loader in list(self._loaders[split]):
-                loader.close()
-            if (dataset := self._datasets.get(split)) is not None:
-                self.release(dataset, name)
+        self._close(_splits_of(name), name)
 
     def on_exception(self, exception: BaseException) -> None:
         """Close files; Lightning does not call ``teardown`` after an error."""
         if self._bad_rows is not None and (text := self._ledger.excess()) and text not in str(exception):
             exception.add_note(f"lightning_h5: {text}")  # another rank has stopped
-        self.teardown()
+        if self.is_in_a_fit:  # the error is another Trainer's, and may be caught
+            self._close(SPLITS, None)
+        else:
+            self.teardown()
+
+    def _close(self, splits: Iterable[Split], stage: str | None) -> None:
+        """Close loaders and datasets, except those of a fit that goes on, during which another Trainer was run."""
+        in_use = loaders_of_fit(self._position.trainer) if self.is_in_a_fit else []
+        for split in splits:
+            for loader in list(self._loaders[split]):
+                if not any(loader is one for one in in_use):
+                    loader.close()
+            dataset = self._datasets.get(split)
+            if dataset is not None and not any(dataset is loader.dataset for loader in in_use):
+                self.release(dataset, stage)
 
     def train_dataloader(self) -> Any:
         """Return the training loader of this rank, in the order of the plan."""

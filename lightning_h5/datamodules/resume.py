@@ -136,6 +136,12 @@ class RunPosition:
                     f"the checkpoint's position is in epoch {restored.epoch}, but its trainer is in epoch "
                     f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
                 )
+            if (processed := self._pending.get("processed", progress.processed)) != progress.processed:
+                raise H5ResumeError(
+                    f"the checkpoint's position is after {processed} batches of an epoch, but its trainer had trained "
+                    f"on {progress.processed}; they do not belong together: another Trainer was fitted with the same "
+                    "data module before the checkpoint was saved. Resume from one that was saved during the fit."
+                )
             if self._pending.get("is_unknown") and not restored.finished:
                 raise H5ResumeError(
                     "the batches that the interrupted epoch was trained on are unknown: training_step takes them "
@@ -163,6 +169,7 @@ class RunPosition:
     def apply(self, sampler: PlanSampler) -> None:
         """Make the sampler, and the trainer's counter, continue from the position that was checked."""
         self.is_applied, self._pending = True, None
+        self._progress.begin_validation_again()
         restored = self._restored
         if restored is None:
             return
@@ -284,7 +291,8 @@ class RunPosition:
         if self._pending is not None:
             return dict(self._pending)
         history = self.notes.history if self.is_applied else RunHistory()  # without the callback, there are no notes
-        return self._position_state(sampler, identity) | {"history": history.state()}
+        notes = {"history": history.state(), "processed": self._progress.processed}
+        return self._position_state(sampler, identity) | notes
 
     def _position_state(self, sampler: PlanSampler, identity: Identity) -> dict[str, Any]:
         trainer, progress, restored = self.trainer, self._progress, self._restored

@@ -103,6 +103,13 @@ class TrainerProgress:
         self.set_batch_count(0)
         self._batches.is_last_batch = False  # Lightning's own value if the last batch failed
 
+    def begin_validation_again(self) -> None:
+        """Make an interrupted validation visit all rows.
+
+        Lightning counts the batches of its first part, but restores neither their metrics nor the loader's position.
+        """
+        self._inner.val_loop.batch_progress.current.reset()
+
     @property
     def epoch_of_batches(self) -> int:
         """The epoch of the batches that the trainer has counted; between two epochs it is the one before."""

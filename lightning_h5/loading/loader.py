@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from ..datasets import (
     note_rows,
     own_streams,
 )
-from ..errors import MAX_LETTERS, H5Error
+from ..errors import MAX_LETTERS, H5Error, H5ResumeError
 from ..options import ShuffleOptions
 from ..order import EpochPlan, OrderParameters, Passes, PlanSampler, Position, Progress
 from ..readers import LARGE_TEAM, MOST_TOGETHER, TASK_BYTES, team_size
@@ -635,10 +636,13 @@ class H5DataLoader(DataLoader[Any]):
         """Continue at the position of ``state_dict``, and set the sampler's epoch. Has no effect under a Trainer.
 
         Raises:
-            H5ResumeError: the state is invalid, or does not fit the present data or settings.
+            H5ResumeError: the state is invalid, or does not fit the present data or settings; or Lightning restores it
+                inside an epoch for another batch size or number of ranks, and ends that epoch by its count of batches.
         """
         if self.sampler.epoch_source is None and state:
             position = Position.from_state(state, self.sampler, self._identity)
+            if sys._getframe(1).f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning.")):
+                _check_same_batches(position, self.sampler)
             if (text := position.change_of_nodes(self.sampler)) and not self.sampler.rank:
                 _log.info(text)
             if position.order.mode != self.sampler.parameters.mode:
@@ -660,6 +664,20 @@ class H5DataLoader(DataLoader[Any]):
     @cached_property
     def _identity(self) -> Identity:
         return self.dataset.identity()
+
+
+def _check_same_batches(position: Position, sampler: PlanSampler) -> None:
+    """Raise an error if the rest of an epoch has other batches than a Trainer without our data module would count."""
+    if position.finished or not position.segments:
+        return
+    saved, present = position.segments[-1], (sampler.batch_size, sampler.replica.world_size)
+    if (saved.batch_size, saved.world_size) != present:
+        raise H5ResumeError(
+            f"the saved position is inside an epoch with batches of {saved.batch_size} rows on {saved.world_size} "
+            f"ranks; the present run has batches of {present[0]} on {present[1]} ranks. Lightning counts the saved "
+            "batches, and would end the epoch too early or too late. Pass the data module to the Trainer (datamodule=) "
+            "instead of its loader, or resume with the saved batch_size and number of ranks."
+        )
 
 
 def _weakly(finish_all: weakref.WeakMethod[FinishAll]) -> FinishAll:

@@ -40,8 +40,12 @@ def rows_of_a_whole_run(module, kind=Recorder, **options):
     return model.train_rows
 
 
-def stop_and_go_on(tmp_path, module, stop, callback, kind=Recorder, go_on=None, **options):
-    """Rows of both runs together: the first fails at ``stop``, the second goes on from what ``callback`` saved."""
+def stop_and_go_on(*args, **options):
+    """Rows of both runs: the first fails at ``stop``, the second goes on from what ``callback`` saved."""
+    return tuple(model.train_rows for model in models_of_both_runs(*args, **options))
+
+
+def models_of_both_runs(tmp_path, module, stop, callback, kind=Recorder, go_on=None, **options):
     broken = kind(fail_at=stop)
     options = {"max_epochs": EPOCHS, "enable_checkpointing": isinstance(callback, ModelCheckpoint)} | options
     with pytest.raises(RuntimeError, match="stop here"):
@@ -50,7 +54,7 @@ def stop_and_go_on(tmp_path, module, stop, callback, kind=Recorder, go_on=None, 
     (saved,) = tmp_path.glob("*.ckpt")
     options |= {"callbacks": [], "enable_checkpointing": False}
     quiet_trainer(**options).fit(resumed, datamodule=(go_on or module)(), ckpt_path=saved)
-    return broken.train_rows, resumed.train_rows
+    return broken, resumed
 
 
 def at_each_batch(folder):
@@ -112,6 +116,34 @@ class SaveInValidation(Callback):
 def test_saved_inside_a_validation_in_mid_epoch(tmp_path, module):
     runs = stop_and_go_on(tmp_path, module, (1, 6), SaveInValidation(tmp_path), val_check_interval=3)
     assert together(*runs) == rows_of_a_whole_run(module)
+
+
+class FailsInValidation(Recorder):
+    def __init__(self, fail_at=None):
+        super().__init__()
+        self.fail_validation_at = fail_at
+
+    def validation_step(self, batch, batch_idx):
+        if self.fail_validation_at == (self.current_epoch, batch_idx):
+            raise RuntimeError("stop here")
+        super().validation_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("options", [{}, {"eval_batch_size": 20}, {"eval_batch_size": 3}])
+@pytest.mark.parametrize("val_check_interval", [1.0, 3])
+def test_a_validation_in_which_the_run_stopped_visits_each_row(tmp_path, module, options, val_check_interval):
+    broken, resumed = models_of_both_runs(
+        tmp_path,
+        module,
+        (1, 4),
+        on_exception(tmp_path),
+        FailsInValidation,
+        lambda: module(**options),
+        val_check_interval=val_check_interval,
+        num_sanity_val_steps=0,
+    )
+    assert together(broken.train_rows, resumed.train_rows) == rows_of_a_whole_run(module)
+    assert resumed.rows["val"] == [*range(ROWS)] * {1.0: 2, 3: 4}[val_check_interval]
 
 
 def test_saved_at_the_end_of_an_epoch(tmp_path, module):

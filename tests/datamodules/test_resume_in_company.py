@@ -151,9 +151,58 @@ def test_a_checkpoint_that_is_saved_after_another_trainer_validated_is_exact(tmp
     assert stopped_and_resumed(tmp_path / "c.ckpt", lambda: module(file), between=validate) == whole
 
 
+def test_a_checkpoint_that_is_saved_after_another_trainer_trained_is_refused(tmp_path, file, whole):
+    longer = quiet_trainer(max_epochs=-1, max_steps=STEPS + 5)
+    train = lambda _, datamodule: longer.fit(Recorder(), datamodule=datamodule)  # noqa: E731
+    with pytest.raises(H5ResumeError, match="after 5 batches of an epoch, but its trainer had trained on 3"):
+        stopped_and_resumed(tmp_path / "c.ckpt", lambda: module(file), between=train)
+
+
+def fits_elsewhere(datamodule):
+    quiet_trainer(max_epochs=1).fit(Recorder(), datamodule=datamodule)
+
+
+def validates_elsewhere(datamodule):
+    quiet_trainer().validate(Recorder(), datamodule=datamodule, verbose=False)
+
+
+class FailsToValidate(Recorder):
+    def validation_step(self, batch, batch_idx):
+        raise OSError("no space left for figures")
+
+
+def fails_elsewhere(datamodule):
+    quiet_trainer().validate(FailsToValidate(), datamodule=datamodule, verbose=False)
+
+
+class UsesElsewhere(Callback):
+    """Uses the data module in another Trainer within a batch, and goes on whatever comes of it."""
+
+    def __init__(self, hook, use):
+        setattr(self, hook, self.call)
+        self.use, self.errors = use, []
+
+    def call(self, trainer, *args):
+        if not trainer.sanity_checking and args[-1] == 1:  # the second batch
+            try:
+                self.use(trainer.datamodule)
+            except (OSError, ValueError) as error:
+                self.errors.append(error)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_batch_end"])
+@pytest.mark.parametrize("use", [fits_elsewhere, validates_elsewhere, fails_elsewhere])
+def test_a_use_in_another_trainer_does_not_end_the_fit_even_if_it_fails(file, whole, hook, use):
+    model, elsewhere = Recorder(), UsesElsewhere(hook, use)
+    quiet_trainer(max_epochs=EPOCHS, callbacks=[elsewhere]).fit(model, datamodule=module(file))
+    assert model.train_rows == whole
+    assert model.rows["val"][-EPOCHS * ROWS :] == list(range(ROWS)) * EPOCHS
+    assert len(elsewhere.errors) == (0 if use is validates_elsewhere else EPOCHS)
+
+
 class FitsElsewhere(Callback):
     def on_train_batch_start(self, trainer, *_):
-        quiet_trainer(max_epochs=1).fit(Recorder(), datamodule=trainer.datamodule)
+        fits_elsewhere(trainer.datamodule)
 
 
 def test_two_fits_at_once_with_one_data_module_are_refused(file):
@@ -237,6 +286,19 @@ def test_a_loader_alone_goes_on_where_a_data_module_was(tmp_path, file, make_h5,
         return
     trainer.fit(resumed, train_dataloaders=loader, ckpt_path=tmp_path / "c.ckpt")
     assert together(broken.train_rows, resumed.train_rows) == whole
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")  # so it is
+def test_a_loader_alone_with_batches_of_another_size_is_refused(tmp_path, file):
+    datamodule, larger = module(file), module(file, batch_size=20)
+    for each in (datamodule, larger):
+        each.setup("fit")
+    with pytest.raises(RuntimeError, match="stop here"):
+        quiet_trainer(callbacks=[SaveOnException(tmp_path, "c")]).fit(
+            Recorder(fail_at=STOP), train_dataloaders=datamodule.train_dataloader()
+        )
+    with pytest.raises(H5ResumeError, match=r"batches of 8 rows on 1 ranks.*batches of 20 on 1 ranks.*datamodule="):
+        quiet_trainer().fit(Recorder(), train_dataloaders=larger.train_dataloader(), ckpt_path=tmp_path / "c.ckpt")
 
 
 def alone_among_ranks(rank, file):
