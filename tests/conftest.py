@@ -11,7 +11,7 @@ import pytest
 import tqdm
 from factories import H5Factory
 from lightning_utilities.core.rank_zero import WarningCache
-from tiers import CASES, CASES_OF, load_profile, some_of, spread
+from tiers import CASES, CASES_OF, CASES_WIDE, CASES_WIDE_OF, load_profile, some_of, spread
 
 from lightning_h5.hdf5 import process_pool
 
@@ -42,8 +42,11 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by marks
 def pytest_collection_modifyitems(items):
-    """Mark what is left to the wider tiers: all but a few cases of a test; property tests run again there."""
-    cases = defaultdict(list)
+    """Mark what is left to the wider tiers: all but a few cases of a test; property tests run again there.
+
+    Of a test with very many cases, some are left to the last tier.
+    """
+    cases, more = defaultdict(list), defaultdict(list)
     for item in items:
         if item.get_closest_marker("wide") is None and item.get_closest_marker("real") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
@@ -53,6 +56,13 @@ def pytest_collection_modifyitems(items):
         most = CASES_OF.get(of_test[0].path.parent.name, CASES)
         for item in set(of_test) - set(some_of(of_test, most, name)):
             item.add_marker("wide")
+    for item in items:
+        if item.get_closest_marker("wide") is not None and item.get_closest_marker("slow") is None:
+            more[item.nodeid.partition("[")[0]].append(item)
+    for name, of_test in more.items():
+        most = CASES_WIDE_OF.get(of_test[0].path.parent.name, CASES_WIDE)
+        for item in set(of_test) - set(some_of(of_test, most, name)):
+            item.add_marker("slow")
 
 
 def pytest_collection_finish():

@@ -1,4 +1,4 @@
-"""How many cases of a test, and examples of a property, `make test` tries; `make test-long` tries all of them."""
+"""How many cases of a test, and examples of a property, each tier tries; `make test-long` tries all of them."""
 
 import os
 import zlib
@@ -6,9 +6,11 @@ import zlib
 from hypothesis import HealthCheck, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
-SHARES = {"few": 0.1, "broad": 0.5, "all": 1.0, "thorough": 20.0}
+SHARES = {"few": 0.1, "broad": 0.25, "all": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that sets no number
-CASES = 2  # of a parametrized test
+CASES = 2  # of a parametrized test in `make test`
+CASES_WIDE = 24  # more of them in `make test-wide`
+CASES_WIDE_OF = {"faults": 8}
 CASES_OF = dict.fromkeys(["datamodules", "datasets", "distributed", "endurance", "staging", "traps"], 1)
 """Of tests of some folders, which train, start servers or start processes."""
 
@@ -33,7 +35,7 @@ def load_profile():
 
 
 def some_of(cases, most, name):
-    """Return the cases of a test that `make test` runs: evenly apart, from one on that its name decides.
+    """Return the cases of a test that a tier runs: evenly apart, from one on that its name decides.
 
     So tests with the same parameters try different ones, and all of them are tried by some test.
     """

@@ -186,7 +186,7 @@ def test_results_of_other_cases_stay_in_the_file(run, tmp_path):
     assert [result["case"] for result in results] == ["images-contiguous", "signals-contiguous"]
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_windows(run_alone, tmp_path):
     wanted = ["--cases", "sensors", "--rounds", 1, "--peers", "--json", tmp_path / "out.json"]
     run_alone(BENCHMARKS / "windows.py", *wanted)
@@ -194,7 +194,7 @@ def test_windows(run_alone, tmp_path):
     assert {"plain h5py, 2 workers", "lightning_h5", "bare decode loop"} <= names_of(result)
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_cells(run_alone, tmp_path):
     wanted = ["--cells", 2000, "--genes", 500, "--rounds", 1, "--json", tmp_path / "out.json"]
     run_alone(BENCHMARKS / "cells.py", *wanted)
@@ -220,7 +220,7 @@ def test_training(run, tmp_path):
     assert "opening 300 chunks" in out
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_kinds_of_samples(run_alone):
     kinds = ["windows in memory", "sparse rows"]
     out = run_alone(BENCHMARKS / "samples.py", "--rounds", 1, "--seconds", 0.01, "--against", ROOT, "--kinds", *kinds)
@@ -265,14 +265,14 @@ def test_what_a_conversion_gives(run, tmp_path):
         assert ways["lightning_h5, decoded store"]["bytes"] > 0
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_what_limits_reading(run_alone, tmp_path):
     run_alone(BENCHMARKS / "limits.py", "--rows", 7000, "--rounds", 1, "--json", tmp_path / "out.json")
     for found in json.loads((tmp_path / "out.json").read_text())["results"].values():
         assert 0 < found["copying rows"] < found["decoding"] < found["processor"]
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_more_cores_than_there_are(run_alone, tmp_path):
     options = ["--cores", 1, 8, "--rounds", 1, "--mib", 256, "--cases", "images", "--json", tmp_path / "out.json"]
     run_alone(BENCHMARKS / "cost_model.py", *options)
@@ -295,7 +295,7 @@ def test_very_many_segments(run, tmp_path):
     assert out.count("B/segment") == 3
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it asks for the memory that is no file's")
 def test_what_grows(run_alone, tmp_path):
     few = ["--most", 100, "--seconds", 0.1, "--kinds", "files of 20 rows", "ranks"]
@@ -307,7 +307,7 @@ def test_what_grows(run_alone, tmp_path):
     assert len(re.findall(r"^\| ", (tmp_path / "page.md").read_text(), re.M)) == 1 + 3
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it asks for the processor time of other processes")
 def test_the_transport_of_batches(run_alone, tmp_path):
     few = ["--seconds", 0.01, "--rounds", 1, "--sizes", "600 KiB", "--milliseconds", 0, "--deaths", 1]
@@ -321,7 +321,7 @@ def test_the_transport_of_batches(run_alone, tmp_path):
     assert "own: 1 of 1 killed workers were noticed" in out
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_slow_file_systems(run_alone, tmp_path):
     """As a user starts it: its file system is served by a process that is spawned."""
     wanted = ["--rows", 640, "--epochs", 3, "--delay", 1, "--json", tmp_path / "out.json", "--layouts", "gzip"]
