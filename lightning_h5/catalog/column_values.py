@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5ResumeError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, OpenOptions
+from ..hdf5 import ArrayLayout, OpenOptions, enum_names
 from ..readers import Recode, open_reader, unpacked
 from ..types import IntArray
 
@@ -29,6 +29,7 @@ __all__ = [
     "names_in",
     "names_of_codes",
     "pairs_of",
+    "texts_of",
     "values_of",
 ]
 
@@ -209,7 +210,7 @@ def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions)
     """Return a column for comparisons. Packed numbers are decoded, missing ones to NaN; codes become names."""
     if (categories := layout.categories) is not None:
         return names_of_codes(layout, names_in(categories, options), column)
-    is_kept = layout.packing is None or layout.packing.policy == "keep"
+    is_kept = layout.packing is None or layout.packing.policy in ("keep", "stored")
     return column if is_kept or layout.packing is None else unpacked(column, layout.packing)
 
 
@@ -263,6 +264,24 @@ def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
 def pairs_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
     """Return the values of an array in its shape (see ``values_of``)."""
     return flat_values_of(array, options).reshape(array.n_rows, *array.row_shape)
+
+
+def texts_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
+    """Return the text of an array in its shape: of an enum the names of its values.
+
+    Raises:
+        H5ValueError: a value of an enum has no name.
+    """
+    values, names = pairs_of(array, options), enum_names(array.stored, array.members)
+    if names is None or array.categories is not None or array.value is not None:
+        return values
+    if unknown := {*np.unique(values).tolist()} - {*names}:
+        raise H5ValueError(
+            f"{array.key!r} in {array.path!r} has the value {min(unknown)}, and its enum has names for "
+            f"{listing(names)}. Leave it out of decode, or write the file again."
+        )
+    texts = np.array([names[value] for value in values.ravel().tolist()], dtype=object)
+    return texts.reshape(values.shape)
 
 
 def flat_values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:

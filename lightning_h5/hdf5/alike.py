@@ -144,6 +144,7 @@ class AlikeArrays:
         if candidate is not None and is_proven:
             return self._checked(candidate, files, number)
         layout = self._full_layout(file.h5, path, key, files, alike, takes_scalars).guarded(guard)
+        layout = layout.with_changes(is_annotated=header.is_annotated)
         if number is None and not layout.members:
             number = len(self.templates)
             self.templates.append(layout)
