@@ -2,7 +2,7 @@
 
 from .agreement import Agreement, differences
 from .catalog import Catalog
-from .column_values import Categories, classes_of, decoded, pairs_of, texts_of, values_of
+from .column_values import Categories, check_same, classes_of, decoded, pairs_of, texts_of, values_of
 from .compatibility import (
     WITHOUT_THEM,
     ArrayRequest,
@@ -68,6 +68,7 @@ __all__ = [
     "arrays_of_others",
     "bad_files",
     "boundaries_in",
+    "check_same",
     "check_same_numbers",
     "checked_names",
     "classes_of",

@@ -179,7 +179,8 @@ class Catalog:
             if (column := column_of_codes(key)) is not None:
                 files = [self._files[_file_key(path, options)] for path in paths]
                 names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, FileContents)]
-                check_same(column, names, options)
+                advice = f"Name {column!r} instead of '{column}/codes': its codes become the same in all files."
+                check_same(column, names, options, advice)
 
     def check_agreement(
         self,

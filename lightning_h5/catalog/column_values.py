@@ -145,13 +145,14 @@ def column_of_codes(key: str) -> str | None:
     return column if column and last == "codes" else None
 
 
-def check_same(column: str, arrays: Sequence[Any], options: OpenOptions) -> None:
-    """Check that codes that a user named, as they are stored, mean the same in all files.
+def check_same(column: str, arrays: Sequence[Any], options: OpenOptions, advice: str) -> None:
+    """Check that codes, as they are stored, mean the same in all files.
 
     Args:
         column: the categorical column.
         arrays: the array with its category names in each file; any other value if a file has none.
         options: how files are opened.
+        advice: what to do, for the error.
 
     Raises:
         H5ValueError: they do not.
@@ -164,8 +165,7 @@ def check_same(column: str, arrays: Sequence[Any], options: OpenOptions) -> None
         if names != first:
             raise H5ValueError(
                 f"the codes of {column!r} stand for {listing(map(str, first))} in {described[0].path!r} and for "
-                f"{listing(map(str, names))} in {array.path!r}. Name {column!r} instead of '{column}/codes': its codes "
-                "become the same in all files."
+                f"{listing(map(str, names))} in {array.path!r}. {advice}"
             )
 
 

@@ -18,6 +18,7 @@ from ..catalog import (
     PartsOfFile,
     SideTable,
     StoredParts,
+    check_same,
     parts_in,
     texts_of,
 )
@@ -218,14 +219,17 @@ class SegmentTableBuilder(TableBuilder):
         return replace(table, indexer=indexer)
 
     def _check_categories(self, stored: StoredParts) -> None:
-        """Raise an ``H5ValueError`` if fields of several files are categorical."""
-        arrays = [stored.one(0, at) for at in range(len(self._fields))]
-        coded = [array.key for array in arrays if array.categories is not None]
-        if coded and len(self._files) > 1:
-            raise H5ValueError(
-                f"{listing(coded)} is categorical, but codes are not compared between files with samples of "
-                f"segments. Name '{coded[0]}/codes' if they mean the same in all files."
-            )
+        """Raise an ``H5ValueError`` if codes of categories mean something else in another file, of any split."""
+        for at in range(len(self._fields)):
+            array = stored.one(0, at)
+            if array.categories is None:
+                continue
+            parts = np.unique(stored.files, return_index=True)[1].tolist()  # the first of each file
+            arrays = [stored.one(part, at).categories for part in parts]
+            first = self._catalog.once(("first categories", array.key), partial(stored.one, 0, at)).categories
+            if first is not arrays[0] or len(arrays) > 1:
+                advice = "Segments have codes as they are stored: write files with the same categories."
+                check_same(array.key, [first, *arrays], self._options, advice)
 
     def _named_parts(self, stored: StoredParts, names: PartNames) -> Parts:
         return Parts(stored.files, names, stored.stars, self._aliases(names))

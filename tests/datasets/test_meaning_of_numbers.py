@@ -274,3 +274,48 @@ def test_another_conversion_is_an_error_unless_stored_numbers_are_requested(tmp_
     with pytest.raises(H5ValueError, match="conversion=1e-06"):
         datamodule.setup("fit")
     LazyH5DataModule(paths[0], val_path=paths[1], x_key="es", x_dtype="int16").setup("fit")
+
+
+# Categories -------------------------------------------------------------------------------------------------------
+
+
+def write_frame(file: h5py.File, categories: Sequence[str]) -> None:
+    table = np.zeros(4, [("index", "i8"), ("a", "f8"), ("kind", "i1"), ("n", "i2")])
+    table["kind"] = [categories.index("B"), categories.index("T"), -1, categories.index("B")]
+    file["df/table"] = table
+    values = [(at, name.encode()) for at, name in enumerate(categories)]
+    file["df/meta/kind/meta/table"] = np.array(values, [("index", "i8"), ("values", "S2")])
+
+
+def write_old_column(file: h5py.File, categories: Sequence[str]) -> None:
+    file["obs/kind"] = np.array([categories.index("B"), categories.index("T"), -1, categories.index("B")], "i1")
+    file["obs/__categories/kind"] = list(categories)
+
+
+@pytest.mark.parametrize(("write", "key"), [(write_frame, "df/table/kind"), (write_old_column, "obs/kind")])
+def test_codes_of_categories_are_the_same_in_all_files(write: Write, key: str, tmp_path: Path) -> None:
+    paths = []
+    for at, categories in enumerate([["B", "T"], ["T", "B"], ["NK", "T", "B"], ["B", "T"], ["T", "B"]]):
+        paths.append(str(tmp_path / f"{at}.h5"))
+        with h5py.File(paths[-1], "w") as file:
+            write(file, categories)
+    dataset = H5LazyDataset(paths, key)
+    codes = [int(dataset[at]) for at in range(20)]
+    assert codes == codes[:4] * 5
+    assert codes[2] == -1
+    assert len(set(codes)) == 3
+    assert len(H5LazyDataset([paths[0], paths[3]], key, window=2)) == 4
+    with pytest.raises(H5ValueError, match=r"stand for 'B', 'T' in .*0\.h5.*and for 'T', 'B' in"):
+        H5LazyDataset([paths[0], paths[1]], key, window=2)
+    with pytest.raises(H5ValueError, match="and for 'T', 'B' in"):
+        LazyH5DataModule(paths[0], val_path=paths[1], x_key=key, window=2).setup("fit")
+
+
+def test_a_categorical_column_has_its_categories_beside_other_columns(tmp_path: Path) -> None:
+    paths = pair(tmp_path, write_frame, ["B", "T"], ["T", "B"])
+    datamodule = LazyH5DataModule(
+        paths, x_key=["df/table/a", "df/table/n"], y_key="df/table/kind", where={"df/table/kind": "B"}, shuffle=False
+    )
+    datamodule.setup("fit")
+    assert next(iter(datamodule.train_dataloader()))[1].tolist() == [0, 0, 0, 0]
+    assert datamodule.categories == {"df/table/kind": ("B", "T")}
