@@ -1,15 +1,15 @@
 """The contents of files: arrays, layouts, identity, side tables. Samples are unknown here."""
 
+from .agreement import Agreement, differences
 from .catalog import Catalog
-from .column_values import Categories, classes_of, decoded, pairs_of, values_of
+from .column_values import Categories, check_same, classes_of, decoded, pairs_of, texts_of, values_of
 from .compatibility import (
     WITHOUT_THEM,
     ArrayRequest,
     Compatibility,
     Skip,
     Span,
-    are_packed_alike,
-    different_packing,
+    check_same_numbers,
     each_readable,
     has_lists,
     is_encoded,
@@ -50,6 +50,7 @@ __all__ = [
     "SKIP_THEM",
     "TARGET",
     "WITHOUT_THEM",
+    "Agreement",
     "ArrayRequest",
     "Catalog",
     "Categories",
@@ -64,16 +65,17 @@ __all__ = [
     "Skip",
     "Span",
     "StoredParts",
-    "are_packed_alike",
     "arrays_of_others",
     "bad_files",
     "boundaries_in",
+    "check_same",
+    "check_same_numbers",
     "checked_names",
     "classes_of",
     "collector_paused",
     "decoded",
     "describe_with_columns",
-    "different_packing",
+    "differences",
     "each_readable",
     "ends_of",
     "expand_those_there",
@@ -94,6 +96,7 @@ __all__ = [
     "refuse_other_files",
     "shape_of_images",
     "skip_into",
+    "texts_of",
     "values_of",
     "values_of_cells",
     "whole_digest",

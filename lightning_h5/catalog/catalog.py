@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -11,11 +11,22 @@ import numpy.typing as npt
 
 from ..distributed import first_value
 from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenFile, OpenOptions, column_layout, expand_paths
+from ..hdf5 import (
+    AlikeArrays,
+    Annotations,
+    ArrayLayout,
+    ChangeGuard,
+    OpenFile,
+    OpenOptions,
+    column_layout,
+    expand_paths,
+    names_at,
+)
 from ..options import FileOptions, StagingOptions
-from ..readers import ClassNumbers
+from ..readers import ClassNumbers, Function, Stack
 from ..types import IntArray, Paths
-from .column_values import Categories, check_same, column_of_codes, pairs_of
+from .agreement import Agreement
+from .column_values import Categories, check_same, column_of_codes, texts_of
 from .compatibility import ArrayRequest
 from .file_contents import FileContents, open_guarded
 from .joins import Joins
@@ -46,6 +57,7 @@ class Catalog:
             files of the first table.
         matched: see ``Joins``.
         staging: how objects of stores are read.
+        agreement: what the numbers of arrays mean in the first file.
         described: descriptions of the files' arrays that were made before.
     """
 
@@ -59,10 +71,12 @@ class Catalog:
         first_files: Callable[[], Sequence[str]] = tuple,
         matched: dict[Any, Any] | None = None,
         staging: StagingOptions | None = None,
+        agreement: Agreement | None = None,
         described: AlikeArrays | None = None,
     ) -> None:
         self.staging = staging
         self.categories, self._first_files = categories or Categories(), first_files
+        self.agreement = agreement or Agreement()
         self.joins = Joins(matched)
         self._columns = tuple(dict.fromkeys(columns))
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
@@ -94,7 +108,7 @@ class Catalog:
     def class_numbers(
         self, request: ArrayRequest, arrays: Sequence[ArrayLayout], options: OpenOptions, first: FirstTexts
     ) -> list[IntArray]:
-        """Return the text of arrays as class numbers, which mean the same in all files.
+        """Return the text of arrays, or the names of enums, as class numbers, which mean the same in all files.
 
         Args:
             request: the array of a field.
@@ -124,7 +138,7 @@ class Catalog:
                 )
             return []
 
-        return self.categories.numbered(key, [pairs_of(array, options) for array in arrays], first_texts)
+        return self.categories.numbered(key, [texts_of(array, options) for array in arrays], first_texts)
 
     def with_class_numbers(
         self, requests: Sequence[ArrayRequest], layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
@@ -138,7 +152,7 @@ class Catalog:
         """
 
         def first(files: Sequence[str], key: str) -> list[npt.NDArray[Any]]:
-            return [pairs_of(self.describe(path, [key], options)[1][0], options) for path in files]
+            return [texts_of(self.describe(path, [key], options)[1][0], options) for path in files]
 
         by_field = [list(arrays) for arrays in zip(*layouts, strict=True)]
         for request, arrays in zip(requests, by_field, strict=True):
@@ -165,7 +179,46 @@ class Catalog:
             if (column := column_of_codes(key)) is not None:
                 files = [self._files[_file_key(path, options)] for path in paths]
                 names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, FileContents)]
-                check_same(column, names, options)
+                advice = f"Name {column!r} instead of '{column}/codes': its codes become the same in all files."
+                check_same(column, names, options, advice)
+
+    def check_agreement(
+        self,
+        path: str,
+        request: ArrayRequest,
+        options: OpenOptions,
+        *,
+        rows: Collection[int] = (0,),
+        selection: Mapping[int, Any] | None = None,
+        found: Mapping[str, Annotations | None] | None = None,
+    ) -> None:
+        """Check that the numbers of a field mean the same in a file as in the first one (see ``Agreement``).
+
+        Args:
+            path: the file, with arrays that were described.
+            request: the array.
+            options: how the file is opened.
+            rows: the axes that number rows.
+            selection: the selected part of other axes; None for that of the request.
+            found: what the file says about the arrays of the request; None if they were described here.
+
+        Raises:
+            H5ValueError: they mean something else.
+        """
+        codec = request.codec.of_each if isinstance(request.codec, Stack) else request.codec
+        if request.only_counted or isinstance(codec, Function):
+            return
+        if found is None:
+            file = self._files.get(_file_key(path, options))
+            found = file.annotations if isinstance(file, FileContents) else {}
+
+        def names_in_file(of: str, source: str) -> npt.NDArray[Any]:
+            return self.search(of, options, ("names", source), lambda file: (names_at(file, source), ()))
+
+        for key in request.keys:
+            if (annotations := found.get(key)) is not None:
+                parts = dict(request.selection) if selection is None else selection
+                self.agreement.check(key, path, annotations, rows, parts, names_in_file)
 
     def once(self, key: Any, make: Callable[[], _T]) -> _T:
         """Return an object that is created once, and shared by all splits of the same files.
@@ -180,7 +233,7 @@ class Catalog:
         return shared
 
     def search(
-        self, path: str, options: OpenOptions, name: str, search: Callable[[Any], tuple[_T, Iterable[str]]]
+        self, path: str, options: OpenOptions, name: Any, search: Callable[[Any], tuple[_T, Iterable[str]]]
     ) -> _T:
         """Return the result of a search in an open file.
 
@@ -319,6 +372,7 @@ class Catalog:
             file.results = old.results | file.results
             if old.guard == file.guard:
                 file.arrays, file.others = old.arrays | file.arrays, old.others | file.others
+                file.annotations = old.annotations | file.annotations
         self._files[file_key] = file
         return file
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5ResumeError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, OpenOptions
+from ..hdf5 import ArrayLayout, OpenOptions, enum_names
 from ..readers import Recode, open_reader, unpacked
 from ..types import IntArray
 
@@ -29,6 +29,7 @@ __all__ = [
     "names_in",
     "names_of_codes",
     "pairs_of",
+    "texts_of",
     "values_of",
 ]
 
@@ -144,13 +145,14 @@ def column_of_codes(key: str) -> str | None:
     return column if column and last == "codes" else None
 
 
-def check_same(column: str, arrays: Sequence[Any], options: OpenOptions) -> None:
-    """Check that codes that a user named, as they are stored, mean the same in all files.
+def check_same(column: str, arrays: Sequence[Any], options: OpenOptions, advice: str) -> None:
+    """Check that codes, as they are stored, mean the same in all files.
 
     Args:
         column: the categorical column.
         arrays: the array with its category names in each file; any other value if a file has none.
         options: how files are opened.
+        advice: what to do, for the error.
 
     Raises:
         H5ValueError: they do not.
@@ -163,8 +165,7 @@ def check_same(column: str, arrays: Sequence[Any], options: OpenOptions) -> None
         if names != first:
             raise H5ValueError(
                 f"the codes of {column!r} stand for {listing(map(str, first))} in {described[0].path!r} and for "
-                f"{listing(map(str, names))} in {array.path!r}. Name {column!r} instead of '{column}/codes': its codes "
-                "become the same in all files."
+                f"{listing(map(str, names))} in {array.path!r}. {advice}"
             )
 
 
@@ -209,7 +210,7 @@ def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions)
     """Return a column for comparisons. Packed numbers are decoded, missing ones to NaN; codes become names."""
     if (categories := layout.categories) is not None:
         return names_of_codes(layout, names_in(categories, options), column)
-    is_kept = layout.packing is None or layout.packing.policy == "keep"
+    is_kept = layout.packing is None or layout.packing.policy in ("keep", "stored")
     return column if is_kept or layout.packing is None else unpacked(column, layout.packing)
 
 
@@ -263,6 +264,24 @@ def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
 def pairs_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
     """Return the values of an array in its shape (see ``values_of``)."""
     return flat_values_of(array, options).reshape(array.n_rows, *array.row_shape)
+
+
+def texts_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
+    """Return the text of an array in its shape: of an enum the names of its values.
+
+    Raises:
+        H5ValueError: a value of an enum has no name.
+    """
+    values, names = pairs_of(array, options), enum_names(array.stored, array.members)
+    if names is None or array.categories is not None or array.value is not None:
+        return values
+    if unknown := {*np.unique(values).tolist()} - {*names}:
+        raise H5ValueError(
+            f"{array.key!r} in {array.path!r} has the value {min(unknown)}, and its enum has names for "
+            f"{listing(names)}. Leave it out of decode, or write the file again."
+        )
+    texts = np.array([names[value] for value in values.ravel().tolist()], dtype=object)
+    return texts.reshape(values.shape)
 
 
 def flat_values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:

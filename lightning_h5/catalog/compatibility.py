@@ -9,12 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..errors import H5DataChangedError, H5FileError, H5ValueError, listing
+from ..errors import H5DataChangedError, H5FileError, H5ValueError, listing, short_repr
 from ..hdf5 import (
     ArrayLayout,
     GroupError,
+    Packing,
     StackedKeys,
     check_no_overlap,
+    enum_names,
     holds_regions,
     is_bytes,
     is_list,
@@ -44,8 +46,7 @@ __all__ = [
     "Compatibility",
     "Skip",
     "Span",
-    "are_packed_alike",
-    "different_packing",
+    "check_same_numbers",
     "each_readable",
     "has_lists",
     "is_encoded",
@@ -149,6 +150,8 @@ class ArrayRequest:
             return array.decoded(Ragged())
         if packing is None or self.takes_packed:
             return array
+        if packing.policy == "keep" and self.dtype is not None and self.dtype == torch_dtype(array.dtype, "dtype"):
+            return array.with_changes(packing=replace(packing, policy="stored"))
         if packing.policy == "guard" and self.dtype is not None:
             if self.dtype == torch_dtype(array.dtype, "dtype"):
                 return array.with_changes(packing=None)
@@ -230,7 +233,9 @@ class Compatibility:
             H5CorruptError: two arrays have bytes in common.
         """
         # Arrays of one structure share these objects. Checked arrays are kept, so that no id is reused.
-        structure = tuple(id(part) for layout in layouts for part in (layout.dtype, layout.row_shape, layout.packing))
+        structure = tuple(
+            id(part) for layout in layouts for part in (layout.dtype, layout.row_shape, layout.packing, layout.stored)
+        )
         if structure not in self._passed:
             for layout, request in zip(layouts, self._requests, strict=True):
                 if not request.only_counted:
@@ -244,7 +249,7 @@ class Compatibility:
         if structure not in self._passed:
             self._first = self._first or layouts
             _check_same_rows(self._first, layouts, shapes=self._of_one_row)
-            _check_packed_alike(self._first, layouts, self._requests)
+            _check_same_numbers(self._first, layouts, self._requests)
             self._passed[structure] = layouts
 
 
@@ -311,7 +316,7 @@ def _check_packing(layout: ArrayLayout, request: ArrayRequest) -> None:
     If they are the values themselves, except markers of missing ones, any dtype that holds these integers is accepted.
     """
     packing = layout.packing
-    if packing is None or packing.policy in ("keep", "guard") or request.takes_stored(layout):
+    if packing is None or packing.policy in ("keep", "stored", "guard") or request.takes_stored(layout):
         return
     field = layout.key if request.stacks is None else request.key
     raw = "" if request.argument is None else request.argument.replace("{}", repr(str(layout.dtype)))
@@ -332,28 +337,45 @@ def _holds(dtype: torch.dtype | None, stored: np.dtype[Any]) -> bool:
     return limits.min <= needed.min and needed.max <= limits.max
 
 
-def _check_packed_alike(
+def _check_same_numbers(
     expected: Sequence[ArrayLayout], layouts: Sequence[ArrayLayout], requests: Sequence[ArrayRequest]
 ) -> None:
     for a, b, request in zip(expected, layouts, requests, strict=True):
         for left, right in zip(a.stored_arrays, b.stored_arrays, strict=False):
-            if not (request.takes_packed or are_packed_alike(left, right)):
-                raise different_packing(left, right)
+            if not (request.takes_packed or request.is_category or request.only_counted):
+                check_same_numbers(left, right)
 
 
-def are_packed_alike(a: ArrayLayout, b: ArrayLayout) -> bool:
-    """Return whether stored numbers of two arrays mean the same. Arrays that are never decoded count as not packed."""
-    left, right = (None if x.packing is None or x.packing.policy == "keep" else x.packing for x in (a, b))
-    return left == right
+def check_same_numbers(a: ArrayLayout, b: ArrayLayout) -> None:
+    """Check that the same stored number means the same in two arrays, unless it was requested as it is stored.
+
+    Raises:
+        H5ValueError: they are packed in other ways, or values of an enum have other names.
+    """
+    if _compared_packing(a.packing) != _compared_packing(b.packing):
+        left, right = (f"packed with {array.packing}" if array.packing else "not packed" for array in (a, b))
+        is_kept = any(array.packing is not None and array.packing.policy == "keep" for array in (a, b))
+        stored = f"; or request the stored dtype, {str(a.dtype)!r}, by name to load stored numbers" if is_kept else ""
+        raise H5ValueError(
+            f"{a.key!r} is {left} in {a.path!r}, and {b.key!r} is {right} in {b.path!r}: one formula does not decode "
+            f"both. Pass decode={{{a.key!r}: 'cf'}} to decode each file by its own formula, or train on files with the "
+            f"same one{stored}."
+        )
+    names, others = enum_names(a.stored, a.members), enum_names(b.stored, b.members)
+    if names is not None and others is not None and names != others:
+        raise H5ValueError(
+            f"the values of {a.key!r} stand for {short_repr(names)} in {a.path!r} and for {short_repr(others)} in "
+            f"{b.path!r}. Pass decode={{{a.key!r}: 'category'}} for class numbers by these names, the same in all "
+            "files."
+        )
 
 
-def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
-    """Return the error about stored integers with different meanings in two files."""
-    left, right = (f"packed with {array.packing}" if array.packing else "not packed" for array in (a, b))
-    return H5ValueError(
-        f"{a.key!r} is {left} in {a.path!r}, and {b.key!r} is {right} in {b.path!r}: one formula does not decode both. "
-        "Pass decode={...: 'cf'} to decode each file by its own formula, or train on files with the same one."
-    )
+def _compared_packing(packing: Packing | None) -> Any:
+    if packing is None or packing.policy == "stored":
+        return None
+    if packing.policy == "keep":  # markers of missing values are values
+        return None if packing.only_misses else (packing.scale, packing.offset, packing.stored, packing.unclear)
+    return packing
 
 
 def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_files: int) -> None:

@@ -14,10 +14,12 @@ import numpy.typing as npt
 from ..errors import H5DataChangedError, H5Error
 from ..hdf5 import (
     AlikeArrays,
+    Annotations,
     ArrayLayout,
     ChangeGuard,
     OpenFile,
     OpenOptions,
+    annotations_of,
     external_guards,
     has_first_link,
     open_h5,
@@ -36,6 +38,7 @@ class FileContents:
     Attributes:
         guard: the state of the file.
         arrays: description of each array, or the error if it cannot be described.
+        annotations: what the file says about arrays, other than ``arrays``.
         others: for each array, guards of the other files that hold some of its rows.
         values: of columns.
         results: of searches, by name.
@@ -43,6 +46,7 @@ class FileContents:
 
     guard: ChangeGuard
     arrays: dict[str, ArrayLayout | H5Error] = field(default_factory=dict)
+    annotations: dict[str, Annotations | None] = field(default_factory=dict)
     others: dict[str, tuple[ChangeGuard, ...]] = field(default_factory=dict)
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     results: dict[Any, Any] = field(default_factory=dict)
@@ -72,6 +76,7 @@ class FileContents:
             self.arrays[key] = error.with_traceback(None)
         else:
             self.arrays[key] = layout
+            self.annotations[key] = annotations_of(file, key, may_have_attributes=layout.is_annotated)
 
     def read_if_short(self, file: OpenFile, key: str) -> None:
         """Read the values of a column, if it is short and stored in the open file without filters."""

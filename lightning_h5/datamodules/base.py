@@ -17,7 +17,7 @@ from .._lightning import (
     rank_zero_warn,
     set_batch_size_of_strategy,
 )
-from ..catalog import Catalog, Categories, are_packed_alike, different_packing
+from ..catalog import Agreement, Catalog, Categories, check_same_numbers
 from ..datasets import RowDataset, TableDataset, check_shapes, checked_step_counts, read_stats
 from ..distributed import Bulletin, exchange
 from ..errors import H5Error, H5ValueError, listing
@@ -74,6 +74,7 @@ class BaseH5DataModule(NamesRows):
         super().__init__(arguments)
         self._matched: dict[Any, Any] = {}  # values that belong to rows by their order, over all setups
         self._categories = Categories()  # of all setups
+        self._agreement = Agreement()  # of all setups
         self._set_up: set[Split] = set()
         self._data_of_run: TrainingData | None = None  # opened without ``setup``
         self._set_since_setup: list[str] = []  # arguments
@@ -282,6 +283,8 @@ class BaseH5DataModule(NamesRows):
             for dataset in self._datasets.values():
                 dataset.close()
             self._datasets.clear()
+            if not {"val_path", "test_path", "predict_path"}.issuperset(self._set_since_setup):
+                self._agreement = Agreement()
         self._set_since_setup.clear()
         self._data_of_run = None
         self._forget_cuts()  # the files may have changed
@@ -339,6 +342,7 @@ class BaseH5DataModule(NamesRows):
             categories=self._categories,
             first_files=self._training_files,
             matched=self._matched,
+            agreement=self._agreement,
             staging=self._options.files.staged,
         )
 
@@ -474,10 +478,9 @@ class BaseH5DataModule(NamesRows):
             self._log_once(text)
         for text in segments_without_steps(dataset):
             self._log_once(text, log=rank_zero_warn)
-        for other in self._datasets.values():  # all splits share one transform, which decodes integers the same way
+        for other in self._datasets.values():  # all splits share one transform, which sees the same numbers
             for a, b in zip(arrays_of_fields(other), arrays_of_fields(dataset), strict=False):
-                if not are_packed_alike(a, b):
-                    raise different_packing(a, b)
+                check_same_numbers(a, b)
         self._check_rows(split, dataset.n_rows)
 
     def _check_rows(self, split: Split, n_rows: int) -> None:

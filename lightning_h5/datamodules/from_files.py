@@ -265,6 +265,7 @@ class FilesH5DataModule(BaseH5DataModule):
             self._bad,
             self.loads_all,
             [*self._split.columns, *self._weights.keys],
+            keeps_apart=self._mixture is not None and self._mixture.in_batches,
         )
 
     def _arguments_of(self, source: Source) -> SampleArguments:

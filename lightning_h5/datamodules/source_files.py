@@ -65,6 +65,7 @@ class Reading:
         loads_all: without keys, all arrays that share axis 0 are fields; otherwise the input and the target are
             inferred.
         of_segments: arrays with one value per segment that splits and weights need.
+        keeps_apart: numbers of the sources may differ in their meaning, since batches are made from one source each.
     """
 
     catalog: Catalog
@@ -74,6 +75,7 @@ class Reading:
     bad: dict[str, str] | None
     loads_all: bool
     of_segments: Sequence[str]
+    keeps_apart: bool = False
 
     @property
     def options(self) -> OpenOptions:
@@ -301,6 +303,7 @@ class SourceFiles:
             target_transform: runs on each sample's target.
             batch_transform: runs on each batch.
         """
+        self._compare_with_own()
         subset, indices = (rows, None) if isinstance(rows, SegmentSubset) else (None, rows)
         if subset is not None and not len(subset):
             raise NoRowPassesError("the split has no segment of it. Pass other fractions, or remove the source.")
@@ -336,6 +339,10 @@ class SourceFiles:
         """Log a message once for all splits."""
         self.reading.catalog.once(("logged", message), partial(rank_zero_info, message))
 
+    def _compare_with_own(self) -> None:
+        """Compare the meaning of numbers in further files with that of this source, or of all sources."""
+        self.reading.catalog.agreement.source = self.source.name if self.reading.keeps_apart else ""
+
     @property
     def _statistics(self) -> Mapping[str, FieldStats] | None:
         """The statistics, by the names of the arrays in this split; all splits use those of the training arrays."""
@@ -366,6 +373,7 @@ class SourceFiles:
             choice: selects segments and their columns.
             as_rows: samples are rows, without inferring the kind of sample from the files.
         """
+        self._compare_with_own()
         reading, options = self.reading, self.reading.options
         fields = self._fields(transform=None, target_transform=None, with_index=False)
         arrays = [replace(array, takes_packed=True) for array in fields.requests]

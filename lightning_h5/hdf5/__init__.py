@@ -2,6 +2,7 @@
 
 from . import forks as forks
 from .alike import AlikeArrays, has_first_link
+from .annotations import Annotations, AxisNames, annotations_of, names_at
 from .change_guard import ChangeGuard, is_on_disk, pread_of, stat_of
 from .checks import INTEGRITY, check_decoding_memory, check_no_overlap, is_out_of_proportion, overlaps
 from .chunk_index import ChunkTable
@@ -22,7 +23,7 @@ from .contents import (
 from .describe import IMAGE_SIGNATURES, attribute_layout, column_layout, describe_array, layout_of, scalar_layout
 from .digest_checks import blank_digests, check_piece, with_digests
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, write_digests
-from .dtypes import dtype_of_numbers, is_bytes, is_list, kind_of, native, numpy_dtype, torch_dtype
+from .dtypes import dtype_of_numbers, enum_names, is_bytes, is_list, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
 from .identity import file_identity, identity_text, meaning_of
 from .keys import (
@@ -94,11 +95,13 @@ __all__ = [
     "SPARSE_PARTS",
     "WEIGHTS",
     "AlikeArrays",
+    "Annotations",
     "ArrayColumns",
     "ArrayDigests",
     "ArrayHandle",
     "ArrayLayout",
     "ArrayView",
+    "AxisNames",
     "ChangeGuard",
     "ChunkTable",
     "Codec",
@@ -118,6 +121,7 @@ __all__ = [
     "SparseGroup",
     "StackedKeys",
     "Target",
+    "annotations_of",
     "arrays_in",
     "attribute_layout",
     "axes_of",
@@ -134,6 +138,7 @@ __all__ = [
     "drop_inherited",
     "dtype_of_numbers",
     "entries_of",
+    "enum_names",
     "expand_paths",
     "expand_user",
     "external_guards",
@@ -170,6 +175,7 @@ __all__ = [
     "matrices_among",
     "meaning_of",
     "name_objects",
+    "names_at",
     "names_rows",
     "native",
     "numpy_dtype",

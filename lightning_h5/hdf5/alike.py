@@ -23,6 +23,7 @@ from ..types import cached_property
 from .change_guard import ChangeGuard
 from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain, tree_table
+from .contents import frame_categories
 from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
 from .dtypes import kind_of
 from .group_links import ObjectPlaces
@@ -144,7 +145,8 @@ class AlikeArrays:
         if candidate is not None and is_proven:
             return self._checked(candidate, files, number)
         layout = self._full_layout(file.h5, path, key, files, alike, takes_scalars).guarded(guard)
-        if number is None and not layout.members:
+        layout = layout.with_changes(is_annotated=header.is_annotated)
+        if number is None and not layout.members and layout.categories is None:  # these are of each file
             number = len(self.templates)
             self.templates.append(layout)
             self._structures[structure_key] = number, False
@@ -280,6 +282,8 @@ class _OpenTable:
         """Return the description of a member that holds numbers; None for another one."""
         table = self._layout
         if name not in (table.stored.names or ()) or kind_of(table.stored[name].base) != "number":
+            return None
+        if frame_categories(self._file, table.name, name) is not None:
             return None
         return table.member(name).with_changes(path=path)
 

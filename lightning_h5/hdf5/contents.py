@@ -27,6 +27,7 @@ __all__ = [
     "GroupError",
     "Target",
     "entries_of",
+    "frame_categories",
     "has_arrays",
     "identity_of_object",
     "is_text",
@@ -172,6 +173,22 @@ def old_categories(file: Any, key: str, array: Any, *, allow_external: bool) -> 
     if info is None or info.type != h5py.h5g.GROUP or not has_arrays(group[OLD_CATEGORIES], name):
         return None
     return f"{group_name}/{OLD_CATEGORIES}/{name}".strip("/")
+
+
+def frame_categories(file: Any, table: str, member: str) -> str | None:
+    """Return the name of the array with the categories of a column of codes, as pandas stores them; None without one.
+
+    Args:
+        file: the open file.
+        table: path of the table of a frame.
+        member: the column, or block of columns.
+    """
+    group_name, _, last = text_of(table).strip("/").rpartition("/")
+    name = f"{group_name}/meta/{member}/meta/table".strip("/")
+    if last != "table" or "/" in member:
+        return None
+    target = target_of(file, file, name, allow_external=False)
+    return f"{name}/values" if target is not None and target.kind == "array" else None
 
 
 class Target(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ __all__ = [
     "NumberKind",
     "dtype_of_numbers",
     "dtype_text",
+    "enum_names",
     "is_bytes",
     "is_list",
     "kind_of",
@@ -92,6 +94,19 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
         if native_dtype.names is None and native_dtype.subdtype is None and native_dtype.kind != "O"
         else native_dtype
     )
+
+
+def enum_names(stored: np.dtype[Any], members: Sequence[str] = ()) -> dict[int, str] | None:
+    """Return the names of an enum's values, in the order of the values; None for other dtypes, and for ``bool``.
+
+    Args:
+        stored: dtype of an element in the file.
+        members: path of a member in it, outermost first.
+    """
+    for member in members:
+        stored = stored.base[member]
+    names = h5py.check_enum_dtype(stored.base)
+    return None if names is None else {value: name for name, value in sorted(names.items(), key=lambda item: item[1])}
 
 
 def dtype_text(dtype: Any) -> str:

@@ -124,6 +124,7 @@ class ArrayLayout:
         decoding: how rows are decoded; None if they are not. ``dtype`` and ``row_shape`` describe decoded rows.
         stacked: the arrays that are stacked on a new last axis of a row; empty for a single array. ``axes``, ``chunks``
             and ``view`` describe the first array, and the new axis counts as an axis of an array-valued element.
+        is_annotated: whether the array may have units or dimensions (see ``annotations_of``).
         guard: change guard of the file that was described; no other file is read.
     """
 
@@ -155,6 +156,7 @@ class ArrayLayout:
     is_scalar: bool = False
     decoding: Decoding | None = None
     stacked: tuple[ArrayLayout, ...] = ()
+    is_annotated: bool = field(default=True, compare=False, repr=False)
     guard: ChangeGuard = field(compare=False, repr=False)
     _is_contiguous: bool | None = field(default=None, init=False, compare=False, repr=False)
     _identity_parts: tuple[str, str] | None = field(default=None, init=False, compare=False, repr=False)

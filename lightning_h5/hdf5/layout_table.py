@@ -77,6 +77,10 @@ class ArrayColumns:
             place,
         )
 
+    def template(self, at: int, templates: Sequence[ArrayLayout]) -> ArrayLayout:
+        """Return the array that another one is ``moved`` from, or that one itself."""
+        return self.others[at] if self.numbers[at] < 0 else templates[self.numbers[at]]
+
     def has(self, at: int, layout: ArrayLayout) -> bool:
         """Return whether an array has the rows and the place that the columns have for it."""
         as_stored, place = _as_stored(layout), self.places[at]

@@ -16,7 +16,7 @@ from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
 from .change_guard import ChangeGuard
 from .checks import check_decoding_memory, check_in_file, check_library, check_sizes, check_source
-from .contents import GroupError, has_arrays, list_arrays, list_data, old_categories, resolve_path
+from .contents import GroupError, frame_categories, has_arrays, list_arrays, list_data, old_categories, resolve_path
 from .dtypes import numpy_dtype, unknown_dtype
 from .layout import filters_of
 from .open import check_regular, is_in_other_file, open_h5, translate_h5py_errors
@@ -200,11 +200,12 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
         _check_has_rows(file, array, key)
         check_sizes(file, array, key, files, sources.n_bytes if array.is_virtual else None)
         handle = ArrayHandle(array, members, is_in_other_file(file, array), file, tuple(sources.paths))
+        name = None
         if not members and array.dtype.kind in "iu":
             name = old_categories(file, key, array, allow_external=files.allow_external)
-            if name is not None:
-                handle = replace(handle, categories=find_array(file, name, files))
-        return handle
+        elif len(members) == 1 and not handle.is_external:
+            name = frame_categories(file, array.name, members[0])
+        return handle if name is None else replace(handle, categories=find_array(file, name, files))
 
 
 def _check_is_array(file: Any, array: Any, key: str) -> None:

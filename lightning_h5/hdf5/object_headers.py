@@ -17,7 +17,17 @@ from .packing import ATTRIBUTES, FORMATS, MARKERS, file_format
 from .paths import SIGNATURE
 from .structures import MATLAB_EMPTY
 
-__all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "header_address", "messages", "read_header"]
+__all__ = [
+    "SCALES",
+    "UNITS",
+    "HeaderFile",
+    "HeaderTemplate",
+    "ObjectHeader",
+    "header_address",
+    "messages",
+    "read_header",
+    "units_at",
+]
 
 DATASPACE, DATATYPE, OLD_FILL, FILL, LAYOUT, FILTERS = 1, 3, 4, 5, 8, 11
 ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
@@ -26,11 +36,16 @@ ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
 IRRELEVANT = {0, 13, 14, 16, 18, 22}
 """Gaps, comments, times of modification, continuations, and counts of links."""
 
+UNITS, SCALES = (b"units", b"unit"), b"DIMENSION_LIST"
+"""Attributes of an array with its units, and with references to the scales of its dimensions."""
+
 CONSTANT, SHARED = 1, 2  # flags of a message that never changes, and of one whose content lies elsewhere in the file
 CONTIGUOUS, CHUNKED = 1, 2  # classes of layouts
 INDEX_SETTINGS = {1: 0, 2: 0, 3: 1, 4: 5, 5: 6}  # bytes of the settings of a chunk index, by its type
 SIMPLE = {0, 1, 3}  # classes of datatypes whose values lie in the attribute: integers, floats, text of a fixed length
 OPAQUE, OPAQUE_SCALAR = 5, "an opaque scalar"  # class of such datatypes, and a part of the structure of such a header
+TEXT, LISTS = 3, 9  # classes of text of a fixed length, and of lists, which text of any length is
+HEAP_REFERENCE, HEAP_HEAD, HEAP_OBJECT = struct.Struct("<IQI"), struct.Struct("<4s4xQ"), struct.Struct("<H6xQ")
 MAX_HEADER, MAX_BLOCKS = 16 << 20, 1000  # bytes of a block of a header, and blocks
 NUMBER, PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 WINDOW = 4096  # bytes that are read at a time
@@ -166,6 +181,11 @@ class ObjectHeader(NamedTuple):
     place: int | None
     n_bytes: int
     tree: int | None = None
+
+    @property
+    def is_annotated(self) -> bool:
+        """Whether the array has units or dimensions."""
+        return any(name in self.structure for name in (*UNITS, SCALES))
 
     def has_same_row_bytes(self, other: ObjectHeader) -> bool:
         """Return whether a row takes as many bytes as one of another contiguous array; true for chunked arrays."""
@@ -310,6 +330,51 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
     return ObjectHeader(structure, n_rows, place, n_bytes, tree)
 
 
+def units_at(file: HeaderFile, address: int) -> str | None:
+    """Return the text of the attribute with an array's units; None without one.
+
+    Raises:
+        ValueError: only the library can read it.
+    """
+    found = dict[bytes, str]()
+    for number, flags, data, _ in messages(file, address):
+        if number == ATTRIBUTE_INFO:
+            raise ValueError("attributes may lie in a heap")
+        if number == ATTRIBUTE and (name := _attribute_name(data)[0]) in (*UNITS, SCALES):
+            if name == SCALES or flags & SHARED:
+                raise ValueError("the attribute has references, or lies elsewhere")
+            found[name] = _text_of_attribute(file, data)
+    return next((found[name] for name in UNITS if name in found), None)
+
+
+def _text_of_attribute(file: HeaderFile, data: bytes) -> str:
+    """Return the text in an attribute's message, or in the heap that it refers to."""
+    version, flags, n_name, n_kind, n_space = struct.unpack_from("<BBHHH", data)
+    padding = 8 if version == 1 else 1
+    kind_at = (9 if version == 3 else 8) + -(-n_name // padding) * padding
+    space_at = kind_at + -(-n_kind // padding) * padding
+    value = data[space_at + -(-n_space // padding) * padding :]
+    kind, space = data[kind_at : kind_at + n_kind], data[space_at : space_at + n_space]
+    if (flags and version > 1) or space[1]:
+        raise ValueError("the attribute has several values, or a shared type")
+    if kind[0] & 15 == TEXT:
+        return value[: int.from_bytes(kind[4:8], "little")].decode(errors="replace")
+    if kind[0] & 15 != LISTS or kind[1] & 15 != 1:
+        raise ValueError("the attribute is no text")
+    n_bytes, heap, number = HEAP_REFERENCE.unpack_from(value)
+    signature, size = HEAP_HEAD.unpack(file.read(HEAP_HEAD.size, heap))
+    objects, at = file.read(min(size, MAX_HEADER), heap), HEAP_HEAD.size
+    while signature == b"GCOL" and at + HEAP_OBJECT.size <= len(objects):
+        found, size = HEAP_OBJECT.unpack_from(objects, at)
+        at += HEAP_OBJECT.size
+        if found == number and n_bytes <= size:
+            return objects[at : at + n_bytes].decode(errors="replace")
+        if not found:
+            break
+        at += -(-size // 8) * 8
+    raise ValueError("the heap of the text is damaged")
+
+
 def _is_opaque_scalar(parts: dict[int, Any]) -> bool:
     version, rank, _, kind = parts[DATASPACE][:4]
     is_scalar = not rank and (version == 1 or (version == 2 and kind == 0))
@@ -371,9 +436,9 @@ def _attribute_name(data: bytes) -> tuple[bytes, int]:
 
 
 def _packing_attribute(data: bytes) -> bytes | None:
-    """Return an attribute that descriptions depend on; None for others."""
+    """Return an attribute that descriptions depend on, or its name; None for others."""
     name, end = _attribute_name(data)
-    if name in MARKERS:
+    if name in MARKERS or name in UNITS:
         return name
     if name not in ATTRIBUTES and name != MATLAB_EMPTY:
         return None

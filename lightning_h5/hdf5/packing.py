@@ -83,7 +83,7 @@ FORMATS = (b"_NCProperties", b"nwb_version", b"Conventions")
 MARKERS = {b"_Netcdf4Dimid", b"_Netcdf4Coordinates", b"DIMENSION_LIST"}
 """The attributes that the netCDF library writes to arrays."""
 
-Policy = Literal["decode", "refuse", "keep", "guard"]
+Policy = Literal["decode", "refuse", "keep", "stored", "guard"]
 """How packed numbers are loaded without a decoder or the stored dtype in the arguments."""
 
 MAX_VALUES = 64
@@ -106,8 +106,9 @@ class Packing:
         stored: dtype that stored values are viewed as, if it differs from the array's (``_Unsigned``).
         unclear: name of an attribute that cannot be interpreted, such as text; or None.
         policy: how stored values are loaded by default: "decoded" in netCDF files, "refused" for integers of other
-            files, "kept" for floats of other files and numbers of NWB files, and "guarded" for integers of netCDF files
-            without a scale or a declared missing value: they remain integers, and a missing value raises an error.
+            files, "kept" for floats of other files and numbers of NWB files ("stored" if the user requested the stored
+            dtype), and "guarded" for integers of netCDF files without a scale or a declared missing value: they remain
+            integers, and a missing value raises an error.
         fill: netCDF's default fill value, which also stands for a missing value; None if there is none.
         least: smallest valid value, in the dtype that values are viewed as; None without a limit.
         most: largest valid value, in the same dtype; None without a limit.

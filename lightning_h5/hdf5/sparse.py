@@ -14,7 +14,7 @@ from .contents import has_arrays, resolve_path
 from .open import FAULTS, translate_h5py_errors
 from .structures import BIOM_MATRICES, SPARSE_PARTS, biom_shape
 
-__all__ = ["SparseGroup", "sparse_group"]
+__all__ = ["SparseGroup", "names_of_variables", "sparse_group"]
 
 MOST = 1 << 40
 """Rows or columns of a matrix, at most: more are damage, and could overflow the number of a value."""
@@ -149,6 +149,16 @@ def _names_of_columns(file: Any, group: Any, key: str, *, is_of_10x: bool) -> st
         if features is not None and has_arrays(features, "id"):
             return f"{key}/features/id"
         return f"{key}/genes" if has_arrays(group, "genes") else None
+    return names_of_variables(file, key)
+
+
+def names_of_variables(file: Any, key: str) -> str | None:
+    """Return the array with the names of the columns of ``X`` or a layer of AnnData; None if there is none.
+
+    Args:
+        file: the open file.
+        key: the matrix, sparse or dense.
+    """
     group_name, _, last = key.rpartition("/")
     if group_name.rpartition("/")[2] == "layers":
         root = group_name.rpartition("/")[0]
@@ -156,7 +166,17 @@ def _names_of_columns(file: Any, group: Any, key: str, *, is_of_10x: bool) -> st
         root = group_name
     else:
         return None
-    var = _group(file, f"{root}/var".strip("/"))
-    index = None if var is None else var.attrs.get("_index")
-    name = index.decode() if isinstance(index, bytes) else index
-    return f"{root}/var/{name}".strip("/") if isinstance(name, str) and has_arrays(var, name) else None
+    name = f"{root}/var".strip("/")
+    var = _group(file, name)
+    if var is None:  # a table, as AnnData wrote it until version 0.6
+        with suppress(H5Error, *FAULTS):
+            members = resolve_path(file, name, allow_external=False)[0].dtype.names or ()
+            return next((f"{name}/{member}" for member in ("index", "_index") if member in members), None)
+        return None
+    index = var.attrs.get("_index")
+    text = index.decode() if isinstance(index, bytes) else index
+    if not isinstance(text, str):
+        return None
+    if has_arrays(var, text):
+        return f"{name}/{text}"
+    return f"{name}/{text}/values" if has_arrays(var, f"{text}/values") else None

@@ -31,7 +31,7 @@ from .h5py_reader import H5pyReader, check_readable_text
 from .kept_chunks import keeps_decoded
 from .many_arrays import HeldArrays, ManyArrays
 from .many_reads import MIN_COMPILED, compile_reads
-from .row_codecs import Image, Ragged, RowCodec, bytes_of
+from .row_codecs import Function, Image, Ragged, RowCodec, bytes_of
 from .salvage import salvaged
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .storage_rates import storage_rates
@@ -63,6 +63,7 @@ __all__ = [
     "DecodeRequest",
     "EncodedReader",
     "FieldLayouts",
+    "Function",
     "H5pyReader",
     "HeldArrays",
     "Image",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, Codec, Packing, StackedKeys, kind_of
+from ..hdf5 import ArrayLayout, Codec, Packing, StackedKeys, enum_names, kind_of
 from ..jit import compiled
 from ..options import value_of_field
 from ..types import IntArray
@@ -90,8 +90,9 @@ class ClassNumbers:
 
     def check(self, array: ArrayLayout) -> None:
         """Raise an ``H5ValueError`` for an array without text. Codes of categories are class numbers already."""
-        if kind_of(array.dtype) != "text" and array.categories is None:
-            raise _not_decodable(array, "category", "text")
+        has_names = array.categories is not None or enum_names(array.stored, array.members) is not None
+        if kind_of(array.dtype) != "text" and not has_names:
+            raise _not_decodable(array, "category", "text, or the names of an enum")
 
 
 DecodeRequest: TypeAlias = Codec | Conventions | MatrixRows | ClassNumbers

@@ -130,6 +130,8 @@ class RowTableBuilder(TableBuilder):
         if self._of_others:
             guard, arrays = with_others(guard, arrays, {at: of[path] for at, of in self._of_others.items()})
         self._compatibility.check(arrays)
+        for request in self._own:
+            self._catalog.check_agreement(path, request, self._options)
         self._paths.append(path)
         self._guards.append(guard)
         self._layouts.append(arrays)

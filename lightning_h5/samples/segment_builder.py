@@ -18,11 +18,22 @@ from ..catalog import (
     PartsOfFile,
     SideTable,
     StoredParts,
-    pairs_of,
+    check_same,
     parts_in,
+    texts_of,
 )
 from ..errors import H5KeyError, H5ValueError, listing
-from ..hdf5 import ChangeGuard, LayoutTable, OpenOptions, column_layout
+from ..hdf5 import (
+    AlikeArrays,
+    Annotations,
+    ChangeGuard,
+    LayoutTable,
+    OpenFile,
+    OpenOptions,
+    annotations_of,
+    column_layout,
+    is_attribute_key,
+)
 from ..readers import ClassNumbers
 from .cut_values import CutValues
 from .indexer import Indexer
@@ -46,6 +57,7 @@ class _FileParts(NamedTuple):
     path: str
     guard: ChangeGuard
     parts: PartsOfFile
+    annotations: dict[str, Annotations | None]
 
 
 class SegmentTableBuilder(TableBuilder):
@@ -88,6 +100,7 @@ class SegmentTableBuilder(TableBuilder):
                 self._stacks[at] = (at, *range(len(keys), len(keys) + len(field.request.keys) - 1))
                 keys += field.request.keys[1:]
         own = [key for at, key in enumerate(keys) if at not in self._side_columns]
+        self._of_files = [field for at, field in enumerate(fields) if at not in self._side_columns]
         own += catalog.joins.join_keys(self._side_columns, attributes=True)
         drops = segments.missing == "drop"
         self._own = PartNames.of(own, segments.groups, drops=drops)
@@ -98,13 +111,27 @@ class SegmentTableBuilder(TableBuilder):
 
     # Looking at files ----------------------------------------------------------------------------------------
 
-    def look(self, path: str) -> tuple[ChangeGuard, PartsOfFile]:
-        """See ``TableBuilder.look``: the parts of a file."""
-        search = partial(parts_in, path, self._own, self._options)
-        guard, parts = self._catalog.look(path, self._options, self._own, search)
-        return replace(guard, others=parts.others) if parts.others else guard, parts
+    def look(self, path: str) -> tuple[ChangeGuard, PartsOfFile, dict[str, Annotations | None]]:
+        """See ``TableBuilder.look``: the parts of a file, and what it says about the arrays of the first one."""
 
-    def add(self, path: str, contents: tuple[ChangeGuard, PartsOfFile]) -> None:
+        def search(
+            file: OpenFile, guard: ChangeGuard, alike: AlikeArrays
+        ) -> tuple[PartsOfFile, dict[str, Annotations | None]]:
+            parts = parts_in(path, self._own, self._options, file, guard, alike)
+            names = parts.names
+            annotations = dict[str, Annotations | None]()
+            for at, key in enumerate(names.keys if len(parts.stars) and not names.cells else ()):
+                if not is_attribute_key(key):
+                    is_annotated = parts.arrays.template(at, self._catalog.templates).is_annotated
+                    annotations[key] = annotations_of(
+                        file, names.key(at, parts.stars[0]), may_have_attributes=is_annotated
+                    )
+            return parts, annotations
+
+        guard, (parts, annotations) = self._catalog.look(path, self._options, self._own, search)
+        return replace(guard, others=parts.others) if parts.others else guard, parts, annotations
+
+    def add(self, path: str, contents: tuple[ChangeGuard, PartsOfFile, dict[str, Annotations | None]]) -> None:
         """See ``TableBuilder.add``."""
         file = _FileParts(path, *contents)
         self._n_missing += file.parts.n_missing
@@ -115,6 +142,11 @@ class SegmentTableBuilder(TableBuilder):
             raise H5ValueError(
                 f"{listing(file.parts.names.cells or first.parts.names.cells)} holds references in only one of "
                 f"{first.path!r} and {path!r}. Pass files of one kind."
+            )
+        for field in self._of_files:
+            rows = [axis for axis in (field.axis, field.step_axis) if axis is not None]
+            self._catalog.check_agreement(
+                path, field.request, self._options, rows=rows, selection=field.selection, found=file.annotations
             )
         self._files.append(file)
 
@@ -187,14 +219,17 @@ class SegmentTableBuilder(TableBuilder):
         return replace(table, indexer=indexer)
 
     def _check_categories(self, stored: StoredParts) -> None:
-        """Raise an ``H5ValueError`` if fields of several files are categorical."""
-        arrays = [stored.one(0, at) for at in range(len(self._fields))]
-        coded = [array.key for array in arrays if array.categories is not None]
-        if coded and len(self._files) > 1:
-            raise H5ValueError(
-                f"{listing(coded)} is categorical, but codes are not compared between files with samples of "
-                f"segments. Name '{coded[0]}/codes' if they mean the same in all files."
-            )
+        """Raise an ``H5ValueError`` if codes of categories mean something else in another file, of any split."""
+        for at in range(len(self._fields)):
+            array = stored.one(0, at)
+            if array.categories is None:
+                continue
+            parts = np.unique(stored.files, return_index=True)[1].tolist()  # the first of each file
+            arrays = [stored.one(part, at).categories for part in parts]
+            first = self._catalog.once(("first categories", array.key), partial(stored.one, 0, at)).categories
+            if first is not arrays[0] or len(arrays) > 1:
+                advice = "Segments have codes as they are stored: write files with the same categories."
+                check_same(array.key, [first, *arrays], self._options, advice)
 
     def _named_parts(self, stored: StoredParts, names: PartNames) -> Parts:
         return Parts(stored.files, names, stored.stars, self._aliases(names))
@@ -291,7 +326,7 @@ class SegmentTableBuilder(TableBuilder):
         if not builder._files:
             return []
         stored, _ = builder._stored(builder._names.of_cells(builder._files[0].parts.names.cells))
-        return [pairs_of(stored.one(part, 0), self._options) for part in range(len(stored.files))]
+        return [texts_of(stored.one(part, 0), self._options) for part in range(len(stored.files))]
 
     # Values --------------------------------------------------------------------------------------------------
 

@@ -180,9 +180,10 @@ class MatrixTableBuilder(TableBuilder):
                     f"{expected.key!r} is a sparse matrix of {expected.n_columns} columns in the first file, and "
                     f"{path!r} {difference}. Write files with the same columns."
                 )
-            self._check_names(path, group)
             self._firsts[at].append(_firsts(offsets, arrays[at], arrays[at + 1], self._options))
             n_rows.append(group.n_rows)
+        for request in self._requests:
+            self._catalog.check_agreement(path, request, self._options)
         for at, array in enumerate(arrays):
             if not self._has_steps[at] and array.n_rows != n_rows[0]:
                 raise H5ValueError(
@@ -197,29 +198,6 @@ class MatrixTableBuilder(TableBuilder):
         self._guards.append(guard)
         self._layouts.append(arrays)
         self._n_rows.append(n_rows[0])
-
-    def _check_names(self, path: str, group: SparseGroup) -> None:
-        """Check that a matrix has the same columns in all files of all splits."""
-        first = self._catalog.once(("first names", group.key), lambda: path)
-        if group.names is None or first == path:
-            return
-        expected, names = self._names(first, group.names), self._names(path, group.names)
-        if np.array_equal(expected, names):
-            return
-        n = min(len(expected), len(names))
-        at = int(np.argmax(np.append(expected[:n] != names[:n], True)))
-        expected_name, name = (column[at] if at < len(column) else "missing" for column in (expected, names))
-        raise H5ValueError(
-            f"the columns of {group.key!r} differ between {first!r} and {path!r}: column {at} is "
-            f"{expected_name!r} and {name!r} ({group.names!r}). Write files with the same columns in the same order."
-        )
-
-    def _names(self, path: str, key: str) -> npt.NDArray[Any]:
-        def read() -> npt.NDArray[Any]:
-            _, (array,) = self._catalog.describe(path, [key], self._options)
-            return values_of(array, self._options)
-
-        return self._catalog.once(("names", path, key), read)
 
     def values_of(self, key: str) -> list[npt.NDArray[Any]]:
         """See ``TableBuilder.values_of``."""

@@ -1,6 +1,7 @@
 """What is wrong with files is found and named; what is not wrong is left alone; nothing stops the check of the rest."""
 
 import os
+import pickle
 import shutil
 from contextlib import suppress
 from functools import partial
@@ -506,3 +507,26 @@ def check_and_compare(path, is_checked):
         for key in ("g/a", "b"):
             dataset = H5LazyDataset(path, key)
             assert np.array_equal(dataset.read_batch(np.arange(ROWS)), VALUES)
+
+
+@pytest.mark.parametrize("options", [{}, {"sandbox": True}])
+def test_numbers_that_mean_something_else_are_reported(options, tmp_path):
+    for at, (units, names) in enumerate([("K", ["a", "b"]), ("K", ["a", "b"]), ("degC", ["b", "a"])]):
+        with h5py.File(tmp_path / f"{at}.h5", "w") as file:
+            file["t"] = np.arange(4.0) + at
+            file["t"].attrs["units"] = units
+            file["df/block0_values"] = np.zeros((4, 2)) + at
+            file["df/block0_items"] = np.array(names, "S1")
+            file["df/table"] = np.zeros(4, [("values_block_0", "f8", (2,))])
+            file["df/table"].attrs["values_block_0_kind"] = np.bytes_(pickle.dumps(names, 0))
+            dtype = h5py.enum_dtype({name: code for code, name in enumerate(names)}, "i1")
+            file.create_dataset("y", data=[0, 1, 1, 0], dtype=dtype)
+            file["time"] = np.arange(4.0)
+            file["time"].attrs["units"] = f"days since 200{at}-01-01"
+    report = check_files(str(tmp_path), **options)
+    errors = [(os.path.basename(problem.file), problem.array, problem.kind) for problem in report.errors]
+    assert errors == [("2.h5", name, "meaning") for name in ("df/block0_values", "df/table/values_block_0", "t", "y")]
+    texts = " ".join(problem.text for problem in report.errors)
+    for part in ("the units 'K'", "'df/block0_items'", "{0: 'b', 1: 'a'}"):
+        assert part in texts
+    assert not [problem for problem in report.warnings if problem.kind == "meaning"]

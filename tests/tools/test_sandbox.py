@@ -35,7 +35,8 @@ ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))
 GZIP = {"compression": "gzip"}
 NOTHING = (
-    '{"path": "", "is_open": true, "arrays": {}, "problems": [], "integrity": {}, "identity": null, "n_decoded": 0}'
+    '{"path": "", "is_open": true, "arrays": {}, "annotations": {}, "numbers": {}, "problems": [], "integrity": {}, '
+    '"identity": null, "n_decoded": 0}'
 )
 LONG = 1000  # seconds, of something that has to be stopped
 

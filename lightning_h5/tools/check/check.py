@@ -9,10 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from ...catalog import differences
 from ...errors import H5Error, H5KeyError, H5ValueError, listing
 from ...hdf5 import (
     SPARSE_PARTS,
+    Annotations,
     ArrayDigests,
     ArrayLayout,
     ChangeGuard,
@@ -48,7 +51,7 @@ MIN_ALIKE, MANY_ALIKE = 3, 40
 MAX_KINDS = 3
 """Number of kinds of files to name."""
 
-ONCE = ("slow", "no field", "rows")
+ONCE = ("slow", "no field", "rows", "meaning")
 """Kinds of warnings that are reported once for all files: they depend on the program that wrote the files."""
 
 
@@ -299,6 +302,41 @@ def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
             )
 
 
+def _same_meanings(files: Sequence[Findings]) -> Iterator[Problem]:
+    """Find arrays whose numbers mean something else than in most files."""
+    of_name: dict[str, Counter[Any]] = defaultdict(Counter)
+    for findings in files:
+        for name, meaning in _meanings(findings).items():
+            of_name[name][meaning] += 1
+    usual = {name: meanings.most_common(1)[0][0] for name, meanings in of_name.items()}
+    first: dict[str, str] = {}
+    for findings in files:
+        for name, meaning in _meanings(findings).items():
+            if meaning == usual[name]:
+                first.setdefault(name, findings.path)
+    for findings in files:
+        for name, (found, numbers) in _meanings(findings).items():
+            expected, usual_numbers = usual[name]
+            if numbers is not None and usual_numbers is not None and numbers != usual_numbers:
+                text = f"its numbers stand for {numbers}, and in {first[name]!r} for {usual_numbers}"
+                yield error(findings.path, name, "meaning", text)
+            if found is None or expected is None or found == expected:
+                continue
+            rows = {0} - {names.axis for names in found.names if names.are_names}
+            for difference in differences(first[name], expected, findings.path, found, rows):
+                source = "" if difference.names is None else f" ({difference.names[1].source!r})"
+                text = difference.text if source in difference.text else f"{difference.text}{source}"
+                if difference.is_error:
+                    yield error(findings.path, name, "meaning", text)
+                elif source:  # other dates are no problem
+                    yield warning(findings.path, name, "meaning", text)
+
+
+def _meanings(findings: Findings) -> dict[str, tuple[Annotations | None, str | None]]:
+    names = dict.fromkeys([*findings.annotations, *findings.numbers])
+    return {name: (findings.annotations.get(name), findings.numbers.get(name)) for name in names}
+
+
 def _are_segments(looks: Counter[str]) -> bool:
     """Return whether the shape of an array varies from file to file, as for recordings and images.
 
@@ -381,6 +419,7 @@ def _groups(findings: Findings) -> tuple[tuple[str, ...], ...]:
 SET_CHECKS: tuple[Callable[[Sequence[Findings]], Iterator[Problem]], ...] = (
     _same_kinds,
     same_looks,
+    _same_meanings,
     _same_rows,
     _nearly_same_rows,
     _same_data,

@@ -9,13 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
+from ...errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing, short_repr
 from ...hdf5 import (
     CELLS,
+    Annotations,
     ArrayLayout,
+    AxisNames,
     ChangeGuard,
     Entry,
+    OpenFile,
+    annotations_of,
     entries_of,
+    enum_names,
     file_identity,
     find_array,
     is_text,
@@ -58,6 +63,8 @@ class Findings:
         path: the file.
         is_open: whether the file could be read.
         arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
+        annotations: what the file says about the numbers of an array, if it does.
+        numbers: what stored numbers stand for, in words: names of an enum, or a conversion that is not applied.
         problems: the problems, in the order of the checks.
         integrity: integrity level of each array, 0 to 3 (see ``INTEGRITY``).
         identity: the identity of the data; None if it is unknown.
@@ -67,6 +74,8 @@ class Findings:
     path: str
     is_open: bool = False
     arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
+    annotations: dict[str, Annotations] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     integrity: dict[str, int] = field(default_factory=dict)
     identity: str | None = None
@@ -125,8 +134,20 @@ def _note_contents(findings: Findings, contents: FileMetadata) -> None:
         if key not in names:  # a member of a table, which is not a separate entry
             dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
             findings.arrays[key] = look_of(dtype, (layout.n_rows, *layout.row_shape)), layout.n_rows
+    findings.annotations = {key: said for key, said in contents.annotations.items() if said is not None}
+    for key, layout in contents.data.items():
+        if (words := _meaning_of_numbers(layout)) is not None:
+            findings.numbers[key] = words
     if contents.layouts:
         findings.identity = file_identity(findings.path, contents.layouts.values())
+
+
+def _meaning_of_numbers(layout: ArrayLayout) -> str | None:
+    """Return what stored numbers stand for, in words; None if they are the values, or decoded by default."""
+    if (names := enum_names(layout.stored, layout.members)) is not None:
+        return short_repr(names)
+    packing = layout.packing
+    return f"{packing}" if packing is not None and packing.policy == "keep" and not packing.only_misses else None
 
 
 def look_of(dtype: str, shape: tuple[int, ...]) -> str:
@@ -140,9 +161,21 @@ def findings_from_json(path: str, reported: Any) -> Findings:
     def text(value: Any) -> str | None:
         return None if value is None else str(value)
 
+    def annotations(of_array: Sequence[Any]) -> Annotations:
+        key, n_axes, units, dimensions, names = of_array
+        along = tuple(
+            AxisNames(
+                int(axis), str(source), str(digest), str(content), bool(are), bool(varies), ascends and bool(ascends)
+            )
+            for axis, source, digest, content, are, varies, ascends in names
+        )
+        return Annotations(str(key), max(1, int(n_axes)), text(units), tuple(map(str, dimensions)), along)
+
     return Findings(
         path=path,
         is_open=bool(reported["is_open"]),
+        annotations={str(name): annotations(of_array) for name, of_array in reported["annotations"].items()},
+        numbers={str(name): str(words) for name, words in reported["numbers"].items()},
         arrays={str(name): (str(look), int(n_rows)) for name, (look, n_rows) in reported["arrays"].items()},
         problems=[
             (error if problem["severity"] == "error" else warning)(
@@ -179,6 +212,7 @@ class FileMetadata:
         folders: folders that HDF5 searches for linked files: the file's own, and the working directory.
         entries: all names in the file, or only the names in ``keys``.
         layouts: the readable arrays, by key, in the order of the file.
+        annotations: what the file says about the numbers of an array, by key.
         refused: the reason why an array cannot be read, by key.
         unmapped: number of rows of a virtual array without a source, by key; None if it is unknown.
     """
@@ -188,6 +222,7 @@ class FileMetadata:
     folders: tuple[str, str]
     entries: tuple[Entry, ...] = ()
     layouts: dict[str, ArrayLayout] = field(default_factory=dict)
+    annotations: dict[str, Annotations | None] = field(default_factory=dict)
     refused: dict[str, Exception] = field(default_factory=dict)
     unmapped: dict[str, int | None] = field(default_factory=dict)
 
@@ -210,6 +245,7 @@ def look_at(file: Any, path: str, options: CheckOptions) -> FileMetadata:
         contents.entries = tuple(entry for entry in entries_of(file) if keys is None or entry.name in keys)
     except Exception as why:  # h5py can raise anything for a damaged file
         contents.entries = (Entry(name="/", kind="unreadable", target=f"{why}"),)
+    opened = OpenFile(path, ChangeGuard.of_open(file, path), file)
     for key in keys if keys is not None else [e.name for e in contents.entries if e.kind == "array" and e.shape]:
         try:
             handle = find_array(file, key)
@@ -217,6 +253,9 @@ def look_at(file: Any, path: str, options: CheckOptions) -> FileMetadata:
             if layout.storage == "virtual" and layout.n_rows:
                 contents.unmapped[key] = unmapped_rows(handle.array)
             contents.layouts[key] = layout
+            blocks = [name for name in layout.stored.names or () if name.startswith("values_block_")]  # of pandas
+            for name in [key, *(f"{key}/{block}" for block in blocks)]:
+                contents.annotations[name] = annotations_of(opened, name)
         except Exception as why:
             contents.refused[key] = why
     return contents
