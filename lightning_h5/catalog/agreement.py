@@ -31,6 +31,9 @@ SAME_UNITS = {
 }
 """Spellings of units in files of one kind."""
 
+MIN_WORD = 4
+"""Letters of a word whose case does not matter, as in "Counts"; it does in shorter ones: mV and MV."""
+
 NamesAt = Callable[[str, str], npt.NDArray[Any]]
 """Returns the names along an axis: takes the file and ``AxisNames.source``."""
 
@@ -178,7 +181,8 @@ def _dates_or_unit(text: str | None) -> tuple[Any, ...] | None:
             if word and (match := UNIT.fullmatch(word)) is None:
                 return "text", text
             if word and match is not None:
-                unit = SAME_UNITS.get(match[1].casefold(), match[1])
+                word = match[1] if len(match[1]) < MIN_WORD else match[1].casefold()
+                unit = SAME_UNITS.get(match[1].casefold(), word)
                 powers.append((unit, int(match[2] or 1) * (-1 if place else 1)))
     return "unit", tuple(sorted(powers))
 

@@ -135,7 +135,15 @@ def test_other_units_are_an_error(other: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "other"),
-    [("K", None), (None, "K"), ("m/s", "m s-1"), ("m s**-1", "m.s^-1"), ("K", "kelvin"), ("kg m-2", "m-2 kg")],
+    [
+        ("K", None),
+        (None, "K"),
+        ("m/s", "m s-1"),
+        ("m s**-1", "m.s^-1"),
+        ("K", "kelvin"),
+        ("Counts", "counts"),
+        ("kg m-2", "m-2 kg"),
+    ],
 )
 def test_units_in_another_spelling_are_no_error(first: Any, other: Any, tmp_path: Path) -> None:
     assert len(H5LazyDataset(pair(tmp_path, write_units, first, other), "x")) == 8
