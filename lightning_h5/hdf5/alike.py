@@ -31,7 +31,7 @@ from .links import ScalarError, find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, header_address, read_header
 from .open import FAULTS
 from .open_file import OpenFile
-from .packing import MINC, has_packing_outside
+from .packing import OUTSIDE, has_packing_outside
 
 __all__ = ["AlikeArrays", "has_first_link"]
 
@@ -251,9 +251,9 @@ def _opened(file: OpenFile, path: bytes) -> Any:
 
 
 def _has_packing_outside(places: ObjectPlaces, parts: list[bytes]) -> bool:
-    """See ``has_packing_outside``; true if both arrays beside an ``image`` exist that may declare its packing."""
+    """See ``has_packing_outside``; true if all arrays beside it exist that may declare its packing."""
     *groups, name = parts
-    return name == b"image" and all(places.address_of([*groups, limit.encode()]) is not None for limit in MINC)
+    return name in OUTSIDE and all(places.address_of([*groups, other.encode()]) is not None for other in OUTSIDE[name])
 
 
 class _OpenTable:

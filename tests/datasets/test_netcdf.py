@@ -145,6 +145,24 @@ def test_floats_and_nwb_are_decoded_only_if_that_is_asked_for(tmp_path: Path) ->
     assert torch.isnan(filled)
 
 
+def test_the_factors_of_nwb_channels_are_applied_or_an_error_names_them(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.nwb") for number in range(4)]
+    for path, factors in zip(paths, ([2.0, 2.0], [1.0, 1.0], [1.0, 10.0], [1.0, np.nan]), strict=True):
+        with h5py.File(path, "w") as file:
+            file.attrs["nwb_version"] = "2.7.0"
+            file["es/data"] = np.arange(8, dtype="i2").reshape(4, 2)
+            file["es/data"].attrs.update({"conversion": 0.5, "offset": 3.0})
+            file["es/channel_conversion"] = factors
+    equal = H5LazyDataset(paths[:2], "es/data", decode={"*": "cf"}, sample="row")
+    assert equal.read_batch([1, 5]).tolist() == [[5, 6], [4, 4.5]]  # of files with headers that are alike
+    for path in paths[2:]:
+        with pytest.raises(H5ValueError, match=r"Each channel has a factor of its own: x \* 0.5 \* channel_conversion"):
+            H5LazyDataset(path, "es/data", decode={"*": "cf"})
+        assert H5LazyDataset(path, "es/data")[1].tolist() == [2, 3]
+    mine = H5LazyDataset(paths[2], "es/data", decode={"es/data": lambda x: x * 0.5 * np.array([1, 10]) + 3})
+    assert mine[0].tolist() == [3, 8]
+
+
 @pytest.mark.wide
 @given(
     st.sampled_from(["i1", "u1", "i2", "u2", "i4", "f4", "f8"]),
