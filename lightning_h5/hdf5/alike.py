@@ -23,11 +23,11 @@ from ..types import cached_property
 from .change_guard import ChangeGuard
 from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain, tree_table
-from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
+from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_at
 from .dtypes import kind_of
 from .group_links import ObjectPlaces
 from .layout import ArrayLayout, path_of
-from .links import ScalarError, find_array
+from .links import ScalarError
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, header_address, read_header
 from .open import FAULTS
 from .open_file import OpenFile
@@ -178,7 +178,7 @@ class AlikeArrays:
         if table is not None and is_known and (member := table.member(path, name)) is not None:
             return member
         try:
-            layout = layout_of(find_array(file, key, files), path, key)
+            layout = layout_at(file, path, key, files)
         except ScalarError:
             scalar = bytes_layout(file, path, key) if takes_scalars else None
             if scalar is None:
@@ -270,7 +270,7 @@ class _OpenTable:
 
     @cached_property
     def _layout(self) -> ArrayLayout:
-        return layout_of(find_array(self._file, self._key, self._files), self._file.filename, self._key)
+        return layout_at(self._file, self._file.filename, self._key, self._files)
 
     def is_at(self, file: Any, key: str, files: FileOptions) -> bool:
         """Return whether the table is at a name of an open file."""

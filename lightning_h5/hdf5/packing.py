@@ -14,7 +14,17 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError, listing, shown
 
-__all__ = ["ATTRIBUTES", "FORMATS", "MARKERS", "Packing", "file_format", "has_packing_outside", "packing_of"]
+__all__ = [
+    "ATTRIBUTES",
+    "FORMATS",
+    "MARKERS",
+    "NULLABLE",
+    "OUTSIDE",
+    "Packing",
+    "file_format",
+    "has_packing_outside",
+    "packing_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +77,11 @@ MINC = ("image-min", "image-max")
 CHANNELS = "channel_conversion"
 """The array beside the ``data`` of NWB's electrical series: a factor of each channel, in addition to ``conversion``."""
 
-OUTSIDE = {b"image": MINC, b"data": (CHANNELS,)}
-"""Arrays that declare the packing of an array beside them, by its name. They count if all of them exist."""
+NULLABLE = ("values", "mask")
+"""Arrays of AnnData's columns with missing values: the mask is True for a missing one."""
+
+OUTSIDE = {b"image": MINC, b"data": (CHANNELS,), b"values": NULLABLE[1:]}
+"""Arrays that declare the meaning of an array beside them, by its name. They count if all of them exist."""
 
 ATTRIBUTES = {
     name.encode()
