@@ -352,6 +352,12 @@ class ArrayLayout:
         return self.stacked or (self,)
 
     @property
+    def missing_as_stored(self) -> list[str]:
+        """Sentences about values that are declared as missing, and loaded as any other."""
+        packings = [(array.key, array.packing) for array in self.stored_arrays if array.packing is not None]
+        return [text for key, packing in packings if (text := packing.missing_as_stored(key)) is not None]
+
+    @property
     def is_guarded(self) -> bool:
         """Whether ``refuse_missing`` has to check values."""
         is_packed = self.packing is not None and self.packing.policy == "guard"

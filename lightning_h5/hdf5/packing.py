@@ -171,6 +171,19 @@ class Packing:
         """Whether stored values are used unchanged, apart from missing values without an attribute."""
         return self.only_misses and not self.missing
 
+    def missing_as_stored(self, key: str) -> str | None:
+        """Return a sentence if values that stand for missing ones are loaded like any other; otherwise None.
+
+        Args:
+            key: the array.
+        """
+        if self.policy != "keep" or not self.missing:
+            return None
+        return (
+            f"{key!r} declares missing values ({self}), which are loaded as the numbers that are stored. Pass "
+            f"decode={{{key!r}: 'cf'}} for NaN."
+        )
+
     @property
     def identity(self) -> str:
         """The part of a file's identity that covers the packing."""

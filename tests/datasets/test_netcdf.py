@@ -23,6 +23,7 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
     RankMemCachedH5Dataset,
+    check_files,
     compute_stats,
 )
 from lightning_h5.datasets.normalize import write_stats
@@ -143,6 +144,31 @@ def test_floats_and_nwb_are_decoded_only_if_that_is_asked_for(tmp_path: Path) ->
     raw, filled = H5LazyDataset(path, ["raw", "filled"], decode={"*": "cf"})[1]
     assert raw.tolist() == [1.25, 1.375]
     assert torch.isnan(filled)
+
+
+def test_floats_with_missing_values_that_are_loaded_as_stored_are_logged(tmp_path: Path, caplog: Any) -> None:
+    paths = [str(tmp_path / f"{at}.h5") for at in range(2)]
+    text = "'y' declares missing values (_FillValue=-9999.0), which are loaded as the numbers that are stored"
+    for path in paths:
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = np.zeros((4, 2), "f4"), np.array([1, -9999, 3, 4], "f4")
+            file["y"].attrs["_FillValue"] = np.float32(-9999)
+            file["x"].attrs["_FillValue"] = np.float32(np.nan)
+    for module in (LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule):
+        caplog.clear()
+        datamodule = module(paths[0], paths[1], x_key="x", y_key="y")
+        for _ in range(2):
+            datamodule.setup("fit")
+        assert [text in message for message in caplog.messages if "missing" in message] == [True]
+    caplog.clear()
+    compute_stats(paths, "y")
+    assert [text in message for message in caplog.messages] == [True]
+    problems = [problem for problem in check_files(paths).warnings if problem.kind == "missing values"]
+    assert [problem.array for problem in problems] == ["y", "y"]
+    caplog.clear()
+    LazyH5DataModule(paths[0], x_key="x", y_key="y", decode={"y": "cf"}).setup("fit")
+    compute_stats(paths, "y", decode={"y": "cf"})
+    assert not [message for message in caplog.messages if "missing" in message]
 
 
 def test_the_factors_of_nwb_channels_are_applied_or_an_error_names_them(tmp_path: Path) -> None:
