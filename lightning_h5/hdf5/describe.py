@@ -31,10 +31,10 @@ from .contents import GroupError, resolve_path
 from .digest_checks import with_digests
 from .digests import read_digests
 from .dtypes import is_bytes, kind_of, native
-from .layout import ArrayLayout, Filter, Storage, filters_of
+from .layout import CHARACTER, ArrayLayout, Filter, Storage, filters_of
 from .links import ArrayHandle, find_array
 from .open import is_in_other_file, translate_h5py_errors
-from .packing import NULLABLE, packing_of
+from .packing import NULLABLE, is_of_netcdf, packing_of
 
 __all__ = [
     "IMAGE_SIGNATURES",
@@ -347,6 +347,9 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         why_plain = why_plain or why_no_table
     if why_plain is not None:
         check_library(array, path, key, why_plain)
+    row_shape, dtype = (*array.shape[1:], *inner), native(element)
+    if stored == CHARACTER and min(row_shape, default=0) > 0 and is_of_netcdf(array):
+        row_shape, dtype = row_shape[:-1], np.dtype(f"S{row_shape[-1]}")
     layout = ArrayLayout(
         path=path,
         key=key,
@@ -355,9 +358,9 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         members=members,
         n_rows=array.shape[0] if array.shape else 1,
         axes=array.shape[1:],
-        row_shape=(*array.shape[1:], *inner),
+        row_shape=row_shape,
         stored=stored,
-        dtype=native(element),
+        dtype=dtype,
         storage=storage,
         chunks=array.chunks,
         filters=filters,

@@ -23,6 +23,7 @@ __all__ = [
     "Packing",
     "file_format",
     "has_packing_outside",
+    "is_of_netcdf",
     "packing_of",
 ]
 
@@ -391,6 +392,11 @@ def has_packing_outside(group: Any, name: bytes) -> bool:
 def _is_array(group: Any, name: bytes) -> bool:
     """Return whether a group has an array of this name, and no link to it."""
     return bool(h5py.h5g.get_objinfo(group, name, follow_link=False).type == h5py.h5g.DATASET)
+
+
+def is_of_netcdf(array: Any) -> bool:
+    """Return whether an array is a variable of netCDF, by its own marks or those of its file."""
+    return _is_variable(array) or file_format(array) == "netCDF"
 
 
 def _is_variable(array: Any) -> bool:

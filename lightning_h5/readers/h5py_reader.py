@@ -117,6 +117,8 @@ class H5pyReader(LayoutReader):
         return self._text(piece, low) if self._is_text else piece
 
     def _text(self, piece: npt.NDArray[Any], low: int) -> npt.NDArray[Any]:
+        if self.layout.joins_characters:
+            piece = np.ascontiguousarray(piece).view(self.layout.dtype)[..., 0]
         text = np.empty(piece.size, dtype=object)
         try:
             text[:] = [item.decode() if isinstance(item, bytes) else item for item in piece.flat]

@@ -146,6 +146,37 @@ def test_floats_and_nwb_are_decoded_only_if_that_is_asked_for(tmp_path: Path) ->
     assert torch.isnan(filled)
 
 
+@pytest.mark.parametrize("options", [{}, {"zlib": True, "chunksizes": (2, 5)}], ids=["contiguous", "gzip"])
+def test_characters_along_the_last_axis_are_one_text(tmp_path: Path, options: Any) -> None:
+    netcdf, paths = pytest.importorskip("netCDF4"), [str(tmp_path / f"{at}.nc") for at in range(3)]
+    names = np.array(["alpha", "be", "gäm", "be"])
+    for path in paths:
+        with netcdf.Dataset(path, "w") as file:
+            for name, size in {"row": 4, "word": 2, "length": 5}.items():
+                file.createDimension(name, size)
+            file.createVariable("x", "f4", ("row",))[:] = range(4)
+            letters = np.char.encode(names, "utf8").astype("S5")[:, None].view("S1")
+            file.createVariable("name", "S1", ("row", "length"), **options)[:] = letters
+            words = file.createVariable("words", "S1", ("row", "word", "length"))
+            words[:] = np.array([[b"ab", b"c"], [b"de", b"fgh"]] * 2, "S5")[..., None].view("S1")
+    text = [*names, *names, *names]
+    for make in (H5LazyDataset, RankMemCachedH5Dataset):
+        assert make(paths, "x", "name").read_batch(range(12))[1] == text
+        assert make(paths, "x", "words").read_batch([1])[1] == [["de", "fgh"]]
+    assert len(CombinedHDF5Dataset(paths, ["x"], where={"name": "be"})) == 6
+    for module in (LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule):
+        datamodule = module(paths, x_key="x", y_key="name", decode={"name": "category"}, shuffle=False)
+        datamodule.setup("fit")
+        ((_, classes),) = datamodule.train_dataloader()
+        assert [datamodule.categories["name"][number] for number in classes] == text
+    part = H5LazyDataset(paths, "x", "words", select={"words": {1: 1}})
+    assert part[1][1] == ["f", "g", "h", "", ""]  # a part of the array has characters
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["x"], file["dna"] = np.arange(2), np.array([[b"A", b"C"], [b"G", b"T"]])
+    assert H5LazyDataset(str(tmp_path / "plain.h5"), "x", "dna")[1][1] == ["G", "T"]
+    assert not check_files(paths).errors
+
+
 def test_floats_with_missing_values_that_are_loaded_as_stored_are_logged(tmp_path: Path, caplog: Any) -> None:
     paths = [str(tmp_path / f"{at}.h5") for at in range(2)]
     text = "'y' declares missing values (_FillValue=-9999.0), which are loaded as the numbers that are stored"
