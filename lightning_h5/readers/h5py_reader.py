@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError, H5FileError, H5MemoryError
+from ..errors import H5CorruptError, H5FileError, H5MemoryError, H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_list, kind_of, process_pool
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader
@@ -123,9 +123,10 @@ class H5pyReader(LayoutReader):
         try:
             text[:] = [item.decode() if isinstance(item, bytes) else item for item in piece.flat]
         except UnicodeDecodeError as error:
-            raise H5CorruptError(
-                f"text of {self.layout.key!r} in {self.layout.path!r} is not UTF-8 (rows from {low} on: {error}). "
-                "Write it again as UTF-8."
+            row = low + next(at for at, texts in enumerate(piece) if error.object in np.ravel(texts).tolist())
+            raise H5ValueError(
+                f"text in row {row} of {self.layout.key!r} in {self.layout.path!r} is not UTF-8 ({error}). Write it "
+                "again as UTF-8."
             ) from error
         return text.reshape(piece.shape)
 
