@@ -476,6 +476,8 @@ class BaseH5DataModule(NamesRows):
                 checked_step_counts(source, max_tokens)
         for text in segments_left_out(dataset):
             self._log_once(text)
+        for text in dict.fromkeys(text for layout in dataset.layouts() for text in layout.missing_as_stored):
+            self._log_once(text, log=rank_zero_only(logger.warning))
         for text in segments_without_steps(dataset):
             self._log_once(text, log=rank_zero_warn)
         for other in self._datasets.values():  # all splits share one transform, which sees the same numbers

@@ -73,7 +73,7 @@ def open_chunked_fields(
     def rows_used(field: int) -> IntArray | None:
         return indexer.segments.numbers_of(located()) if field in of_segments else None  # samples are whole segments
 
-    changed_later = {field for field in chunked if indexer.cuts(field) or plans[field].guard is not None}
+    changed_later = {field for field in chunked if indexer.cuts(field) or plans[field].guards}
     readers: dict[int, ChunkedReader] = {}
     for field in chunked:
         layouts, share = table.layouts.of_field(field), n_bytes * row_bytes[field] // total
@@ -120,8 +120,8 @@ def why_decoded_on_cpu(
         options: how files are opened.
         device: the device.
     """
-    if plans[field].guard is not None:
-        return "its values are checked for missing ones"
+    if plans[field].guards:
+        return "its values are checked, for missing ones or for the range of a dtype"
     if isinstance(table.indexer, SparseRows):
         return "rows of a sparse matrix are put together on the CPU"
     if table.indexer.cuts(field):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ..hdf5 import ArrayLayout, FieldNames, field_names, kind_of, torch_dtype
 from ..readers import ClassNumbers, Decode, DecodeRequest, codecs_of
 from ..samples import SparseField
 from ..types import DTypeLike, IntArray, Keys
+from .casts import CastGuard
 from .collate import Collate
 from .joined_steps import Joint
 from .multiply_add import Affine
@@ -109,10 +110,17 @@ class Fields:
                 array.row_shape,
                 request.dtype or torch_dtype_of(array.dtype),
                 self.affines.get(number),
-                guard=array.refuse_missing if array.is_guarded else None,
+                guards=_guards_of(array, request, is_number=True),
             )
             if kind_of(array.dtype) == "number"
-            else FieldPlan(array.dtype, array.row_shape, None, is_encoded=is_encoded(array), element=request.dtype)
+            else FieldPlan(
+                array.dtype,
+                array.row_shape,
+                None,
+                is_encoded=is_encoded(array),
+                element=request.dtype,
+                guards=_guards_of(array, request, is_number=False),
+            )
             for number, (array, request) in enumerate(zip(arrays, self.requests, strict=True))
         )
 
@@ -272,6 +280,15 @@ def _requests(
             strict=False,
         )
     ]
+
+
+def _guards_of(
+    array: ArrayLayout, request: ArrayRequest, *, is_number: bool
+) -> tuple[Callable[[npt.NDArray[Any]], None], ...]:
+    """Return the checks of stored values (see ``FieldPlan``)."""
+    of_cast = CastGuard.of(array, request, is_number=is_number)
+    of_missing = array.refuse_missing if is_number and array.is_guarded else None
+    return tuple(guard for guard in (of_missing, of_cast) if guard is not None)
 
 
 def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:

@@ -174,8 +174,10 @@ class FileDataset(TableDataset):
                 if field in reads:  # rows are already normalized, patches are not
                     read, memory = reads[field]
                     read.finish()
-                    is_final = rows.patches is None and plan.guard is None
-                    columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
+                    if rows.patches is None and not plan.guards:
+                        columns.append(plan.cast(memory, self._buffers))
+                    else:
+                        columns.append(plan.finished(memory, self._buffers, rows.patches))
                 elif self.table.is_ragged[field]:
                     n_values = n_samples if self.table.has_steps[field] else None
                     arrays = read_each(boxes[field], rows.lengths, n_values, reader_of)

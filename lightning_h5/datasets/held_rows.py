@@ -23,7 +23,7 @@ from ..samples import BatchRows, FieldRows, HeldSamples, RowTable, row_tasks, te
 from ..types import IntArray
 from .fields import torch_dtype_of
 from .held_damage import HeldDamage, LoadedRows
-from .sample_layout import FieldPlan, as_tensor, numpy_dtype_like
+from .sample_layout import FieldPlan, numpy_dtype_like
 from .shard_memory import ShardMemory
 
 __all__ = ["HeldField", "HeldRows", "RankRows", "checked_device"]
@@ -54,7 +54,7 @@ class HostColumn:
         # Torch casts to dtypes that NumPy lacks or casts to differently.
         is_numpy = torch_dtype_of(by_numpy) == dtype
         self._rows = memory.view(by_numpy).reshape(len(memory), *plan.row_shape) if is_numpy else None
-        is_as_stored = by_numpy == plan.stored and plan.affine is None and plan.guard is None
+        is_as_stored = by_numpy == plan.stored and plan.affine is None and not plan.guards
         self.array = self._rows if is_as_stored and write is None else None
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
@@ -146,7 +146,7 @@ class CellColumn(HostColumn):
         assert rows.patches is not None, "samples are patches"
         patches = buffers.array(rows.patches.shape, self._patch_plan.gathered)
         rows.patches.copy_to(patches, self._cells, rows.rows)
-        return self._patch_plan.finished(patches, buffers)
+        return self._patch_plan.finished(patches, buffers, rows.patches)
 
     def close(self) -> None:
         """See ``HostColumn.close``."""
@@ -203,8 +203,8 @@ class ObjectColumn:
     def read(self, rows: FieldRows, buffers: BufferPool, *, all_cores: bool) -> Column:
         """See ``HostColumn.read``."""
         values: list[Any] = self.values[find_places(self._places, rows.rows)].tolist()
-        dtype = self._plan.element
-        return [as_tensor(value.copy(), dtype) if isinstance(value, np.ndarray) else value for value in values]
+        as_element = self._plan.as_element
+        return [as_element(value.copy() if isinstance(value, np.ndarray) else value) for value in values]
 
     def close(self) -> None:
         """See ``HostColumn.close``."""

@@ -15,7 +15,7 @@ import torch
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
 from ..readers.buffers import BufferPool, Column, copied_alone, tensor_of
-from ..samples import CsrRows
+from ..samples import CsrRows, PatchRows
 from ..types import Draws, IntArray, cached_property
 from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .joined_steps import JoinedField, Joint, columns_of, joined_fields, sample_ends
@@ -29,7 +29,6 @@ __all__ = [
     "SampleLayout",
     "SamplePart",
     "Transform",
-    "as_tensor",
     "numpy_dtype_like",
 ]
 
@@ -52,7 +51,7 @@ class FieldPlan:
         affine: normalization; None if rows are only cast.
         is_encoded: rows are decoded one by one, to arrays of several shapes.
         element: dtype of the arrays that are decoded one by one; None keeps the decoder's.
-        guard: raises an error if stored rows have a missing value; None if no value counts as missing.
+        guards: raise an error if stored rows have a missing value, or a value that the dtype cannot hold.
     """
 
     stored: np.dtype[Any]
@@ -61,12 +60,12 @@ class FieldPlan:
     affine: Affine | None = None
     is_encoded: bool = False
     element: torch.dtype | None = None
-    guard: Callable[[npt.NDArray[Any]], None] | None = None
+    guards: tuple[Callable[[npt.NDArray[Any]], None], ...] = ()
 
     def check(self, rows: npt.NDArray[Any]) -> None:
-        """Raise an ``H5ValueError`` if stored rows have a missing value."""
-        if self.guard is not None:
-            self.guard(rows)
+        """Raise an ``H5ValueError`` if stored rows have a missing value, or a value that the dtype cannot hold."""
+        for guard in self.guards:
+            guard(rows)
 
     @cached_property
     def normalized(self) -> np.dtype[Any]:
@@ -76,7 +75,7 @@ class FieldPlan:
     @cached_property
     def gathered(self) -> np.dtype[Any]:
         """The dtype of rows that a reader copies out of decoded chunks: it normalizes or casts them while copying."""
-        if self.guard is not None:  # stored values are checked first
+        if self.guards:  # stored values are checked first
             return self.stored
         return numpy_dtype_like(self.dtype, self.stored) if self.affine is None else self.affine.work
 
@@ -95,16 +94,23 @@ class FieldPlan:
     def __str__(self) -> str:
         return f"{self.dtype_name} of shape {self.row_shape}"
 
-    def finished(self, rows: npt.NDArray[Any] | torch.Tensor, buffers: BufferPool) -> Column:
+    def finished(
+        self, rows: npt.NDArray[Any] | torch.Tensor, buffers: BufferPool, patches: PatchRows | None = None
+    ) -> Column:
         """Normalize and cast stored rows, or rows that were decoded one by one. The caller owns the result.
 
         Args:
             rows: an array; or a tensor, if rows were decoded one by one to the same shape.
             buffers: allocates memory for batches.
+            patches: which patches the rows are; None if they are whole rows.
         """
         if isinstance(rows, torch.Tensor):
+            self.check(rows.numpy())
             return rows if self.element is None else rows.to(self.element)
-        self.check(rows)
+        if patches is not None and self.guards:
+            patches.finished(tensor_of(rows))  # memory beyond the edges has arbitrary values
+        if self.dtype is not None:
+            self.check(rows)
         affine = None if self.affine is None else self.affine.of_shape(rows.shape[1:])
         if affine is not None and rows.dtype == affine.work:
             affine(rows)
@@ -119,19 +125,19 @@ class FieldPlan:
             return rows
         if self.dtype is None:
             values: list[Any] = rows.tolist()
-            return [as_tensor(value, self.element) for value in values]
+            return [self.as_element(value) for value in values]
         column = tensor_of(rows)
         if column.dtype == self.dtype:
             return column
         return copied_alone(buffers.tensor(tuple(column.shape), self.dtype), column)
 
-
-def as_tensor(value: Any, dtype: torch.dtype | None) -> Any:
-    """Convert a decoded array to a tensor; text is returned unchanged."""
-    if not isinstance(value, np.ndarray):
-        return value
-    tensor = torch.from_numpy(value)
-    return tensor if dtype is None else tensor.to(dtype)
+    def as_element(self, value: Any) -> Any:
+        """Convert an array that was decoded one by one to a tensor; text is returned unchanged."""
+        if not isinstance(value, np.ndarray):
+            return value
+        self.check(value)
+        tensor = torch.from_numpy(value)
+        return tensor if self.element is None else tensor.to(self.element)
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ from .change_guard import ChangeGuard
 from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain, tree_table
 from .contents import frame_categories
-from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
+from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_at
 from .dtypes import kind_of
 from .group_links import ObjectPlaces
 from .layout import ArrayLayout, path_of
-from .links import ScalarError, find_array
+from .links import ScalarError
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, header_address, read_header
 from .open import FAULTS
 from .open_file import OpenFile
-from .packing import MINC, has_packing_outside
+from .packing import OUTSIDE, has_packing_outside
 
 __all__ = ["AlikeArrays", "has_first_link"]
 
@@ -180,7 +180,7 @@ class AlikeArrays:
         if table is not None and is_known and (member := table.member(path, name)) is not None:
             return member
         try:
-            layout = layout_of(find_array(file, key, files), path, key)
+            layout = layout_at(file, path, key, files)
         except ScalarError:
             scalar = bytes_layout(file, path, key) if takes_scalars else None
             if scalar is None:
@@ -253,9 +253,9 @@ def _opened(file: OpenFile, path: bytes) -> Any:
 
 
 def _has_packing_outside(places: ObjectPlaces, parts: list[bytes]) -> bool:
-    """See ``has_packing_outside``; true if both arrays beside an ``image`` exist that may declare its packing."""
+    """See ``has_packing_outside``; true if all arrays beside it exist that may declare its packing."""
     *groups, name = parts
-    return name == b"image" and all(places.address_of([*groups, limit.encode()]) is not None for limit in MINC)
+    return name in OUTSIDE and all(places.address_of([*groups, other.encode()]) is not None for other in OUTSIDE[name])
 
 
 class _OpenTable:
@@ -272,7 +272,7 @@ class _OpenTable:
 
     @cached_property
     def _layout(self) -> ArrayLayout:
-        return layout_of(find_array(self._file, self._key, self._files), self._file.filename, self._key)
+        return layout_at(self._file, self._file.filename, self._key, self._files)
 
     def is_at(self, file: Any, key: str, files: FileOptions) -> bool:
         """Return whether the table is at a name of an open file."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import h5py
@@ -25,13 +27,14 @@ from .chunk_index import (
     moves_axis,
     plain_edges,
 )
+from .contents import GroupError, resolve_path
 from .digest_checks import with_digests
 from .digests import read_digests
 from .dtypes import is_bytes, kind_of, native
-from .layout import ArrayLayout, Filter, Storage, filters_of
+from .layout import CHARACTER, ArrayLayout, Filter, Storage, filters_of
 from .links import ArrayHandle, find_array
 from .open import is_in_other_file, translate_h5py_errors
-from .packing import packing_of
+from .packing import NULLABLE, is_of_netcdf, packing_of
 
 __all__ = [
     "IMAGE_SIGNATURES",
@@ -42,10 +45,13 @@ __all__ = [
     "check_described",
     "column_layout",
     "describe_array",
+    "layout_at",
     "layout_of",
     "scalar_layout",
     "table_of",
 ]
+
+_log = logging.getLogger(__name__)
 
 IMAGE_SIGNATURES = (b"\xff\xd8", b"\x89PNG")
 """The first bytes of JPEG and PNG files."""
@@ -57,6 +63,7 @@ REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
 """A stored text of variable length: its length, the address of its heap, and its number there."""
 
 FLETCHER32, GZIP, BZIP2, ZSTD = 3, 1, 307, 32015  # HDF5 filter numbers
+EXACT_IN_FLOAT64 = 1 << 53
 CHECKED_HEADER = b"OHDR"  # signature of object headers with checksums
 
 
@@ -76,7 +83,70 @@ def describe_array(file: Any, path: str, key: str, files: FileOptions) -> ArrayL
         H5CorruptError: it is not the array that its digests were made of, or its chunk index is damaged.
         H5FileError: a filter is not installed, or the file has no digests although they are required.
     """
-    return check_described(layout_of(find_array(file, key, files), path, key), files)
+    return check_described(layout_at(file, path, key, files), files)
+
+
+def layout_at(file: Any, path: str, key: str, files: FileOptions) -> ArrayLayout:
+    """Describe the array, or the column with missing values, that a key names.
+
+    AnnData stores such a column as two arrays of a group, ``values`` and ``mask``. It is read whole, as floats.
+
+    Args:
+        file: the open file.
+        path: its path.
+        key: the array, or the group of the column.
+        files: which declarations of the file are accepted.
+
+    Raises:
+        H5Error: see ``describe_array``; text or a large integer of a column is missing.
+    """
+    try:
+        layout = layout_of(find_array(file, key, files), path, key)
+    except GroupError as error:
+        if error.key == key and (is_missing := _missing_in(file, key, files)) is not None:
+            return _column_with_missing(file, path, key, files, is_missing)
+        raise
+    column, _, name = key.rpartition("/")
+    is_missing = _missing_in(file, column, files) if name == NULLABLE[0] and column else None
+    if is_missing is not None and is_missing.any():
+        _missing_note(
+            f"{key!r} in {path!r} has {is_missing.sum():,} of {len(is_missing):,} rows without a value, and stores "
+            f"other numbers there. Name {column!r} for NaN, or leave them out with where={{'{column}/mask': False}}"
+        )
+    return layout
+
+
+def _missing_in(file: Any, column: str, files: FileOptions) -> npt.NDArray[np.bool_] | None:
+    """Return the mask of a column with missing values; None for any other group."""
+    group = resolve_path(file, column, allow_external=files.allow_external)[0]
+    if not isinstance(group, h5py.Group) or not str(group.attrs.get("encoding-type", "")).startswith("nullable-"):
+        return None
+    mask = find_array(file, f"{column}/{NULLABLE[1]}", files).array[...].astype(bool)
+    return mask if mask.ndim == 1 else None
+
+
+def _column_with_missing(
+    file: Any, path: str, key: str, files: FileOptions, is_missing: npt.NDArray[np.bool_]
+) -> ArrayLayout:
+    handle = find_array(file, f"{key}/{NULLABLE[0]}", files)
+    if kind_of(handle.array.dtype) == "text" and not is_missing.any():
+        return layout_of(handle, path, key)
+    values = handle.array[...]
+    is_number = values.shape == is_missing.shape and values.dtype.kind in "biuf"
+    if not is_number or np.abs(values[~is_missing].astype(np.float64)).max(initial=0) > EXACT_IN_FLOAT64:
+        raise H5ValueError(
+            f"{key!r} in {path!r} has {is_missing.sum():,} of {len(is_missing):,} rows without a value, and "
+            f"{'numbers beyond 2**53' if is_number else 'text'} in others, which floats with NaN cannot hold. Name "
+            f"'{key}/values' for the values as stored, with where={{'{key}/mask': False}} to leave these rows out."
+        )
+    numbers = values.astype(np.float32 if values.dtype.itemsize <= 2 else np.float64)
+    numbers[is_missing] = np.nan
+    return column_layout(numbers, path, key, ChangeGuard.of_open(file, path))
+
+
+@lru_cache(1000)
+def _missing_note(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
@@ -277,6 +347,9 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         why_plain = why_plain or why_no_table
     if why_plain is not None:
         check_library(array, path, key, why_plain)
+    row_shape, dtype = (*array.shape[1:], *inner), native(element)
+    if stored == CHARACTER and min(row_shape, default=0) > 0 and is_of_netcdf(array):
+        row_shape, dtype = row_shape[:-1], np.dtype(f"S{row_shape[-1]}")
     layout = ArrayLayout(
         path=path,
         key=key,
@@ -285,9 +358,9 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         members=members,
         n_rows=array.shape[0] if array.shape else 1,
         axes=array.shape[1:],
-        row_shape=(*array.shape[1:], *inner),
+        row_shape=row_shape,
         stored=stored,
-        dtype=native(element),
+        dtype=dtype,
         storage=storage,
         chunks=array.chunks,
         filters=filters,

@@ -24,6 +24,7 @@ from .dtypes import dtype_text, kind_of, native
 from .packing import Packing
 
 __all__ = [
+    "CHARACTER",
     "ArrayLayout",
     "ArrayView",
     "Codec",
@@ -34,6 +35,9 @@ __all__ = [
     "path_of",
     "stack_arrays",
 ]
+
+CHARACTER = np.dtype("S1")
+"""Elements of netCDF's arrays of characters, whose last axis is the length of a text."""
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
@@ -279,6 +283,9 @@ class ArrayLayout:
             views = [array.seen(row_axes, selection, keeps_axes=keeps_axes) for array in self.stacked]
             return stack_arrays(views, self.key)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
+        if self.joins_characters and (row_axes != (0,) or selection):
+            letters = self.with_changes(dtype=self.stored, row_shape=self.axes)
+            return letters.seen(row_axes, selection, keeps_axes=keeps_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
         parts = tuple(self._selection((selection or {}).get(axis, slice(None)), axis, shape) for axis in others)
         is_whole = all(part == slice(0, shape[axis], 1) for axis, part in zip(others, parts, strict=True))
@@ -354,6 +361,12 @@ class ArrayLayout:
         return self.stacked or (self,)
 
     @property
+    def missing_as_stored(self) -> list[str]:
+        """Sentences about values that are declared as missing, and loaded as any other."""
+        packings = [(array.key, array.packing) for array in self.stored_arrays if array.packing is not None]
+        return [text for key, packing in packings if (text := packing.missing_as_stored(key)) is not None]
+
+    @property
     def is_guarded(self) -> bool:
         """Whether ``refuse_missing`` has to check values."""
         is_packed = self.packing is not None and self.packing.policy == "guard"
@@ -393,6 +406,11 @@ class ArrayLayout:
     def row_bytes(self) -> int:
         """Bytes of a row as read (each text counts as a pointer)."""
         return self.dtype.itemsize * math.prod(self.row_shape)
+
+    @property
+    def joins_characters(self) -> bool:
+        """Whether characters along the last axis are one text, as in netCDF files."""
+        return self.stored == CHARACTER and self.dtype.kind == "S" and len(self.row_shape) < len(self.axes)
 
     @property
     def stored_row_bytes(self) -> int:

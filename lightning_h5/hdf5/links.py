@@ -20,7 +20,7 @@ from .contents import GroupError, frame_categories, has_arrays, list_arrays, lis
 from .dtypes import numpy_dtype, unknown_dtype
 from .layout import filters_of
 from .open import check_regular, is_in_other_file, open_h5, translate_h5py_errors
-from .structures import SPARSE_PARTS, is_empty_matlab
+from .structures import NO_COORDINATE, SPARSE_PARTS, is_empty_matlab, is_placeholder
 from .suggestions import segments_hint
 
 __all__ = ["ArrayHandle", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
@@ -191,6 +191,8 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
             codes, categories = (find_array(file, f"{key}/{name}", files) for name in _CATEGORICAL)
             return replace(codes, categories=categories)
         _check_is_array(file, array, key)
+        if not members and h5py.h5a.get_num_attrs(array.id) and is_placeholder(array.id):
+            return find_array(file, _variable_of(file, key, allow_external=files.allow_external), files)
         # Before reading the shape: HDF5 may open all files of a virtual array to find it.
         if not files.allow_external:
             check_in_file(file, array, key)
@@ -228,6 +230,22 @@ def _check_is_array(file: Any, array: Any, key: str) -> None:
             f"{key!r} in {path!r} is a named datatype, not an array; the file has {listing(list_arrays(file))}. "
             "Name one of these."
         )
+
+
+def _variable_of(file: Any, key: str, *, allow_external: bool) -> str:
+    """Return the array of a netCDF variable that is named like a dimension, and is no coordinate of it.
+
+    Raises:
+        H5ValueError: there is only the dimension.
+    """
+    group_name, _, name = key.strip("/").rpartition("/")
+    group = resolve_path(file, group_name, allow_external=allow_external)[0] if group_name else file
+    if NO_COORDINATE + name not in group:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} is a dimension of netCDF without values: it only has a length. Name another "
+            f"array; the file has {listing(list_data(file)[0])}."
+        )
+    return f"{group_name}/{NO_COORDINATE}{name}".strip("/")
 
 
 def _check_has_rows(file: Any, array: Any, key: str) -> None:

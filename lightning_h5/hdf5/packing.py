@@ -14,7 +14,18 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError, listing, shown
 
-__all__ = ["ATTRIBUTES", "FORMATS", "MARKERS", "Packing", "file_format", "has_packing_outside", "packing_of"]
+__all__ = [
+    "ATTRIBUTES",
+    "FORMATS",
+    "MARKERS",
+    "NULLABLE",
+    "OUTSIDE",
+    "Packing",
+    "file_format",
+    "has_packing_outside",
+    "is_of_netcdf",
+    "packing_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +74,15 @@ ODIM = ("gain", "offset", "nodata", "undetect")
 
 MINC = ("image-min", "image-max")
 """Arrays beside the ``image`` of MINC2: the decoded values at the ends of ``valid_range``."""
+
+CHANNELS = "channel_conversion"
+"""The array beside the ``data`` of NWB's electrical series: a factor of each channel, in addition to ``conversion``."""
+
+NULLABLE = ("values", "mask")
+"""Arrays of AnnData's columns with missing values: the mask is True for a missing one."""
+
+OUTSIDE = {b"image": MINC, b"data": (CHANNELS,), b"values": NULLABLE[1:]}
+"""Arrays that declare the meaning of an array beside them, by its name. They count if all of them exist."""
 
 ATTRIBUTES = {
     name.encode()
@@ -153,6 +173,19 @@ class Packing:
         """Whether stored values are used unchanged, apart from missing values without an attribute."""
         return self.only_misses and not self.missing
 
+    def missing_as_stored(self, key: str) -> str | None:
+        """Return a sentence if values that stand for missing ones are loaded like any other; otherwise None.
+
+        Args:
+            key: the array.
+        """
+        if self.policy != "keep" or not self.missing:
+            return None
+        return (
+            f"{key!r} declares missing values ({self}), which are loaded as the numbers that are stored. Pass "
+            f"decode={{{key!r}: 'cf'}} for NaN."
+        )
+
     @property
     def identity(self) -> str:
         """The part of a file's identity that covers the packing."""
@@ -167,7 +200,8 @@ class Packing:
         values = dict(self.attributes)
         terms = "x"
         if self.scale != 1:
-            terms += f" * {_first_of(values, _SCALES) or f'{self.scale:.7g}'}"
+            factors = [_first_of(values, _SCALES) or f"{self.scale:.7g}", values.get(CHANNELS)]
+            terms += "".join(f" * {factor}" for factor in factors if factor)
         if self.offset:
             offset = _first_of(values, _OFFSETS) or f"{self.offset:.7g}"
             terms += f" + {offset}" if self.offset > 0 else f" - {offset.lstrip('-')}"
@@ -187,7 +221,8 @@ class Packing:
             key: the array.
         """
         if self.unclear is not None:
-            raise H5ValueError(f"{self} cannot be decoded: the meaning of {self.unclear} is unknown. {self.how(key)}.")
+            reason = f": the meaning of {self.unclear} is unknown" if self.cure is None else " by one formula"
+            raise H5ValueError(f"{self} cannot be decoded{reason}. {self.how(key)}.")
 
     def how(self, key: str) -> str:
         """Return how to decode values with attributes that cannot be interpreted, without a full stop."""
@@ -269,7 +304,7 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
     cure = None
     policy: Policy = "decode" if is_netcdf else "refuse" if element.kind != "f" else "keep"
     if not values and form == "NWB" and (values := _declared_attributes(array, NWB_SCALING[:1])):
-        values |= _declared_attributes(array, NWB_SCALING[1:])
+        values |= _declared_attributes(array, NWB_SCALING[1:]) | _factors_of_channels(array)
         policy = "decode" if is_netcdf and element.kind == "f" else "keep"
     names = SCALING if not set(values) & set(NWB_SCALING) else NWB_SCALING
     if not set(values) & set(names) and (alternative := _by_other_names(array)) is not None:
@@ -280,12 +315,21 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
         return None
     valid = _declared_attributes(array, VALID) if is_netcdf or values else {}
     attributes = tuple((name, _value_text(value)) for name, value in values.items())
-    missing_names = [name for name in values if name not in (*names, UNSIGNED)]
+    missing_names = [name for name in values if name not in (*names, CHANNELS, UNSIGNED)]
     unclear = next((name for name in (*names, *missing_names) if isinstance(values.get(name), str)), None)
     scale, offset = (_single_number(values.get(name), neutral) for name, neutral in zip(names, (1, 0), strict=True))
     unclear = unclear or next((n for n, v in zip(names, (scale, offset), strict=True) if v is None), None)
     if cure is not None and unclear is None and offset:
         unclear = names[1]
+    if unclear is None and isinstance(values.get(CHANNELS), str):
+        unclear = CHANNELS
+        cure = (
+            f"Each channel has a factor of its own: x * {scale:g} * {CHANNELS} + {offset:g}, with the factors in the "
+            f"array {CHANNELS} beside it. Pass decode={{{{name}}: function}}, with a function from a stored row to "
+            "these values"
+        )
+    elif unclear is None:
+        scale *= _single_number(values.get(CHANNELS), 1)
     is_unsigned = _yes_or_no(values.get(UNSIGNED), default=element.kind == "u")
     if is_unsigned is None:
         unclear = unclear or UNSIGNED
@@ -338,12 +382,22 @@ def file_format(array: Any) -> Literal["netCDF", "ODIM", "NWB"] | None:
 
 def has_packing_outside(group: Any, name: bytes) -> bool:
     """Return whether the packing of an array, in an open low-level group, is declared outside of its header."""
-    if name != b"image":
+    if name not in OUTSIDE:
         return False
     try:
-        return all(h5py.h5g.get_objinfo(group, limit_name.encode()).type == h5py.h5g.DATASET for limit_name in MINC)
+        return all(_is_array(group, other.encode()) for other in OUTSIDE[name])
     except (KeyError, ValueError, RuntimeError):
         return False
+
+
+def _is_array(group: Any, name: bytes) -> bool:
+    """Return whether a group has an array of this name, and no link to it."""
+    return bool(h5py.h5g.get_objinfo(group, name, follow_link=False).type == h5py.h5g.DATASET)
+
+
+def is_of_netcdf(array: Any) -> bool:
+    """Return whether an array is a variable of netCDF, by its own marks or those of its file."""
+    return _is_variable(array) or file_format(array) == "netCDF"
 
 
 def _is_variable(array: Any) -> bool:
@@ -419,6 +473,21 @@ def _exact(value: Any, element: np.dtype[Any], stored: str | None) -> Any:
     return int(np.array(integer, element).view(stored))
 
 
+def _factors_of_channels(array: Any) -> dict[str, Value]:
+    """Return the factors of channels beside an array of NWB; one number if they are equal, and nothing if all are 1."""
+    group_name, _, name = str(array.name).rpartition("/")
+    parent = _child(array, group_name or "/")
+    if name.encode(errors="replace") not in OUTSIDE or parent is None or not has_packing_outside(parent.id, b"data"):
+        return {}
+    factors = parent[CHANNELS]
+    if factors.size > MAX_SLICES or factors.dtype.kind not in "iuf":
+        return {CHANNELS: f"{factors.size:,} values of {factors.dtype}"}
+    numbers = np.unique(factors[...])
+    if numbers.size > 1 or not np.isfinite(numbers).all():
+        return {CHANNELS: f"{factors.size:,} values"}
+    return {CHANNELS: numbers} if (numbers != 1).any() else {}
+
+
 def _packing_of_odim(array: Any, element: np.dtype[Any]) -> Packing | None:
     """Return the packing of an array in ODIM_H5, from the group ``what`` beside it or on a level above."""
     values: dict[str, Value] = {}
@@ -453,7 +522,7 @@ def _packing_of_minc(array: Any, element: np.dtype[Any]) -> Packing | None:
     """Return the packing of the array ``image`` in MINC2: the ends of its valid range map to two values per slice."""
     group_name, _, name = str(array.name).rpartition("/")
     parent = _child(array, group_name or "/")
-    if element.kind == "f" or parent is None or not has_packing_outside(parent.id, name.encode(errors="replace")):
+    if element.kind == "f" or name != "image" or parent is None or not has_packing_outside(parent.id, b"image"):
         return None
     if any(parent[limit_name].size > MAX_SLICES or parent[limit_name].dtype.kind not in "iuf" for limit_name in MINC):
         raise ValueError(f"{listing(MINC)} have more than {MAX_SLICES:,} values, or values that are no numbers")

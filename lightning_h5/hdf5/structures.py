@@ -23,6 +23,7 @@ __all__ = [
     "INDEX_PREFIX",
     "MATLAB_EMPTY",
     "MATLAB_TEXT",
+    "NO_COORDINATE",
     "SPARSE_PARTS",
     "WEIGHTS",
     "axes_of",
@@ -30,6 +31,7 @@ __all__ = [
     "field_groups_among",
     "is_empty_matlab",
     "is_in_index",
+    "is_placeholder",
     "is_private_group",
     "is_text_of_matlab",
     "matrices_among",
@@ -59,6 +61,9 @@ MATLAB_EMPTY = b"MATLAB_empty"
 MAX_ROOT_NAMES = 8  # maximum number of names to check for a mark of MATLAB
 
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+
+NO_COORDINATE = "_nc4_non_coord_"
+"""Prefix of netCDF to the name of a variable that is named like a dimension and is no coordinate of it."""
 
 INDEX_PREFIX = "_i_"
 """PyTables' name for the group with the index of a table."""
@@ -153,6 +158,11 @@ def is_empty_matlab(array_id: Any) -> bool:
 def is_text_of_matlab(array_id: Any) -> bool:
     """Return whether an array has the characters of a text of MATLAB, which may be empty."""
     return _is_text_of_matlab(_Attributes(array_id), "")
+
+
+def is_placeholder(array_id: Any) -> bool:
+    """Return whether an array stands for a dimension of netCDF without values."""
+    return _is_placeholder(_Attributes(array_id), "")
 
 
 def matrices_among(names: Collection[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError, H5FileError, H5MemoryError
+from ..errors import H5CorruptError, H5FileError, H5MemoryError, H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_list, kind_of, process_pool
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader
@@ -117,13 +117,16 @@ class H5pyReader(LayoutReader):
         return self._text(piece, low) if self._is_text else piece
 
     def _text(self, piece: npt.NDArray[Any], low: int) -> npt.NDArray[Any]:
+        if self.layout.joins_characters:
+            piece = np.ascontiguousarray(piece).view(self.layout.dtype)[..., 0]
         text = np.empty(piece.size, dtype=object)
         try:
             text[:] = [item.decode() if isinstance(item, bytes) else item for item in piece.flat]
         except UnicodeDecodeError as error:
-            raise H5CorruptError(
-                f"text of {self.layout.key!r} in {self.layout.path!r} is not UTF-8 (rows from {low} on: {error}). "
-                "Write it again as UTF-8."
+            row = low + next(at for at, texts in enumerate(piece) if error.object in np.ravel(texts).tolist())
+            raise H5ValueError(
+                f"text in row {row} of {self.layout.key!r} in {self.layout.path!r} is not UTF-8 ({error}). Write it "
+                "again as UTF-8."
             ) from error
         return text.reshape(piece.shape)
 

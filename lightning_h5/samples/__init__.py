@@ -4,6 +4,7 @@ from .columns import column_of, count_rows, row_tasks, rows_without_line, text_t
 from .indexer import HeldSamples, rows_of_all
 from .kinds import KindOfSamples, open_table, sample_kind
 from .labels import LabelCriterion
+from .patch_grids import PatchRows
 from .read_costs import ReadCost, RowUnits, blocks_of, chunk_cache, cost_of_files, reads_of_blocks
 from .row_filters import Filters, NoRowPassesError, Where, criteria_of
 from .row_table import HELD_BYTES, RowTable
@@ -34,6 +35,7 @@ __all__ = [
     "LabelCriterion",
     "MakesIndexer",
     "NoRowPassesError",
+    "PatchRows",
     "Places",
     "ReadCost",
     "RowTable",

@@ -329,16 +329,19 @@ class WholeSegments(Indexer):
         return lengths if self.max_length is None else np.minimum(lengths, -(-self.max_length // steps.rate))
 
 
-def _check_step_counts(windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str]) -> None:
+def _check_step_counts(
+    windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str], *, are_rows: bool
+) -> None:
     """Check that fields with steps that are paired by number have about equally many in each segment.
 
     A field may have as many steps more as windows reach further into it, or one more, as observations have one more
-    than actions.
+    than actions. If each step is a sample, fields have equally many.
 
     Args:
         windows: the samples.
         fields: the fields.
         name_of: returns the name of a segment from its number.
+        are_rows: whether each step is a sample.
 
     Raises:
         H5ValueError: two fields of a segment differ by more.
@@ -350,7 +353,7 @@ def _check_step_counts(windows: Windows, fields: Sequence[SegmentField], name_of
             kinds.setdefault((kind, (max(0, step_range.last) + 1) * all_steps[kind].rate), field)
     for ((kind_a, reach_a), field_a), ((kind_b, reach_b), field_b) in combinations(kinds.items(), 2):
         steps_a, steps_b = all_steps[kind_a], all_steps[kind_b]
-        further, slack = reach_a - reach_b, max(steps_a.rate, steps_b.rate)
+        further, slack = reach_a - reach_b, max(steps_a.rate, steps_b.rate) - are_rows
         surplus = steps_a.spans_of() - steps_b.spans_of()
         differs = (surplus < min(further, -slack)) | (surplus > max(further, slack))
         if differs.any():
@@ -359,10 +362,11 @@ def _check_step_counts(windows: Windows, fields: Sequence[SegmentField], name_of
                 (field, steps.rate, int(steps.lengths_of(segment)[0]))
                 for field, steps in ((field_a, steps_a), (field_b, steps_b))
             ]
-            raise H5ValueError(_rate_error(counts, name_of(int(windows.segments.numbers_of(segment)[0]))))
+            name = name_of(int(windows.segments.numbers_of(segment)[0]))
+            raise H5ValueError(_rate_error(counts, name, are_rows=are_rows))
 
 
-def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -> str:
+def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str, *, are_rows: bool) -> str:
     """Return the message for two fields (each with its rate and number of steps) with steps that cannot be paired."""
     titles = []
     for field, rate, n in counts:
@@ -375,6 +379,12 @@ def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -
     if rate > 1 and slow_rate == 1 and n_fast // rate <= n_slow <= -(-n_fast // rate):
         advice = (
             f"If a step of {slow.name!r} spans {rate:,} of the other, pass segments.steps_per={{{slow.name!r}: {rate}}}"
+        )
+    if are_rows:
+        return (
+            f"{' and '.join(titles)} in the segment {segment!r}. Rows pair steps by number, so fields need equally "
+            f"many. {advice}; if all of it belongs to each sample, pass segments.constants=[{slow.request.key!r}]; if "
+            "further steps are to be left out, such as an observation after the last action, pass window={'*': 0}."
         )
     return (
         f"{' and '.join(titles)} in the segment {segment!r}. Windows pair steps by number, and neither their reach nor "
@@ -437,7 +447,7 @@ def samples_of(
                 f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
                 "(window.pad)."
             )
-    _check_step_counts(windows, fields, name_of)
+    _check_step_counts(windows, fields, name_of, are_rows=window is None)
     return windows
 
 

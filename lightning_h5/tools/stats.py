@@ -6,6 +6,7 @@ sums are merged in the order of the rows.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,8 @@ from ..samples import (
 )
 from ..types import IntArray, Keys, PathLike, Paths
 from .output_files import check_output
+
+_log = logging.getLogger(__name__)
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of the channels in a row, or a mapping from arrays to axes; None computes over all values of a row."""
@@ -247,6 +250,9 @@ def compute_stats(
         requests = selected(requests, of_sample, sample_options)
         tables = [table_of_rows(catalog, paths, [request], options) for request in requests]
         rows_of_tables = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
+    layouts = [array for table in tables for arrays in table.layouts.examples for array in arrays]
+    for text in dict.fromkeys(text for layout in layouts for text in layout.missing_as_stored):
+        _log.warning("%s", text)
     axes = [
         _axis([arrays[0] for arrays in table.layouts], channel_axis, key)
         for key, table in zip(names, tables, strict=True)

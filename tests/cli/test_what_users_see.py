@@ -77,7 +77,7 @@ def test_an_error_that_is_none_of_ours_keeps_its_traceback(folder, monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("lightning_h5.hdf5.alike.layout_of", fail)
+    monkeypatch.setattr("lightning_h5.hdf5.alike.layout_at", fail)
     with pytest.raises(ZeroDivisionError) as error:
         lightning_h5.LazyH5DataModule(folder / "a.h5", x_key="x").setup("fit")
     assert [entry.name for entry in error.traceback][-1] == "fail"

@@ -23,6 +23,7 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
     RankMemCachedH5Dataset,
+    check_files,
     compute_stats,
 )
 from lightning_h5.datasets.normalize import write_stats
@@ -143,6 +144,80 @@ def test_floats_and_nwb_are_decoded_only_if_that_is_asked_for(tmp_path: Path) ->
     raw, filled = H5LazyDataset(path, ["raw", "filled"], decode={"*": "cf"})[1]
     assert raw.tolist() == [1.25, 1.375]
     assert torch.isnan(filled)
+
+
+@pytest.mark.parametrize("options", [{}, {"zlib": True, "chunksizes": (2, 5)}], ids=["contiguous", "gzip"])
+def test_characters_along_the_last_axis_are_one_text(tmp_path: Path, options: Any) -> None:
+    netcdf, paths = pytest.importorskip("netCDF4"), [str(tmp_path / f"{at}.nc") for at in range(3)]
+    names = np.array(["alpha", "be", "gäm", "be"])
+    for path in paths:
+        with netcdf.Dataset(path, "w") as file:
+            for name, size in {"row": 4, "word": 2, "length": 5}.items():
+                file.createDimension(name, size)
+            file.createVariable("x", "f4", ("row",))[:] = range(4)
+            letters = np.char.encode(names, "utf8").astype("S5")[:, None].view("S1")
+            file.createVariable("name", "S1", ("row", "length"), **options)[:] = letters
+            words = file.createVariable("words", "S1", ("row", "word", "length"))
+            words[:] = np.array([[b"ab", b"c"], [b"de", b"fgh"]] * 2, "S5")[..., None].view("S1")
+    text = [*names, *names, *names]
+    for make in (H5LazyDataset, RankMemCachedH5Dataset):
+        assert make(paths, "x", "name").read_batch(range(12))[1] == text
+        assert make(paths, "x", "words").read_batch([1])[1] == [["de", "fgh"]]
+    assert len(CombinedHDF5Dataset(paths, ["x"], where={"name": "be"})) == 6
+    for module in (LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule):
+        datamodule = module(paths, x_key="x", y_key="name", decode={"name": "category"}, shuffle=False)
+        datamodule.setup("fit")
+        ((_, classes),) = datamodule.train_dataloader()
+        assert [datamodule.categories["name"][number] for number in classes] == text
+    part = H5LazyDataset(paths, "x", "words", select={"words": {1: 1}})
+    assert part[1][1] == ["f", "g", "h", "", ""]  # a part of the array has characters
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["x"], file["dna"] = np.arange(2), np.array([[b"A", b"C"], [b"G", b"T"]])
+    assert H5LazyDataset(str(tmp_path / "plain.h5"), "x", "dna")[1][1] == ["G", "T"]
+    assert not check_files(paths).errors
+
+
+def test_floats_with_missing_values_that_are_loaded_as_stored_are_logged(tmp_path: Path, caplog: Any) -> None:
+    paths = [str(tmp_path / f"{at}.h5") for at in range(2)]
+    text = "'y' declares missing values (_FillValue=-9999.0), which are loaded as the numbers that are stored"
+    for path in paths:
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = np.zeros((4, 2), "f4"), np.array([1, -9999, 3, 4], "f4")
+            file["y"].attrs["_FillValue"] = np.float32(-9999)
+            file["x"].attrs["_FillValue"] = np.float32(np.nan)
+    for module in (LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule):
+        caplog.clear()
+        datamodule = module(paths[0], paths[1], x_key="x", y_key="y")
+        for _ in range(2):
+            datamodule.setup("fit")
+        assert [text in message for message in caplog.messages if "missing" in message] == [True]
+    caplog.clear()
+    compute_stats(paths, "y")
+    assert [text in message for message in caplog.messages] == [True]
+    problems = [problem for problem in check_files(paths).warnings if problem.kind == "missing values"]
+    assert [problem.array for problem in problems] == ["y", "y"]
+    caplog.clear()
+    LazyH5DataModule(paths[0], x_key="x", y_key="y", decode={"y": "cf"}).setup("fit")
+    compute_stats(paths, "y", decode={"y": "cf"})
+    assert not [message for message in caplog.messages if "missing" in message]
+
+
+def test_the_factors_of_nwb_channels_are_applied_or_an_error_names_them(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.nwb") for number in range(4)]
+    for path, factors in zip(paths, ([2.0, 2.0], [1.0, 1.0], [1.0, 10.0], [1.0, np.nan]), strict=True):
+        with h5py.File(path, "w") as file:
+            file.attrs["nwb_version"] = "2.7.0"
+            file["es/data"] = np.arange(8, dtype="i2").reshape(4, 2)
+            file["es/data"].attrs.update({"conversion": 0.5, "offset": 3.0})
+            file["es/channel_conversion"] = factors
+    equal = H5LazyDataset(paths[:2], "es/data", decode={"*": "cf"}, sample="row")
+    assert equal.read_batch([1, 5]).tolist() == [[5, 6], [4, 4.5]]  # of files with headers that are alike
+    for path in paths[2:]:
+        with pytest.raises(H5ValueError, match=r"Each channel has a factor of its own: x \* 0.5 \* channel_conversion"):
+            H5LazyDataset(path, "es/data", decode={"*": "cf"})
+        assert H5LazyDataset(path, "es/data")[1].tolist() == [2, 3]
+    mine = H5LazyDataset(paths[2], "es/data", decode={"es/data": lambda x: x * 0.5 * np.array([1, 10]) + 3})
+    assert mine[0].tolist() == [3, 8]
 
 
 @pytest.mark.wide

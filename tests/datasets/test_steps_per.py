@@ -175,6 +175,20 @@ def test_a_field_with_a_step_fewer_keeps_its_rows_beside_longer_fields(make_h5, 
         arrays |= {f"run{at}/eeg": 10 * at + np.arange(4), f"run{at}/ok": np.ones(4)}
         arrays[f"run{at}/stage"] = np.array([f"stage {10 * at + step}" for step in range(3)], "S")
     options = {"where": {"ok": 1}} if kind is CombinedHDF5Dataset else {}
-    with make(kind, make_h5(arrays), segments="run*", sample="row", **options) as dataset:
+    with make(kind, make_h5(arrays), segments="run*", window={"*": 0}, **options) as dataset:
         batch = dataset.read_batch(range(len(dataset)))
         assert batch["stage"] == [f"stage {int(value)}" for value in batch["eeg"]]
+
+
+@pytest.mark.parametrize("kind", [H5LazyDataset, RankMemCachedH5Dataset, CombinedHDF5Dataset])
+def test_rows_of_fields_with_a_step_fewer_are_an_error_with_the_ways_out(make_h5, kind):
+    """A vector of atoms may be as long as a list of conformations but for one, and a first label may be missing."""
+    path = make_h5({"m0/eeg": np.arange(4), "m0/stage": np.arange(3), "m1/eeg": np.arange(5), "m1/stage": np.arange(4)})
+    with pytest.raises(H5ValueError, match="pair steps by number") as error:
+        make(kind, path, segments="m*", sample="row")
+    for part in ("'eeg' has 4 steps and 'stage' has 3 steps", "segments.constants=['stage']", "window={'*': 0}"):
+        assert part in str(error.value)
+    with make(kind, path, segments={"groups": "m*", "constants": ["stage"]}, sample="row") as dataset:
+        assert len(dataset) == 9
+    with make(kind, path, segments="m*", window={"*": 0}) as dataset:
+        assert len(dataset) == 7

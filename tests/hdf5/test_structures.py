@@ -166,6 +166,29 @@ def test_an_empty_array_of_matlab_has_no_rows(tmp_path: Path) -> None:
             make()
 
 
+def test_a_dimension_of_netcdf_is_its_variable_or_has_no_values(tmp_path: Path) -> None:
+    """netCDF stores ``depth(time, depth)`` under another name, beside an array of zeros with the name."""
+    depth, paths = np.arange(18.0, dtype="f4").reshape(6, 3), [str(tmp_path / f"{at}.nc") for at in range(3)]
+    for at, path in enumerate(paths):
+        with h5py.File(path, "w") as file:
+            for group in (file, file.create_group("deep")):
+                placeholder(group)
+                group["_nc4_non_coord_column"] = depth + at
+    for key in ("column", "deep/column"):
+        assert np.array_equal(H5LazyDataset(paths, key).read_batch([1, 7, 13]), [depth[1] + at for at in range(3)])
+        module = RankCachedH5DataModule(paths, x_key=key, shuffle=False)
+        module.setup("fit")
+        assert np.array_equal(next(iter(module.train_dataloader()))[:6], depth)
+        for make in (
+            lambda key: H5LazyDataset(paths, key),
+            lambda key: CombinedHDF5DataModule(paths, fields=[key]).setup("fit"),
+            lambda key: compute_stats(paths[0], key),
+        ):
+            with pytest.raises(H5ValueError, match="is a dimension of netCDF without values: it only has a length"):
+                make(key.replace("column", "row"))
+    assert not check_files(paths).errors
+
+
 def test_an_empty_array_in_the_third_of_many_files_is_found(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{at}.mat") for at in range(4)]
     for at, path in enumerate(paths):

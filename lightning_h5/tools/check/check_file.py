@@ -393,6 +393,13 @@ def _no_fields(contents: FileMetadata) -> Iterator[Problem]:
             yield warning(contents.path, layout.key, "no field", text)
 
 
+def _missing_as_stored(contents: FileMetadata) -> Iterator[Problem]:
+    """Find floats with declared missing values, which training reads as any other number."""
+    for layout in contents.data.values():
+        for text in layout.missing_as_stored:
+            yield warning(contents.path, layout.key, "missing values", text)
+
+
 def _slow(contents: FileMetadata) -> Iterator[Problem]:
     """Find layouts that make training slow."""
     for layout in contents.data.values():
@@ -418,6 +425,7 @@ FILE_CHECKS: tuple[Callable[[FileMetadata], Iterator[Problem]], ...] = (
     _overlaps,
     _unwritten,
     _no_fields,
+    _missing_as_stored,
     _slow,
 )
 """The checks of the metadata of each file, in this order."""

@@ -68,6 +68,8 @@ def _cells(files: Sequence[FileLooks], main: str, n_rows: int, why: str, reader:
         if values is not None and (values < 0).any():
             why += f" {int((values < 0).sum()):,} rows have no category, code -1: pass ignore_index=-1 to the loss."
     others = [names[name] for name in columns if name not in targets[:1]]
+    nullable = [name.removesuffix("/mask") for name in arrays if re.fullmatch(r"obs/[^/]+/mask", name)]
+    others += [name for name in nullable if f"{name}/values" in arrays]
     if others:
         why += f" Other columns: {listing(others, 4)}."
     if n_rows >= MIN_ROWS:
