@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError, H5FileError, H5MemoryError, H5ValueError
+from ..errors import H5CorruptError, H5FileError, H5MemoryError
 from ..hdf5 import ArrayLayout, OpenOptions, check_decoding_memory, is_list, kind_of, process_pool
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader
@@ -124,7 +124,7 @@ class H5pyReader(LayoutReader):
             text[:] = [item.decode() if isinstance(item, bytes) else item for item in piece.flat]
         except UnicodeDecodeError as error:
             row = low + next(at for at, texts in enumerate(piece) if error.object in np.ravel(texts).tolist())
-            raise H5ValueError(
+            raise H5CorruptError(
                 f"text in row {row} of {self.layout.key!r} in {self.layout.path!r} is not UTF-8 ({error}). Write it "
                 "again as UTF-8."
             ) from error

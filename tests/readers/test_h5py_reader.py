@@ -7,7 +7,7 @@ from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5 import H5ValueError
+from lightning_h5 import H5CorruptError
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import OpenOptions, find_array, layout_of, open_h5
 from lightning_h5.readers import H5pyReader
@@ -91,11 +91,11 @@ def test_whole_chunks_are_counted_as_read_and_decoded(make_h5):
     "values", [["Ada", "Bo", "Jörg"], [["Ada", "Bo"], ["Al", "Ed"], ["Jörg", "Bo"]]], ids=["1-D", "2-D"]
 )
 @pytest.mark.parametrize("kind", ["S5", h5py.string_dtype("ascii")], ids=["fixed", "variable"])
-def test_text_that_is_not_utf8_is_an_error_with_its_row_and_no_damage(tmp_path, values, kind):
+def test_text_that_is_not_utf8_is_an_error_with_its_row(tmp_path, values, kind):
     path = str(tmp_path / "a.h5")
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=np.char.encode(values, "latin-1").astype(kind))
     reader = reader_of(path)
     assert reader.read([1, 0]).ravel()[-1] in ("Ada", "Bo")
-    with pytest.raises(H5ValueError, match=r"text in row 2 of 'x' .* is not UTF-8"):
+    with pytest.raises(H5CorruptError, match=r"text in row 2 of 'x' .* is not UTF-8"):
         reader.read([0, 2, 1])

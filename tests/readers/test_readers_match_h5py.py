@@ -51,7 +51,7 @@ def test_written_contiguous_numbers_take_the_fast_path(make_h5, dtype, userblock
 def test_text_that_is_not_utf_8_raises_and_names_file_and_array(make_h5):
     path = make_h5(x=np.array([b"ok", b"\xff\xfe"]))
     reader = open_reader(look(path, "x"), OPTIONS)
-    with pytest.raises(ValueError, match=r"'x' in .*data1\.h5.* UTF-8"):
+    with pytest.raises(OSError, match=r"'x' in .*data1\.h5.* UTF-8"):
         reader.read(np.array([1]))
 
 
