@@ -73,6 +73,47 @@ def test_a_line_of_matlab_is_the_target_of_rows(tmp_path):
     assert (array.key, array.n_rows) == ("images", 60)
 
 
+LINES = {
+    "a line of numbers": {"subject": np.arange(60.0)[None] // 20},
+    "logical": {"good": (np.arange(60) % 2).astype("u1")[None]},
+    "text with as many letters as columns": {"name": np.array([[ord(c)] for c in "study"], "u2")},
+    "a rate": {"fs": np.array([[250.0]])},
+    "a row with as many values as columns": {"mu": np.zeros((5, 1))},
+    "several": {"age": np.zeros((1, 60)), "weights": np.ones((1, 60)), "fold": np.zeros((1, 60))},
+}
+
+
+def write_mat(path, arrays):
+    """Write a file as MATLAB does: a matrix with a row for each sample has its samples on the last axis."""
+    classes = {"uint8": "logical", "uint16": "char", "float64": "double"}
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, values in arrays.items():
+            file[name] = values
+            file[name].attrs["MATLAB_class"] = np.bytes_(classes[str(values.dtype)])
+
+
+@pytest.mark.parametrize("others", LINES)
+def test_rows_of_a_matrix_of_matlab_are_samples_whatever_else_is_stored(tmp_path, others):
+    x, labels = RNG.normal(size=(5, 60)), np.arange(60.0) % 3
+    write_mat(tmp_path / "a.mat", {"X": x, "Y": labels[None], **LINES[others]})
+    advice = inspect_file(tmp_path / "a.mat").advice
+    assert (advice.settings["x_key"], advice.settings["y_key"], advice.other) == ("X", "Y", None)
+    (rows, y), n_val = batches_of(advice)
+    np.testing.assert_allclose(rows, x.T[: len(rows)], rtol=1e-6)
+    np.testing.assert_array_equal(y, labels[: len(y)])
+    assert n_val == 6
+
+
+def test_a_square_matrix_of_matlab_has_its_samples_on_the_last_axis_and_is_not_sure(tmp_path):
+    x, labels = RNG.normal(size=(60, 60)), np.arange(60.0) % 3
+    write_mat(tmp_path / "a.mat", {"X": x, "Y": labels[None]})
+    advice = inspect_file(tmp_path / "a.mat").advice
+    for each, samples in ((advice, x.T), (advice.other, x)):
+        (rows, y), _ = batches_of(each)
+        np.testing.assert_allclose(rows, samples[: len(rows)], rtol=1e-6)
+        np.testing.assert_array_equal(y, labels[: len(y)])
+
+
 def test_sorted_columns_have_no_split_that_lacks_a_class(tmp_path):
     with h5py.File(tmp_path / "a.loom", "w") as file:
         file["matrix"], file["col_attrs/ClusterID"] = RNG.integers(0, 9, (12, 50)), np.arange(50) // 10

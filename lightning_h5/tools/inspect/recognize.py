@@ -106,7 +106,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
             )
             for guess in (guesses if is_sure else guesses[:1])
         ] + ([] if is_sure else [Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")])
-    for rule in (_cut_rows, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
+    for rule in (_cut_rows, _labeled_lines, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
         if guesses := rule(files, reader):
             return guesses
     of_files = AlikeParts(files, reader, {})
@@ -334,44 +334,77 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return []
 
 
+def _labeled_lines(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Arrays of MATLAB with samples along their last axis; a recording with its rate only if it has a target."""
+    if files[0].software != "MATLAB":
+        return []
+    guesses = _last_axis(files, reader)
+    has_target = any("y_key" in (guess.settings or {}) for guess in guesses)
+    return guesses if has_target or not any(map(is_rate, files[0].arrays)) else []
+
+
 def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """Arrays with samples along their last axis, as MATLAB writes columns: all of them, or only the target."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.dtype[:4] != "text" and look.n_values > 1}
     main = max(arrays, key=lambda name: (len(arrays[name].shape), arrays[name].n_values), default=None)
     if main is None or len(arrays[main].shape) < 2:
         return []
-    lines = [name for name, look in arrays.items() if look.shape[0] == 1 and words_in(name) & TARGETS]
-    lines = [name for name in lines if arrays[name].shape == (1, arrays[main].shape[0])]
-    if len(lines) == 1 and arrays[main].shape[0] > 1:
-        n, (target,) = arrays[main].shape[0], lines
-        settings: Settings = {"x_key": main, "y_key": target, "segments": {"step_axis": {main: 0, target: 1}}}
+    shape = arrays[main].shape
+    targets = [name for name in arrays if words_in(name) & TARGETS and name != main]
+    rows = [name for name in targets if arrays[name].shape == (1, shape[0])]
+    if len(rows) == 1 and shape[0] > 1:
+        ((target,), pair) = rows, {"x_key": main, "y_key": rows[0]}
         why = (
-            f"{main!r} has {n:,} along axis 0 and {target!r}, a target by its name, along axis 1: index i is a sample."
+            f"{main!r} has {shape[0]:,} along axis 0 and {target!r}, a target by its name, along axis 1: index i is a "
+            "sample."
         )
+        along_first = {**pair, "segments": {"step_axis": {main: 0, target: 1}}}
+        guesses = [_in_order_of(files, reader, along_first, shape[0], why)]
+        if files[0].software == "MATLAB" and shape[0] == shape[-1]:
+            why = (
+                f"{main!r} has {shape[0]:,} along its first and last axis, and {target!r} is a target by its name: an "
+                "index of the last axis is a sample, as MATLAB stores a matrix with a row for each sample."
+            )
+            along_last = _in_order_of(files, reader, {**pair, "segments": {"step_axis": -1}}, shape[-1], why)
+            guesses.insert(0, replace(along_last, is_sure=False))
+        return guesses
+    n = shape[-1]
+    fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
+    lines = [name for name in fields if arrays[name].shape == (1, n)]
+    firsts = [look.shape[0] for name, look in arrays.items() if len(look.shape) > 1 and name not in lines]
+    is_longest = all(n >= max(look.shape) for look in arrays.values())
+    groups = {name.rpartition("/")[0] for name in fields}
+    columns = [name for name in targets if arrays[name].shape == (shape[0], 1)]
+    if len(fields) < 2 or n in firsts or columns or len(groups) > 1:
+        return []
+    if len(set(firsts)) < len(firsts) and not (lines and files[0].software == "MATLAB"):
+        return []
+    target = next((name for name in fields if name in targets), "")
+    if not is_longest and target not in lines:
+        return []
+    inputs, others = fields, list[str]()
+    if target in lines:
+        inputs, others = [name for name in fields if name not in lines], [name for name in lines if name != target]
+    elif len(fields) == 2 and target:
+        inputs = [main]
     else:
-        n = arrays[main].shape[-1]
-        fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
-        firsts = [look.shape[0] for look in arrays.values() if len(look.shape) > 1]
-        is_longest = all(n >= max(look.shape) for look in arrays.values())
-        groups = {name.rpartition("/")[0] for name in fields}
-        if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or len(groups) > 1:
-            return []
-        target = next((name for name in fields if words_in(name) & TARGETS and name != main), "")
-        if not is_longest and not (target and arrays[target].shape == (1, n)):
-            return []
-        if target and len(fields) == 2:
-            settings = {"x_key": main, "y_key": target}
-        else:
-            settings, target = {"x_key": names_of(fields)}, ""
-        settings["segments"] = {"step_axis": -1}
-        why = (
-            f"{listing(fields)} have {n:,} along their last axis and different lengths along axis 0, as MATLAB stores "
-            "samples: an index of the last axis is a sample."
-        )
-    if target and arrays[target].shape == (1, n):
-        settings["select"] = {target: {0: 0}}
+        target = ""
+    settings: Settings = {"x_key": main if len(inputs) == 1 else names_of(inputs)}
+    settings |= {"y_key": target} if target else {}
+    settings["segments"] = {"step_axis": -1}
+    why = f"{listing(fields, 4)} have {n:,} along their last axis, as MATLAB stores samples: its index i is a sample."
+    if target in lines:
+        why += f" {target!r} is a target by its name." + (f" Not used: {listing(others, 4)}." if others else "")
+    return [_in_order_of(files, reader, settings, n, why)]
+
+
+def _in_order_of(files: Sequence[FileLooks], reader: Reader, settings: Settings, n: int, why: str) -> Guess:
+    """Return a guess for ``n`` samples that are not along axis 0 of all arrays, with a split in their order."""
+    target = settings.get("y_key")
+    if target is not None and files[0].arrays[target].shape == (1, n):
+        settings = {**settings, "select": {target: {0: 0}}}
     split, why_split = split_in_order(n, reader.values(target) if target else None) if len(files) == 1 else ({}, "")
-    return [Guess(settings={**settings, "sample": "row", **split}, why=f"{why} {why_split}".strip())]
+    return Guess(settings={**settings, "sample": "row", **split}, why=f"{why} {why_split}".strip())
 
 
 def _without_tables(file: FileLooks) -> dict[str, Look]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import listing
-from ...hdf5 import COMPLEX_MEMBERS, keys_in, words_in
+from ...hdf5 import COMPLEX_MEMBERS, MATLAB_TEXT, keys_in, words_in
 from ...types import cached_property
 from .advice import TIMES
 from .contents import Contents
@@ -134,7 +134,10 @@ def looks_of(path: str, contents: Contents) -> FileLooks:
         contents: its contents.
     """
     arrays = [array for array in contents.arrays if array.shape is not None and array.name and array.is_data]
-    looks = {array.name: Look(array.shape or (), array.dtype) for array in arrays}
+    looks = {
+        array.name: Look(array.shape or (), "text" if array.structure == MATLAB_TEXT else array.dtype)
+        for array in arrays
+    }
     return FileLooks(
         path=path,
         arrays={name: look for name, look in looks.items() if _holds_values(look.dtype)},
