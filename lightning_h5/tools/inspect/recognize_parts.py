@@ -144,7 +144,7 @@ def looks_of(path: str, contents: Contents) -> FileLooks:
         of_bytes={name: look for name, look in looks.items() if LISTS_OR_BYTES.match(look.dtype)},
         references=[array.name for array in arrays if array.dtype == "references" and array.structure is None],
         complexes={name: look for name, look in looks.items() if look.dtype in COMPLEX_TABLES and look.shape},
-        coordinates={array.name for array in arrays if array.structure is not None},
+        coordinates={array.name for array in arrays if array.structure is not None} | set(contents.pandas),
         software=contents.software,
     )
 
