@@ -168,7 +168,7 @@ def _cooler(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         segments = {"offsets": offsets}
         why = f"{offsets!r} has the first contact of each bin, and {f'{group}{PIXELS}'!r} their counts."
     parts = AlikeParts(cells, reader, segments)
-    parts.attributes, parts.scalars, parts.texts = {}, [], []
+    parts.attributes, parts.mixed, parts.scalars, parts.texts = {}, [], [], []
     return [replace(guess, why=f"{why} {guess.why}") for guess in parts.guesses()[:1]]
 
 
