@@ -428,8 +428,9 @@ def test_two_calls_are_printed_in_doubt_and_both_work(tmp_path, name):
         (in_groups(["a", "b", "info"], lambda at: {"xxy"[at]: N((9 - at, 4))}), "segments='*'"),
         (in_groups([f"run_{n}" for n in range(3)], lambda at: {"hits": np.zeros(9 + at, "f4,f4")}), "segments='*'"),
         (traces("NAB"), "x_key='Waveforms/*/*'"),
+        ({f"g{n}/c{n}": N((9 + n, 4)) for n in range(3)}, "x_key='*/*'"),
     ],
-    ids=["dtypes that differ", "another group beside two", "tables", "no common name"],
+    ids=["dtypes that differ", "another group beside two", "tables", "no common name", "numbered names"],
 )
 def test_one_of_several_groups_is_never_suggested_without_doubt(tmp_path, arrays, argument):
     advice = advice_on(tmp_path, {"a.h5": arrays})

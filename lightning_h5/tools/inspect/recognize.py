@@ -141,7 +141,8 @@ def why_one_of_many(file: FileLooks, key: str) -> str | None:
         and other.count("/") == len(levels) - 1
         and other.split("/")[:-1] != levels[:-1]
     ]
-    same_names = [other for other in elsewhere if other.split("/")[-1] == levels[-1]]
+    form = re.sub(r"\d+", "0", levels[-1])
+    same_names = [other for other in elsewhere if re.sub(r"\d+", "0", other.rpartition("/")[2]) == form]
     alike = same_names or [n for n in elsewhere if looks[n].dtype == look.dtype and _repeats_group(n)]
     if not same_names and (len(alike) < MIN_OWN_NAMES or not _repeats_group(name)):
         return None
@@ -149,13 +150,13 @@ def why_one_of_many(file: FileLooks, key: str) -> str | None:
     first, *_, last = [at for at, names in enumerate(names_of_levels) if len(names) > 1] * 2
     pattern = ["*" if len(names) > 1 else level for level, names in zip(levels, names_of_levels, strict=True)]
     lengths = {looks[other].shape[0] for other in (name, *alike)}
-    n_groups = last + bool(same_names)
+    n_groups = min(last + 1, len(levels) - 1)
     outside = [n for n in looks if not (n.count("/") >= n_groups and _fits_levels(n.split("/"), pattern[:n_groups]))]
     is_field = len(lengths) == 1 and any(looks[n].shape[:1] == look.shape[:1] for n in outside)
     if names_of_levels[first] <= set(SPLITS) or is_field:
         return None
     argument = f"x_key={'/'.join(pattern)!r}"
-    if same_names:
+    if last < len(levels) - 1:
         argument = f"segments={'/'.join(pattern[:n_groups])!r}, with keys relative to the group"
     return (
         f"{name!r} is one of {1 + len(alike):,} such arrays in groups side by side, and the call reads no other. If "
