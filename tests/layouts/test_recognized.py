@@ -150,10 +150,46 @@ def in_groups(names, arrays):
     return {f"{name}/{key}": value for at, name in enumerate(names) for key, value in arrays(at).items()}
 
 
+def episodes(lengths, rewards=()):
+    """Episodes of these lengths; those with the numbers in ``rewards`` have rewards."""
+    arrays = {}
+    for at, n in enumerate(lengths):
+        arrays |= {f"data/demo_{at}/actions": N((n, 2)), f"data/demo_{at}/obs/state": N((n, 3))}
+        arrays |= {f"data/demo_{at}/rewards": N(n)} if at in rewards else {}
+    return arrays
+
+
+def subjects(numbers):
+    """Recordings with names of their own: ``S001/S001R02``. ``numbers``: how many of each subject."""
+    names = [f"S00{subject}/S00{subject}R0{run}" for subject, n in enumerate(numbers) for run in range(n)]
+    return in_groups(names, lambda at: {"eeg": N((100 + at, 4)), "events": np.arange(100 + at)})
+
+
+def traces(networks="N"):
+    """Traces of stations, as ASDF names them, with their metadata."""
+    arrays = {}
+    for at in range(4):
+        station = f"{networks[at % len(networks)]}T.ST{at}"
+        arrays |= {f"Waveforms/{station}/{station}..BH{c}__tag{at}{c}": np.zeros(200 + at, "i4") for c in "ZNE"}
+        arrays[f"Waveforms/{station}/StationXML"] = np.zeros(50 + at, "i1")
+    return arrays
+
+
+EPISODES = {"x_key": {"actions": "actions", "state": "obs/state"}}
+EEG = {"x_key": {"eeg": "eeg", "events": "events"}}
+
 # Files, and what is said of them: the data module's arguments; None for rows along axis 0.
 FILES = {
     "rows in files of several lengths": (
         {f"{n}.h5": {"signal": N((n, 2, 120)), "label": np.arange(n) % 3} for n in (20, 30, 25)},
+        None,
+    ),
+    "columns in groups": (
+        {
+            "a.h5": {
+                f"{group}/{group[0]}_{name}": N(30 + len(group)) for group in ("jets", "muons") for name in "abcdefg"
+            }
+        },
         None,
     ),
     "splits": ({"a.h5": in_groups(["train", "test"], lambda at: {"x": N((60 - at, 28, 28)), "y": N(60 - at)})}, None),
@@ -206,6 +242,46 @@ FILES = {
     ),
     "one recording": ({"a.h5": {"eeg": N((4, 300))}}, {"segments": {"step_axis": 1}, "window": 256}),
     "years": ({f"{year}.h5": {"fields": N((6, 4, 8, 9))} for year in (1979, 1980)}, {"window": [0, 2]}),
+    "an array that one episode lacks, and no suggestion needs": (
+        {"a.h5": episodes(range(20, 30), rewards={0, 1, 2, 4, 5, 6, 7, 8, 9})},
+        EPISODES | {"segments": "data/*"},
+    ),
+    "an array that some episodes lack": (
+        {"a.h5": episodes(range(20, 30), rewards=range(6))},
+        EPISODES | {"segments": "data/*"},
+    ),
+    "a group among episodes that is none": (
+        {"a.h5": episodes(range(20, 30)) | {"data/demo_info/version": N(3)}},
+        EPISODES | {"segments": {"groups": "data/*", "missing": "drop"}},
+    ),
+    "an empty episode": ({"a.h5": episodes([20, 21, 0, 30])}, EPISODES | {"segments": "data/*"}),
+    "recordings with names of their own": ({"a.h5": subjects([3, 3, 3])}, EEG | {"segments": "*/*"}),
+    "recordings with names of their own, and a subject with one": (
+        {"a.h5": subjects([3, 1, 3]) | in_groups([f"S00{n}" for n in range(3)], lambda at: {"age": at})},
+        EEG | {"segments": "*/*"},
+    ),
+    "other groups beside recordings with names of their own": (
+        {"a.h5": subjects([3, 2, 3]) | in_groups([f"S00{n}" for n in range(3)], lambda at: {"info/x": N(3)})},
+        EEG | {"segments": "*/S*"},
+    ),
+    "sessions of a few subjects, named by them": (
+        {
+            "a.h5": in_groups(
+                [f"sub-{n // 3}/sub-{n // 3}_ses-{n % 3}" for n in range(12)], lambda at: {"eeg": N((4, 99))}
+            )
+        },
+        {"segments": {"groups": "*/*", "step_axis": 1}, "split": {"val_fraction": 0.15, "group_pattern": PERSON}},
+    ),
+    "molecules on two levels with names of their own": (
+        {
+            "a.h5": in_groups(
+                [f"s0{size}/s0{size}-{n}" for size in range(3) for n in range(4)],
+                lambda at: {"pos": N((9 + at, 5 + at // 4, 3)), "energies": N(9 + at), "z": np.ones(5 + at // 4)},
+            )
+        },
+        {"segments": {"groups": "*/*", "constants": ["z"]}, "sample": "row"},
+    ),
+    "traces of stations": ({"a.h5": traces()}, {"x_key": "Waveforms/*/NT.ST*", "collate_fn": "pad"}),
     "pairs by number": (
         {"a.h5": {f"{name}{n}": N((10 + n, 4) if name == "X" else 10 + n) for n in range(5) for name in "Xy"}},
         {"x_key": "X*", "y_key": "y*"},
@@ -343,6 +419,53 @@ def test_two_calls_are_printed_in_doubt_and_both_work(tmp_path, name):
     assert call == advice.python
     assert advice.other.python in text
     assert "not sure" in text
+
+
+@pytest.mark.parametrize(
+    ("arrays", "argument"),
+    [
+        (in_groups(["r_0", "r_1", "r_2"], lambda at: {"x": N((9, 4)).astype("f4" if at else "f8")}), "segments='*'"),
+        (in_groups(["a", "b", "info"], lambda at: {"xxy"[at]: N((9 - at, 4))}), "segments='*'"),
+        (in_groups([f"run_{n}" for n in range(3)], lambda at: {"hits": np.zeros(9 + at, "f4,f4")}), "segments='*'"),
+        (traces("NAB"), "x_key='Waveforms/*/*'"),
+        ({f"g{n}/c{n}": N((9 + n, 4)) for n in range(3)}, "x_key='*/*'"),
+    ],
+    ids=["dtypes that differ", "another group beside two", "tables", "no common name", "numbered names"],
+)
+def test_one_of_several_groups_is_never_suggested_without_doubt(tmp_path, arrays, argument):
+    advice = advice_on(tmp_path, {"a.h5": arrays})
+    assert advice.other.datamodule is None
+    first_batch(executed(advice.python))
+    text = " ".join(printed(tmp_path / "a.h5")[0].split())
+    assert "not sure If that is wrong" in text
+    assert "arrays in groups side by side, and the call reads no other" in text
+    assert argument in text
+
+
+@pytest.mark.parametrize("is_attribute", [True, False])
+def test_a_number_whose_dtype_differs_between_groups_is_no_field(tmp_path, is_attribute):
+    files = in_groups([f"r_{n}" for n in range(12)], lambda at: {"x": N((30 + at, 4))})
+    for at in range(12):
+        files[f"r_{at}{'@' if is_attribute else '/'}score"] = [1, 0.5][at % 2]
+        files[f"r_{at}@label"] = "ab"[at % 2]
+    advice = advice_on(tmp_path, {"a.h5": files})
+    score = "'@score'" if is_attribute else "'score'"
+    for each in (advice, advice.other):
+        assert (each.settings["x_key"], each.settings["y_key"]) == ("x", "@label")
+        assert f"Not used: {score}, since the dtype is not the same in all" in each.reasons[0]
+        first_batch(executed(each.python))
+
+
+def test_groups_that_lack_an_array_are_left_out_and_counted(tmp_path):
+    arrays = in_groups([f"r_{n}" for n in range(12)], lambda at: {"x": N((9, 3, 4)), "label": np.arange(9) % 2})
+    del arrays["r_3/label"]
+    advice = advice_on(tmp_path, {"a.h5": arrays})
+    assert advice.settings["segments"] == {"groups": "*", "missing": "drop"}
+    assert "11 of 12 groups have the same arrays" in advice.reasons[0]
+    assert "'r_3' lacks 'label': missing='drop' leaves out groups that lack an array." in advice.reasons[0]
+    module = executed(advice.python)
+    first_batch(module)
+    assert sum(len(dataset) for dataset in (module.train_dataset, module.val_dataset)) == 11 * 9
 
 
 @pytest.mark.parametrize("sides", [[40], [40, 40], [40, 50, 33]])

@@ -73,6 +73,98 @@ def test_a_line_of_matlab_is_the_target_of_rows(tmp_path):
     assert (array.key, array.n_rows) == ("images", 60)
 
 
+LINES = {
+    "a line of numbers": {"subject": np.arange(60.0)[None] // 20},
+    "logical": {"good": (np.arange(60) % 2).astype("u1")[None]},
+    "text with as many letters as columns": {"name": np.array([[ord(c)] for c in "study"], "u2")},
+    "a rate": {"fs": np.array([[250.0]])},
+    "a row with as many values as columns": {"mu": np.zeros((5, 1))},
+    "several": {"age": np.zeros((1, 60)), "weights": np.ones((1, 60)), "fold": np.zeros((1, 60))},
+}
+
+
+def write_mat(path, arrays):
+    """Write a file as MATLAB does: a matrix with a row for each sample has its samples on the last axis."""
+    classes = {"uint8": "logical", "uint16": "char", "float64": "double"}
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, values in arrays.items():
+            file[name] = values
+            file[name].attrs["MATLAB_class"] = np.bytes_(classes[str(values.dtype)])
+
+
+@pytest.mark.parametrize("others", LINES)
+def test_rows_of_a_matrix_of_matlab_are_samples_whatever_else_is_stored(tmp_path, others):
+    x, labels = RNG.normal(size=(5, 60)), np.arange(60.0) % 3
+    write_mat(tmp_path / "a.mat", {"X": x, "Y": labels[None], **LINES[others]})
+    advice = inspect_file(tmp_path / "a.mat").advice
+    assert (advice.settings["x_key"], advice.settings["y_key"], advice.other) == ("X", "Y", None)
+    (rows, y), n_val = batches_of(advice)
+    np.testing.assert_allclose(rows, x.T[: len(rows)], rtol=1e-6)
+    np.testing.assert_array_equal(y, labels[: len(y)])
+    assert n_val == 6
+
+
+def test_a_square_matrix_of_matlab_has_its_samples_on_the_last_axis_and_is_not_sure(tmp_path):
+    x, labels = RNG.normal(size=(60, 60)), np.arange(60.0) % 3
+    write_mat(tmp_path / "a.mat", {"X": x, "Y": labels[None]})
+    advice = inspect_file(tmp_path / "a.mat").advice
+    for each, samples in ((advice, x.T), (advice.other, x)):
+        (rows, y), _ = batches_of(each)
+        np.testing.assert_allclose(rows, samples[: len(rows)], rtol=1e-6)
+        np.testing.assert_array_equal(y, labels[: len(y)])
+
+
+def write_frame(path, **columns):
+    """Write a table as pandas does, with the dtype and meta of each column as attributes."""
+    with h5py.File(path, "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = np.bytes_("2.1")
+        rows = np.zeros(60, [("index", "i8"), *((name, column[0].dtype) for name, column in columns.items())])
+        for name, (values, *_) in columns.items():
+            rows[name] = values
+        file["df/table"] = rows
+        for name, (_, dtype, meta) in columns.items():
+            file["df/table"].attrs[f"{name}_dtype"] = np.bytes_(dtype)
+            file["df/table"].attrs[f"{name}_meta"] = np.bytes_(meta)
+
+
+@pytest.mark.parametrize("name", ["kind", "label"])
+@pytest.mark.parametrize("n_files", [1, 2])
+def test_dates_and_category_codes_of_pandas_are_not_input(tmp_path, name, n_files):
+    codes, numbers = (np.arange(60) % 2).astype("i1"), np.arange(60.0)
+    for number in range(n_files):
+        write_frame(
+            tmp_path / f"{number}.h5",
+            a=(numbers, "float64", "N."),
+            b=(numbers, "float64", "N."),
+            when=(np.arange(60) * 10**9, "datetime64[ns]", "N."),
+            **{name: (codes, "int8", "category")},
+        )
+    advice = (inspect_file(tmp_path / "0.h5") if n_files == 1 else inspect_folder(tmp_path).example).advice
+    assert advice.settings["x_key"] == ["df/table/a", "df/table/b"]
+    assert "'df/table/when' holds dates or times, as marked by pandas, and is not an input." in advice.reasons
+    # Codes of several files may stand for different categories.
+    has_target = name == "label" and n_files == 1
+    assert advice.settings.get("y_key") == ("df/table/label" if has_target else None)
+    batch, _ = batches_of(advice)
+    x, *y = batch if has_target else (batch,)
+    for target in y:
+        np.testing.assert_array_equal(target, x[0] % 2)
+
+
+def test_blocks_of_dates_of_pandas_are_not_input(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = np.bytes_("2.1")
+        for number, (names, value_type) in enumerate([(["a"], ""), (["start", "stop"], "datetime64")]):
+            items = file.create_dataset(f"df/block{number}_items", data=np.array(names, "S5"))
+            items.attrs.update({"CLASS": np.bytes_("ARRAY"), "kind": np.bytes_("string"), "name": np.bytes_("N.")})
+            file[f"df/block{number}_values"] = np.zeros((60, len(names)), "i8" if value_type else "f4")
+            if value_type:
+                file[f"df/block{number}_values"].attrs["value_type"] = np.bytes_(value_type)
+    advice = inspect_file(tmp_path / "a.h5").advice
+    assert advice.x_keys == ("df/block0_values",)
+    assert batches_of(advice)[0].shape[1:] == (1,)
+
+
 def test_sorted_columns_have_no_split_that_lacks_a_class(tmp_path):
     with h5py.File(tmp_path / "a.loom", "w") as file:
         file["matrix"], file["col_attrs/ClusterID"] = RNG.integers(0, 9, (12, 50)), np.arange(50) // 10

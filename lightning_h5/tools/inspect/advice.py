@@ -37,7 +37,7 @@ from ...memory import FREE_SHARE, available_memory, page_cache_memory
 from ...natural_order import natural_order
 from ...readers import open_reader
 from ...sizes import bytes_text, parse_bytes
-from .contents import Contents
+from .contents import CODES_OF_PANDAS, TIMES_OF_PANDAS, Contents
 from .dates import are_dates
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
@@ -155,21 +155,26 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
     scales = {array.name for array in contents.arrays if array.structure in COORDINATES}
     layouts = [array for array in layouts if array.name.strip("/") not in scales]
+    why_pandas = _why_pandas(contents.pandas)
+    layouts = [array for array in layouts if contents.pandas.get(array.key) != TIMES_OF_PANDAS]
+    # The same code may be another category in another file.
+    codes = {key for key, what in contents.pandas.items() if what == CODES_OF_PANDAS}
+    layouts = [a for a in layouts if a.key not in codes or (len(files) == 1 and _names_target(a.key))]
     if contents.software == "NWB":
         layouts = [array for array in layouts if not array.key.startswith("general/")]
     if len({array.name for array in layouts}) > 1:
         layouts = [array for array in layouts if not _is_setting(array)]
-    if all(array.members and names_rows(array.key) for array in layouts):
+    if all(array.key in codes or (array.members and names_rows(array.key)) for array in layouts):
         unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
         reason = next(unreadable, "The file has no array of numbers with rows to train from.")
         if not layouts and scales:
             reason = f"The only arrays of numbers are coordinates: {listing(sorted(scales), 6)}."
         if any(array.structure == WEIGHTS for array in contents.arrays):
             reason = "The file holds weights of a Keras model: there are no samples in it. Name another file."
-        return Advice(datamodule=None, settings={}, reasons=(reason,))
-    largest = _largest_input(layouts)
+        return Advice(datamodule=None, settings={}, reasons=(reason, *why_pandas))
+    largest = _largest_input([array for array in layouts if array.key not in codes])
     classes, other_texts = _text_targets(contents, largest.n_rows, files)
-    x, y, other_arrays = _choose_arrays(largest, layouts, classes)
+    x, y, other_arrays = _choose_arrays(largest, layouts, classes, codes)
     comments = [] if y else [_why_no_target(array.key) for array in other_texts]
     if len(x) == 1 and (why_none := _why_no_samples(x[0], other_arrays, len(contents.layouts))) is not None:
         return Advice(datamodule=None, settings={}, reasons=(why_none,))
@@ -178,8 +183,9 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         other_arrays, y = [*other_arrays, *y], []
     if y and _are_dates(files, y[0].key):
         other_arrays, y = [*other_arrays, *y], []
-    codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
-    if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
+    are_codes = y and (y[0].key.endswith("/codes") or y[0].key in codes)
+    classes_of_rows = read_column(files, y[0].key) if are_codes else None
+    if classes_of_rows is not None and classes_of_rows.dtype.kind == "i" and (classes_of_rows < 0).any():
         other_arrays, y = [*other_arrays, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
     if x[0].packing is not None and x[0].packing.unclear is not None:  # for the user to decode with
         group, names = x[0].key.rpartition("/")[0], [name for name, _ in x[0].packing.attributes]
@@ -196,6 +202,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     is_left_out = header and not any(_is_in_header(key) for key in x_keys)
     reasons = [
         _why_these(x, y, other_arrays),
+        *why_pandas,
         *_why_permute(x),
         *([f"Arrays in {listing(sorted(header), 2)} are not input, because of the name."] if is_left_out else []),
         *why,
@@ -468,7 +475,7 @@ def _largest_input(layouts: Sequence[ArrayLayout]) -> ArrayLayout:
 
 
 def _choose_arrays(
-    x: ArrayLayout, layouts: Sequence[ArrayLayout], text: list[ArrayLayout]
+    x: ArrayLayout, layouts: Sequence[ArrayLayout], text: list[ArrayLayout], codes: Collection[str]
 ) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
     """Return input, target (if one stands out), and other arrays with the same number of rows.
 
@@ -476,6 +483,7 @@ def _choose_arrays(
         x: the input, or one of its members.
         layouts: all arrays of numbers.
         text: columns of text that may be the target.
+        codes: keys of category codes, which may be targets and are not input.
     """
     other_arrays = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     columns = [a for a in other_arrays if not a.row_shape and not names_rows(a.key)]
@@ -483,11 +491,13 @@ def _choose_arrays(
     keys = {array.key for array in columns if array is not x}
     columns = [array for array in columns if array.n_rows > 1 and not _is_coordinate_beside(array.key, keys)]
     named_targets = [array for array in columns if _names_target(array.key)]
-    is_clear = len(columns) == 1 and x.n_rows >= MIN_ROWS and not words_in(columns[0].key) & NO_TARGET_WORDS
+    is_clear = len(columns) == 1 and not codes and x.n_rows >= MIN_ROWS
+    is_clear = is_clear and not words_in(columns[0].key) & NO_TARGET_WORDS
     y = (named_targets or text)[:1] or (columns if is_clear else [])
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
+        xs = [a for a in xs if a.key not in codes]
     keys = {array.key for array in (*xs, *y)}
     return xs, y, [array for array in other_arrays if array.key not in keys]
 
@@ -610,6 +620,16 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], other_arrays:
     is_larger = [array for array in other_arrays if array.n_bytes > x[0].n_bytes and _is_called_target(array.key)]
     largest = "is the largest array" if not is_larger else "is, by the names, the largest array that is not a target"
     return f"{x[0].key!r} {largest}{target}.{hints}"
+
+
+def _why_pandas(marked: Mapping[str, str]) -> list[str]:
+    """Return a sentence for dates and times, and one for category codes, which are not input."""
+    sentences = []
+    for what in (TIMES_OF_PANDAS, CODES_OF_PANDAS):
+        if keys := [key for key, key_what in marked.items() if key_what == what]:
+            verb, end = ("holds", "is not an input") if len(keys) == 1 else ("hold", "are not inputs")
+            sentences.append(f"{listing(keys, 4)} {verb} {what}, as marked by pandas, and {end}.")
+    return sentences
 
 
 def _why_permute(x: Sequence[ArrayLayout]) -> list[str]:

@@ -33,6 +33,8 @@ from ...readers import fallback_reason
 
 DIGITS = re.compile(r"\d+")
 
+TIMES_OF_PANDAS, CODES_OF_PANDAS = "dates or times", "category codes"
+
 MAX_VALUES = 8  # maximum number of values of an attribute to show
 
 
@@ -108,6 +110,7 @@ class Contents(NamedTuple):
         software: the program or format that marks the file as its own; None if no mark is known.
         described: the descriptions of all arrays, for a catalog of the file.
         attributes: the attributes of the file, which are those of its root group, as text.
+        pandas: arrays and members of tables with dates, times or category codes of pandas, by key, in words.
     """
 
     entries: tuple[Entry, ...]
@@ -118,6 +121,7 @@ class Contents(NamedTuple):
     software: str | None
     described: AlikeArrays
     attributes: dict[str, str]
+    pandas: dict[str, str]
 
 
 def contents_of(path: str) -> Contents:
@@ -126,12 +130,27 @@ def contents_of(path: str) -> Contents:
     texts: dict[str, ArrayLayout] = {}
     columns: dict[str, int] = {}
     with open_h5(path) as file:
-        entries = tuple(entries_of(file))
+        entries, software = tuple(entries_of(file)), software_of(file)
         describe = _Describer(file, path, entries, layouts, texts, columns)
         arrays = tuple(describe(entry) for entry in entries if entry.kind == "array")
-        return Contents(
-            entries, arrays, layouts, texts, columns, software_of(file), describe.alike, _attributes_of(file)
-        )
+        pandas = _marked_by_pandas(file, layouts.values()) if software == "PyTables" else {}
+        attributes = _attributes_of(file)
+        return Contents(entries, arrays, layouts, texts, columns, software, describe.alike, attributes, pandas)
+
+
+def _marked_by_pandas(file: Any, layouts: Iterable[ArrayLayout]) -> dict[str, str]:
+    """Return arrays and members of tables that hold dates, times or category codes, by the attributes of pandas."""
+    marked: dict[str, str] = {}
+    for layout in layouts:
+        with suppress(*FAULTS):
+            attributes, column = file[layout.name].attrs, layout.key.rpartition("/")[2]
+            dtype = attributes.get(f"{column}_dtype" if layout.members else "value_type", "")
+            dtype = dtype.decode(errors="replace") if isinstance(dtype, bytes) else str(dtype)
+            if dtype.startswith(("datetime64", "timedelta64")):
+                marked[layout.key] = TIMES_OF_PANDAS
+            elif layout.members and attributes.get(f"{column}_meta") in ("category", b"category"):
+                marked[layout.key] = CODES_OF_PANDAS
+    return marked
 
 
 def _attributes_of(file: Any) -> dict[str, str]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from ...hdf5 import (
     ScalarError,
     field_groups_among,
     find_array,
+    is_attribute_key,
     is_bytes,
+    keys_in,
     layout_of,
     names_rows,
     open_h5,
@@ -51,7 +54,7 @@ from .recognize_parts import (
 )
 from .recognize_software import MIN_SERIES, recognize_software, sparse_rows, split_in_order
 
-__all__ = ["recognize"]
+__all__ = ["recognize", "why_one_of_many"]
 
 FLAG = re.compile(
     r"(is_)?(episode_)?(terminal|timeout|done|truncation|termination|truncated|terminated|last|end)s?", re.IGNORECASE
@@ -63,6 +66,9 @@ LENGTHS, OFFSETS = (
 EPISODES = {"episode", "trajectory", "traj", "demo", "sequence", "rollout"}
 WELL = re.compile(r"t\d_fields/")
 MAX_NESTED = 100  # maximum number of groups to search for nested groups
+MAX_LEVELS = 3  # maximum number of levels of groups that have their own names
+NEARLY_ALL = 0.9  # share of groups with an array
+MIN_OWN_NAMES = 9  # minimum number of arrays with names of their own, in several groups
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
 MAX_READ = 16  # maximum number of arrays to read a row of
@@ -87,26 +93,27 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     files = [replace(file, arrays=_without_tables(file)) for file in files]
     if not files[0].arrays:
         return []
-    if (groups := _siblings(files)) is not None:
-        pattern, parts, is_sure = groups
-        while any(_siblings([part]) is not None for part in parts[:MAX_NESTED]):
-            nested = _groups_in_groups(parts)
+    if (siblings := _siblings(files)) is not None:
+        while any(_siblings([part]) is not None for part in siblings.parts[:MAX_NESTED]):
+            nested = _groups_in_groups(siblings)
             if nested is None:
-                return [Guess(settings=None, why=_why_two_levels(pattern, parts[0]), is_sure=False)]
-            pattern, parts, is_sure = f"{pattern}/{nested[0]}", nested[1], is_sure and nested[2]
-        guesses = AlikeParts(parts, reader, {"groups": pattern}).guesses()
-        split = _lists_of_splits(files[0], parts, reader)
-        why = f"{pattern!r}: {len(parts):,} groups have the same arrays, so that each is a segment."
-        return [
+                why = _why_two_levels(siblings.pattern, siblings.parts[0])
+                return [Guess(settings=None, why=why, is_sure=False)]
+            siblings = nested
+        guesses = AlikeParts(siblings.parts, reader, {"groups": siblings.pattern}).guesses()
+        split = _lists_of_splits(files[0], siblings.parts, reader)
+        guesses = [
             replace(
                 guess,
-                settings=(guess.settings or {}) | split,
-                why=f"{why} {guess.why}".strip(),
-                is_sure=guess.is_sure and is_sure,
+                settings=(guess.settings or {}) | split | siblings.dropping(guess),
+                why=f"{siblings.why(guess)} {guess.why}".strip(),
+                is_sure=guess.is_sure and siblings.is_sure,
             )
-            for guess in (guesses if is_sure else guesses[:1])
-        ] + ([] if is_sure else [Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")])
-    for rule in (_cut_rows, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
+            for guess in (guesses if siblings.is_sure else guesses[:1])
+        ]
+        by_row = Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")
+        return guesses if siblings.is_sure or not guesses else [*guesses, by_row]
+    for rule in (_cut_rows, _labeled_lines, _arrays_alike, _one_recording, _trajectories, _joined_files, _last_axis):
         if guesses := rule(files, reader):
             return guesses
     of_files = AlikeParts(files, reader, {})
@@ -115,37 +122,70 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return of_files.guesses() if of_files.are_segments else []
 
 
+def why_one_of_many(file: FileLooks, key: str) -> str | None:
+    """Return why the rows of an array may not be all samples: groups side by side have such an array; None if not.
+
+    Args:
+        file: the file.
+        key: the array, or a member of a table.
+    """
+    looks = {**file.arrays, **file.tables}
+    name = key if key in looks else key.rpartition("/")[0]
+    if name not in looks:
+        return None
+    look, levels = looks[name], name.split("/")
+    elsewhere = [
+        other
+        for other, other_look in looks.items()
+        if len(other_look.shape) == len(look.shape)
+        and other.count("/") == len(levels) - 1
+        and other.split("/")[:-1] != levels[:-1]
+    ]
+    form = re.sub(r"\d+", "0", levels[-1])
+    same_names = [other for other in elsewhere if re.sub(r"\d+", "0", other.rpartition("/")[2]) == form]
+    alike = same_names or [n for n in elsewhere if looks[n].dtype == look.dtype and _repeats_group(n)]
+    if not same_names and (len(alike) < MIN_OWN_NAMES or not _repeats_group(name)):
+        return None
+    names_of_levels = [set(texts) for texts in zip(levels, *(other.split("/") for other in alike), strict=True)]
+    first, *_, last = [at for at, names in enumerate(names_of_levels) if len(names) > 1] * 2
+    pattern = ["*" if len(names) > 1 else level for level, names in zip(levels, names_of_levels, strict=True)]
+    lengths = {looks[other].shape[0] for other in (name, *alike)}
+    n_groups = min(last + 1, len(levels) - 1)
+    outside = [n for n in looks if not (n.count("/") >= n_groups and _fits_levels(n.split("/"), pattern[:n_groups]))]
+    is_field = len(lengths) == 1 and any(looks[n].shape[:1] == look.shape[:1] for n in outside)
+    if names_of_levels[first] <= set(SPLITS) or is_field:
+        return None
+    argument = f"x_key={'/'.join(pattern)!r}"
+    if last < len(levels) - 1:
+        argument = f"segments={'/'.join(pattern[:n_groups])!r}, with keys relative to the group"
+    return (
+        f"{name!r} is one of {1 + len(alike):,} such arrays in groups side by side, and the call reads no other. If "
+        f"each is a segment, pass a pattern such as {argument}."
+    )
+
+
 def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """Arrays side by side that differ in names and lengths are samples; a single number is not."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.n_values > 1 and look.dtype[:4] != "text"}
-    groups = {name.rpartition("/")[0] for name in arrays}
-    if len(groups) != 1 or len(arrays) < 2 or len(arrays) != len(files[0].arrays):
-        return []
-    patterns: dict[str, list[str]] = {}
-    for name in arrays:
-        patterns.setdefault(re.sub(r"\d+", "*", name, count=1) if re.search(r"\d", name) else name, []).append(name)
-    is_numbered = all(
-        "*" in pattern and pattern.count("*") == 1 and len(names) > 1 for pattern, names in patterns.items()
-    )
-    kinds = {(len(look.shape), look.dtype) for look in arrays.values()}
-    group = next(iter(groups))
-    if len(kinds) == 1 and not (is_numbered and len(patterns) == 2):
-        of_sample = {"*" if not group else f"{group}/*": list(arrays)}
-    elif is_numbered and len(patterns) == 2 and len({len(names) for names in patterns.values()}) == 1:
-        of_sample = dict(sorted(patterns.items(), key=lambda item: -arrays[item[1][0]].n_values))
+    is_numbered = False
+    if (own_names := _own_names(files[0], arrays)) is not None:
+        of_sample = dict([own_names])
     else:
+        of_sample, is_numbered = _in_one_group(files[0], arrays)
+    if not of_sample:
         return []
-    looks = [arrays[name] for name in next(iter(of_sample.values()))]
+    names = next(iter(of_sample.values()))
+    looks = [arrays[name] for name in names]
     lengths, rows = {look.shape[0] for look in looks}, {look.shape[1:] for look in looks}
     if len(looks) < 3 and not is_numbered:
         return []
     if len(lengths) == 1 and not (is_numbered or len(looks) > 8):
         return []
     keys = dict(zip(("x_key", "y_key"), of_sample, strict=False))
-    kinds_text = f"{len(looks):,} arrays such as {listing(list(of_sample)[:0] or list(arrays)[:2])} are of one kind"
+    kinds_text = f"{len(looks):,} arrays such as {listing(names[:2])} are of one kind"
     why = f"{kinds_text} and have {'several lengths' if len(lengths) > 1 else 'one length'}: each is a sample."
     if len(of_sample) == 1:
-        parts = [FileLooks(path=files[0].path, group=name, arrays={}) for name in next(iter(of_sample.values()))]
+        parts = [FileLooks(path=files[0].path, group=name, arrays={}) for name in names]
         target = target_among(attributes_that_vary(reader.attributes(parts, [])))
         if target is not None:
             keys["y_key"] = target
@@ -155,6 +195,68 @@ def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if len(lengths) > 1:
         return [guess]
     return [replace(guess, is_sure=False), Guess(settings={}, why="Index i of all arrays is a sample.")]
+
+
+def _in_one_group(file: FileLooks, arrays: Mapping[str, Look]) -> tuple[dict[str, list[str]], bool]:
+    """Return the arrays of each pattern if all arrays of a file are in one group, and whether they are numbered.
+
+    Args:
+        file: the file.
+        arrays: arrays of it with several numbers.
+    """
+    groups = {name.rpartition("/")[0] for name in arrays}
+    if len(groups) != 1 or len(arrays) < 2 or len(arrays) != len(file.arrays):
+        return {}, False
+    patterns: dict[str, list[str]] = {}
+    for name in arrays:
+        patterns.setdefault(re.sub(r"\d+", "*", name, count=1) if re.search(r"\d", name) else name, []).append(name)
+    is_numbered = all(
+        "*" in pattern and pattern.count("*") == 1 and len(names) > 1 for pattern, names in patterns.items()
+    )
+    kinds = {(len(look.shape), look.dtype) for look in arrays.values()}
+    group = next(iter(groups))
+    if len(kinds) == 1 and not (is_numbered and len(patterns) == 2):
+        return {"*" if not group else f"{group}/*": list(arrays)}, is_numbered
+    if is_numbered and len(patterns) == 2 and len({len(names) for names in patterns.values()}) == 1:
+        return dict(sorted(patterns.items(), key=lambda item: -arrays[item[1][0]].n_values)), is_numbered
+    return {}, is_numbered
+
+
+def _own_names(file: FileLooks, arrays: Mapping[str, Look]) -> tuple[str, list[str]] | None:
+    """Return a pattern and its arrays, if these are in groups side by side and their names repeat those of the groups.
+
+    Args:
+        file: the file.
+        arrays: arrays of it with several numbers.
+    """
+    kinds: dict[tuple[str, int, str], list[str]] = {}  # by the group above their groups
+    for name, look in arrays.items():
+        group, slash, _ = name.rpartition("/")
+        if slash and _repeats_group(name):
+            above = group.rpartition("/")
+            kinds.setdefault(("".join(above[:2]), len(look.shape), look.dtype), []).append(name)
+    parent, names = max(
+        ((above, names) for (above, *_), names in kinds.items()), key=lambda item: len(item[1]), default=("", [])
+    )
+    groups = {name.rpartition("/")[0] for name in names}
+    if len(names) < MIN_OWN_NAMES or len(groups) < 2:
+        return None
+    if 2 * sum(arrays[name].n_values for name in names) < sum(look.n_values for look in arrays.values()):
+        return None
+    own = set(names)
+    others = {
+        name[len(parent) :]
+        for name in (*file.arrays, *file.of_bytes)
+        if name.startswith(parent) and name.count("/", len(parent)) == 1 and name not in own
+    }
+    pattern = _pattern_of({name[len(parent) :] for name in names}, others)
+    return None if any(_fits(other, pattern) for other in others) else (parent + pattern, names)
+
+
+def _repeats_group(name: str) -> bool:
+    """Return whether the name of an array begins with the name of its group, as traces of ASDF: ``N.A/N.A..BHZ``."""
+    *_, group, last = "/", *name.split("/")
+    return last.startswith(group)
 
 
 def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
@@ -203,7 +305,7 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if n_segments > 1:
         part_arrays |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
     parts = AlikeParts([FileLooks(path=file.path, arrays=part_arrays) for file in files], reader, segments)
-    parts.attributes, parts.scalars, parts.texts = {}, [], []
+    parts.attributes, parts.mixed, parts.scalars, parts.texts = {}, [], [], []
     part_words = set().union(*map(words_in, part_arrays))
     texts = {
         name
@@ -334,44 +436,77 @@ def _joined_files(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     return []
 
 
+def _labeled_lines(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
+    """Arrays of MATLAB with samples along their last axis; a recording with its rate only if it has a target."""
+    if files[0].software != "MATLAB":
+        return []
+    guesses = _last_axis(files, reader)
+    has_target = any("y_key" in (guess.settings or {}) for guess in guesses)
+    return guesses if has_target or not any(map(is_rate, files[0].arrays)) else []
+
+
 def _last_axis(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """Arrays with samples along their last axis, as MATLAB writes columns: all of them, or only the target."""
     arrays = {name: look for name, look in files[0].arrays.items() if look.dtype[:4] != "text" and look.n_values > 1}
     main = max(arrays, key=lambda name: (len(arrays[name].shape), arrays[name].n_values), default=None)
     if main is None or len(arrays[main].shape) < 2:
         return []
-    lines = [name for name, look in arrays.items() if look.shape[0] == 1 and words_in(name) & TARGETS]
-    lines = [name for name in lines if arrays[name].shape == (1, arrays[main].shape[0])]
-    if len(lines) == 1 and arrays[main].shape[0] > 1:
-        n, (target,) = arrays[main].shape[0], lines
-        settings: Settings = {"x_key": main, "y_key": target, "segments": {"step_axis": {main: 0, target: 1}}}
+    shape = arrays[main].shape
+    targets = [name for name in arrays if words_in(name) & TARGETS and name != main]
+    rows = [name for name in targets if arrays[name].shape == (1, shape[0])]
+    if len(rows) == 1 and shape[0] > 1:
+        ((target,), pair) = rows, {"x_key": main, "y_key": rows[0]}
         why = (
-            f"{main!r} has {n:,} along axis 0 and {target!r}, a target by its name, along axis 1: index i is a sample."
+            f"{main!r} has {shape[0]:,} along axis 0 and {target!r}, a target by its name, along axis 1: index i is a "
+            "sample."
         )
+        along_first = {**pair, "segments": {"step_axis": {main: 0, target: 1}}}
+        guesses = [_in_order_of(files, reader, along_first, shape[0], why)]
+        if files[0].software == "MATLAB" and shape[0] == shape[-1]:
+            why = (
+                f"{main!r} has {shape[0]:,} along its first and last axis, and {target!r} is a target by its name: an "
+                "index of the last axis is a sample, as MATLAB stores a matrix with a row for each sample."
+            )
+            along_last = _in_order_of(files, reader, {**pair, "segments": {"step_axis": -1}}, shape[-1], why)
+            guesses.insert(0, replace(along_last, is_sure=False))
+        return guesses
+    n = shape[-1]
+    fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
+    lines = [name for name in fields if arrays[name].shape == (1, n)]
+    firsts = [look.shape[0] for name, look in arrays.items() if len(look.shape) > 1 and name not in lines]
+    is_longest = all(n >= max(look.shape) for look in arrays.values())
+    groups = {name.rpartition("/")[0] for name in fields}
+    columns = [name for name in targets if arrays[name].shape == (shape[0], 1)]
+    if len(fields) < 2 or n in firsts or columns or len(groups) > 1:
+        return []
+    if len(set(firsts)) < len(firsts) and not (lines and files[0].software == "MATLAB"):
+        return []
+    target = next((name for name in fields if name in targets), "")
+    if not is_longest and target not in lines:
+        return []
+    inputs, others = fields, list[str]()
+    if target in lines:
+        inputs, others = [name for name in fields if name not in lines], [name for name in lines if name != target]
+    elif len(fields) == 2 and target:
+        inputs = [main]
     else:
-        n = arrays[main].shape[-1]
-        fields = [name for name, look in arrays.items() if look.shape[-1] == n and len(look.shape) > 1]
-        firsts = [look.shape[0] for look in arrays.values() if len(look.shape) > 1]
-        is_longest = all(n >= max(look.shape) for look in arrays.values())
-        groups = {name.rpartition("/")[0] for name in fields}
-        if len(fields) < 2 or len(set(firsts)) < len(firsts) or n in firsts or len(groups) > 1:
-            return []
-        target = next((name for name in fields if words_in(name) & TARGETS and name != main), "")
-        if not is_longest and not (target and arrays[target].shape == (1, n)):
-            return []
-        if target and len(fields) == 2:
-            settings = {"x_key": main, "y_key": target}
-        else:
-            settings, target = {"x_key": names_of(fields)}, ""
-        settings["segments"] = {"step_axis": -1}
-        why = (
-            f"{listing(fields)} have {n:,} along their last axis and different lengths along axis 0, as MATLAB stores "
-            "samples: an index of the last axis is a sample."
-        )
-    if target and arrays[target].shape == (1, n):
-        settings["select"] = {target: {0: 0}}
+        target = ""
+    settings: Settings = {"x_key": main if len(inputs) == 1 else names_of(inputs)}
+    settings |= {"y_key": target} if target else {}
+    settings["segments"] = {"step_axis": -1}
+    why = f"{listing(fields, 4)} have {n:,} along their last axis, as MATLAB stores samples: its index i is a sample."
+    if target in lines:
+        why += f" {target!r} is a target by its name." + (f" Not used: {listing(others, 4)}." if others else "")
+    return [_in_order_of(files, reader, settings, n, why)]
+
+
+def _in_order_of(files: Sequence[FileLooks], reader: Reader, settings: Settings, n: int, why: str) -> Guess:
+    """Return a guess for ``n`` samples that are not along axis 0 of all arrays, with a split in their order."""
+    target = settings.get("y_key")
+    if target is not None and files[0].arrays[target].shape == (1, n):
+        settings = {**settings, "select": {target: {0: 0}}}
     split, why_split = split_in_order(n, reader.values(target) if target else None) if len(files) == 1 else ({}, "")
-    return [Guess(settings={**settings, "sample": "row", **split}, why=f"{why} {why_split}".strip())]
+    return Guess(settings={**settings, "sample": "row", **split}, why=f"{why} {why_split}".strip())
 
 
 def _without_tables(file: FileLooks) -> dict[str, Look]:
@@ -380,9 +515,62 @@ def _without_tables(file: FileLooks) -> dict[str, Look]:
     return {name: look for name, look in file.arrays.items() if name.rpartition("/")[0] not in held}
 
 
-def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
-    """Return the pattern of groups with one structure, the groups, and whether each is surely a segment."""
-    by_parent: dict[str, dict[tuple[int, str], dict[str, Look]]] = {}
+_Groups: TypeAlias = dict[tuple[int, str], dict[str, Look]]
+"""The arrays of groups, by number of the file and name of the group."""
+
+_Structure: TypeAlias = frozenset[tuple[str, int, str]]
+"""Name, number of axes and dtype of arrays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Siblings:
+    """Groups with the same arrays.
+
+    Attributes:
+        pattern: matches their names.
+        parts: the groups.
+        others: groups that the pattern matches, too, and that lack arrays of ``parts``.
+        is_sure: whether each group is surely a segment.
+    """
+
+    pattern: str
+    parts: list[FileLooks]
+    others: list[FileLooks]
+    is_sure: bool
+
+    def _lacking(self, guess: Guess) -> tuple[list[FileLooks], list[str]]:
+        """Return the other groups without all arrays of a guess, and the arrays that they lack."""
+        settings = guess.settings or {}
+        keys = [key for key in keys_in(settings.get("x_key"), settings.get("y_key")) if not is_attribute_key(key)]
+        groups = [part for part in self.others if not set(keys) <= set(part.arrays)]
+        return groups, [key for key in keys if any(key not in part.arrays for part in groups)]
+
+    def dropping(self, guess: Guess) -> Settings:
+        """Return ``segments`` for a guess: groups that lack an array are left out."""
+        segments = (guess.settings or {}).get("segments")
+        groups, _ = self._lacking(guess)
+        if not groups:
+            return {}
+        return {"segments": {**(segments if isinstance(segments, dict) else {"groups": segments}), "missing": "drop"}}
+
+    def why(self, guess: Guess) -> str:
+        """Return the reason why the groups are segments, as sentences."""
+        n, (groups, names) = len(self.parts) + len(self.others), self._lacking(guess)
+        if not self.others:
+            return f"{self.pattern!r}: {n:,} groups have the same arrays, so that each is a segment."
+        why = f"{self.pattern!r}: {len(self.parts):,} of {n:,} groups have the same arrays, so that each is a segment."
+        if groups:
+            lack = f"{groups[0].group!r} lacks" if len(groups) == 1 else f"{len(groups):,} groups lack"
+            why += f" {lack} {listing(names, 4)}: missing='drop' leaves out groups that lack an array."
+        return why
+
+
+def _siblings(files: Sequence[FileLooks]) -> _Siblings | None:
+    """Return groups with one structure, as few levels down as possible.
+
+    If groups side by side have no names in common, the groups in them are compared: ``S001/S001R01``, ``S002/S002R01``.
+    """
+    by_parent: dict[str, _Groups] = {}
     for at, file in enumerate(files):
         for name, look in file.arrays.items():
             start = 0
@@ -391,75 +579,174 @@ def _siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] |
                 groups.setdefault((at, name[start:end]), {})[name[end + 1 :]] = look
                 start = end + 1
     for parent, groups in sorted(by_parent.items(), key=lambda item: (item[0].count("/"), item[0])):
-        kinds = Counter(
-            tuple(sorted((n, len(look.shape), look.dtype) for n, look in looks.items())) for looks in groups.values()
-        )
-        kind, n_groups = kinds.most_common(1)[0]
-        if n_groups < 2:
-            continue
-        alike_groups = {
-            at: looks
-            for at, looks in groups.items()
-            if set(kind) <= {(n, len(look.shape), look.dtype) for n, look in looks.items()}
-        }
-        children = {child for _, child in alike_groups}
-        if len(children) < 2 or children <= set(SPLITS):
-            continue
-        lengths = {
-            at: frozenset(look.shape[0] for look in looks.values() if look.shape) for at, looks in alike_groups.items()
-        }
-        lengths_outside = [_lengths_outside(file, parent) for file in files]
-        if all(lengths[at] & lengths_outside[at[0]] for at in alike_groups):
-            continue  # an array outside has a value for each row: all are fields of one row
-        star = _star(children, {child for _, child in groups} - children)
-        if star is None:
-            continue
-        is_numbered = len({re.sub(r"\d+", "0", child) for child in children}) == 1
-        is_sure = is_numbered or len(children) > 4 or len(set(lengths.values())) > 1
-        parts = [
-            FileLooks(path=files[at].path, group=f"{parent}{child}", arrays=looks)
-            for (at, child), looks in alike_groups.items()
-        ]
-        return parent + star, parts, is_sure
+        for _ in range(MAX_LEVELS):
+            kinds = {at: _structure_of(looks) for at, looks in groups.items()}
+            structures = [each for each in _structures([*kinds.values()]) if _holds_most(each, groups, kinds)]
+            if structures:
+                alike = [_alike(files, parent, groups, kinds, structure) for structure in structures]
+                if (siblings := min(filter(None, alike), key=lambda each: len(each.others), default=None)) is not None:
+                    return siblings
+                break
+            groups = {
+                (at, f"{name}/{below}"): looks
+                for name in dict.fromkeys(name for _, name in groups)
+                for (at, below), looks in by_parent.get(f"{parent}{name}/", {}).items()
+            }
     return None
 
 
-def _lengths_outside(file: FileLooks, parent: str) -> set[int]:
-    """Return the lengths of the arrays of a file that are in no group directly below another."""
+def _structures(kinds: Sequence[_Structure]) -> list[_Structure]:
+    """Return the arrays that groups may have in common: all of the most usual groups, and those of nearly all groups.
+
+    Args:
+        kinds: all arrays of each group.
+    """
+    usual, n_usual = Counter(kinds).most_common(1)[0] if kinds else (frozenset(), 0)
+    counts = Counter(chain.from_iterable(kinds)) if n_usual < len(kinds) > 2 else {}
+    common = frozenset(array for array, n in counts.items() if n >= NEARLY_ALL * len(kinds))
+    return [*([usual] if n_usual > 1 else []), *([common] if common and common != usual else [])]
+
+
+def _holds_most(structure: _Structure, groups: _Groups, kinds: Mapping[tuple[int, str], _Structure]) -> bool:
+    """Return whether arrays have at least half of the values of the groups with these arrays."""
+    names = {name for name, *_ in structure}
+    alike = [looks for at, looks in groups.items() if structure <= kinds[at]]
+    n_values = sum(look.n_values for looks in alike for look in looks.values())
+    return 2 * sum(looks[name].n_values for looks in alike for name in names) >= n_values
+
+
+def _structure_of(looks: Mapping[str, Look]) -> _Structure:
+    return frozenset((name, len(look.shape), look.dtype) for name, look in looks.items())
+
+
+def _alike(
+    files: Sequence[FileLooks],
+    parent: str,
+    groups: _Groups,
+    kinds: Mapping[tuple[int, str], _Structure],
+    structure: _Structure,
+) -> _Siblings | None:
+    """Return the groups with the given arrays; None if they are splits, or fields of one row, or may be anything.
+
+    Args:
+        files: the arrays of each file.
+        parent: the name in front of the groups' names.
+        groups: all groups on some level below it.
+        kinds: all arrays of each of them.
+        structure: the given arrays.
+    """
+    alike_groups = {at: looks for at, looks in groups.items() if structure <= kinds[at]}
+    names = {name for _, name in alike_groups}
+    first_names = {name.partition("/")[0] for name in names}
+    if len(first_names) < 2 or first_names <= set(SPLITS):
+        return None
+    n_levels = 1 + next(iter(names)).count("/")
+    lengths = {
+        at: frozenset(look.shape[0] for look in looks.values() if look.shape) for at, looks in alike_groups.items()
+    }
+    lengths_outside = [_lengths_outside(file, parent, n_levels, structure) for file in files]
+    if all(lengths[at] & lengths_outside[at[0]] for at in alike_groups):
+        return None  # an array outside has a value for each row: all are fields of one row
+    pattern = _pattern_of(names, {name for _, name in groups} - names)
+    others = {at: looks for at, looks in groups.items() if at not in alike_groups and _fits(at[1], pattern)}
+    n_forms = len({re.sub(r"\d+", "0", name) for name in names})
+    is_sure = n_forms == 1 or len(names) > 4
+    if n_levels > 1:
+        is_sure = 4 * n_forms <= len(names)
+    if n_levels > 1 or others or sum(kinds[at] == structure for at in alike_groups) < 2:
+        if not is_sure or len(others) >= len(alike_groups):
+            return None
+    elif len(set(lengths.values())) > 1:
+        is_sure = True
+    parts, rest = (
+        [FileLooks(path=files[at].path, group=f"{parent}{name}", arrays=looks) for (at, name), looks in found.items()]
+        for found in (alike_groups, others)
+    )
+    return _Siblings(pattern=parent + pattern, parts=parts, others=rest, is_sure=is_sure)
+
+
+def _lengths_outside(file: FileLooks, parent: str, n_levels: int, structure: _Structure) -> set[int]:
+    """Return the lengths of the arrays of a file outside of groups below another, and of groups like these."""
+    inside: dict[str, list[tuple[str, int, str]]] = {}  # by the last part of the name
+    for array in structure:
+        inside.setdefault(array[0].rpartition("/")[2], []).append(array)
     return {
         look.shape[0]
         for name, look in file.arrays.items()
-        if look.shape and not (name.startswith(parent) and "/" in name[len(parent) :])
+        if look.shape
+        and not (name.startswith(parent) and name.count("/", len(parent)) >= n_levels)
+        and not any(
+            name.endswith(f"/{array}") and (len(look.shape), look.dtype) == (n_axes, dtype)
+            for array, n_axes, dtype in inside.get(name.rpartition("/")[2], ())
+        )
     }
 
 
-def _star(names: set[str], others: set[str]) -> str | None:
-    """Return a pattern that fits ``names`` and none of ``others``."""
-    prefix = re.sub(r"\d+$", "", _common_prefix(names))
-    for pattern, start in (("*", ""), (f"{prefix}*", prefix)):
-        if not any(other.startswith(start) for other in others):
-            return pattern
-    return None
+def _pattern_of(names: Collection[str], others: Collection[str]) -> str:
+    """Return the pattern that fits all ``names``, and as few of ``others`` as possible."""
+    levels = []
+    for level in zip(*(name.split("/") for name in names), strict=True):
+        prefix = re.sub(r"\d+$", "", _common_prefix(level))
+        suffix = re.sub(r"^\d+", "", _common_prefix([text[::-1] for text in level])[::-1])
+        levels.append(dict.fromkeys(("*", f"{prefix}*", f"*{suffix}")))
+    patterns = ("/".join(pattern) for pattern in product(*levels))
+    return min(patterns, key=lambda pattern: sum(_fits(other, pattern) for other in others))
 
 
-def _common_prefix(names: set[str]) -> str:
+def _fits(name: str, pattern: str) -> bool:
+    """Return whether a pattern fits a name with as many levels."""
+    return _fits_levels(name.split("/"), pattern.split("/"))
+
+
+def _fits_levels(levels: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Return whether a pattern, with a ``*`` or none, fits each of the first levels of a name."""
+    parts = [pattern.partition("*") for pattern in patterns]
+    return all(
+        level.startswith(prefix) and level.endswith(suffix) if star else level == prefix
+        for level, (prefix, star, suffix) in zip(levels, parts, strict=False)
+    )
+
+
+def _common_prefix(names: Collection[str]) -> str:
     first, last = min(names), max(names)
     return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
-def _groups_in_groups(parts: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
-    """Return the pattern of groups with one structure inside groups, and the groups; None if no pattern fits all."""
-    groups_of_parts = [(part, _siblings([part])) for part in parts]
-    patterns = {nested[0] for _, nested in groups_of_parts if nested is not None}
-    if len(patterns) != 1 or any(nested is None for _, nested in groups_of_parts):
+def _groups_in_groups(siblings: _Siblings) -> _Siblings | None:
+    """Return the groups with one structure inside groups; None if they have no array in common."""
+    found = [nested for part in siblings.parts if (nested := _siblings([part])) is not None]
+    depths = {group.group.count("/") for nested in found for group in nested.parts}
+    structure = frozenset.intersection(*(_structure_of(group.arrays) for nested in found for group in nested.parts))
+    if len(depths) != 1 or not structure:
         return None
-    groups = [
-        replace(group, group=f"{part.group}/{group.group}")
-        for part, nested in groups_of_parts
-        if nested
-        for group in nested[1]
-    ]
-    return patterns.pop(), groups, all(nested[2] for _, nested in groups_of_parts if nested)
+    (depth,) = depths
+    alike: list[FileLooks] = []
+    rest: list[FileLooks] = []
+    for part in (*siblings.parts, *siblings.others):
+        for group in _groups_in(part, depth + 1):
+            (alike if structure <= _structure_of(group.arrays) else rest).append(group)
+    names = {_last_levels(group, depth + 1) for group in alike}
+    pattern = _pattern_of(names, {_last_levels(group, depth + 1) for group in rest} - names)
+    others = [group for group in rest if _fits(_last_levels(group, depth + 1), pattern)]
+    if len(others) >= len(alike):
+        return None
+    is_sure = siblings.is_sure and all(nested.is_sure for nested in found)
+    return _Siblings(pattern=f"{siblings.pattern}/{pattern}", parts=alike, others=others, is_sure=is_sure)
+
+
+def _groups_in(part: FileLooks, n_levels: int) -> list[FileLooks]:
+    """Return the groups so many levels below a group."""
+    groups: dict[str, dict[str, Look]] = {}
+    for name, look in part.arrays.items():
+        levels = name.split("/", n_levels)
+        if len(levels) > n_levels:
+            groups.setdefault("/".join(levels[:-1]), {})[levels[-1]] = look
+    return [replace(part, group=f"{part.group}/{name}", arrays=arrays) for name, arrays in groups.items()]
+
+
+def _last_levels(part: FileLooks, n_levels: int) -> str:
+    """Return the last levels of a group's name."""
+    return "/".join(part.group.split("/")[-n_levels:])
 
 
 def _why_two_levels(pattern: str, part: FileLooks) -> str:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import listing
-from ...hdf5 import COMPLEX_MEMBERS, keys_in, words_in
+from ...hdf5 import COMPLEX_MEMBERS, MATLAB_TEXT, keys_in, words_in
 from ...types import cached_property
-from .advice import TIMES
+from .advice import TIMES, suggest_split
 from .contents import Contents
 from .dates import are_dates
 
@@ -102,6 +102,7 @@ class FileLooks:
         of_bytes: lists and opaque values.
         references: arrays of references.
         complexes: tables of the parts of complex numbers.
+        tables: all tables.
         coordinates: those of ``arrays`` that are neither input nor target.
         software: the program or format of the file, if it is marked.
     """
@@ -112,6 +113,7 @@ class FileLooks:
     of_bytes: Mapping[str, Look] = field(default_factory=dict)
     references: Sequence[str] = ()
     complexes: Mapping[str, Look] = field(default_factory=dict)
+    tables: Mapping[str, Look] = field(default_factory=dict)
     coordinates: Collection[str] = ()
     software: str | None = None
 
@@ -134,14 +136,18 @@ def looks_of(path: str, contents: Contents) -> FileLooks:
         contents: its contents.
     """
     arrays = [array for array in contents.arrays if array.shape is not None and array.name and array.is_data]
-    looks = {array.name: Look(array.shape or (), array.dtype) for array in arrays}
+    looks = {
+        array.name: Look(array.shape or (), "text" if array.structure == MATLAB_TEXT else array.dtype)
+        for array in arrays
+    }
     return FileLooks(
         path=path,
         arrays={name: look for name, look in looks.items() if _holds_values(look.dtype)},
         of_bytes={name: look for name, look in looks.items() if LISTS_OR_BYTES.match(look.dtype)},
         references=[array.name for array in arrays if array.dtype == "references" and array.structure is None],
         complexes={name: look for name, look in looks.items() if look.dtype in COMPLEX_TABLES and look.shape},
-        coordinates={array.name for array in arrays if array.structure is not None},
+        tables={name: look for name, look in looks.items() if look.dtype.startswith("table of ") and look.shape},
+        coordinates={array.name for array in arrays if array.structure is not None} | set(contents.pandas),
         software=contents.software,
     )
 
@@ -191,7 +197,8 @@ class AlikeParts:
     """Parts with the same arrays, each a segment."""
 
     def __init__(self, parts: Sequence[FileLooks], reader: Reader, segments: Settings) -> None:
-        self.parts, self.reader, self.segments = parts, reader, segments
+        self.parts, self.reader, self.segments = _with_steps(parts), reader, segments
+        parts = self.parts
         names = [name for name, look in parts[0].arrays.items() if look.shape and not look.dtype.startswith("text")]
         names = [name for name in names if not name.startswith("next_")]
         shapes = {name: [part.arrays[name].shape for part in parts if name in part.arrays] for name in names}
@@ -206,13 +213,16 @@ class AlikeParts:
             self.shapes,
             key=lambda name: (len(self.shapes[name][0]) > 1, not words_in(name) & TARGETS, self._n_values(name)),
         )
-        self.scalars = [
-            name
+        scalars = {
+            name: {part.arrays[name].dtype for part in parts}
             for name, look in parts[0].arrays.items()
             if look.shape == () and look.dtype[:4] != "text" and all(name in part.arrays for part in parts)
-        ]
+        }
+        self.scalars = [name for name, dtypes in scalars.items() if len(dtypes) == 1]
         attributes = reader.attributes(parts, [self.main])
         self.attributes = attributes_that_vary(attributes)
+        self.mixed = [name for name, values in attributes.items() if len(_dtypes(values)) > 1]
+        self.mixed += [name for name in scalars if name not in self.scalars]
         self.has_rate = any(is_rate(name.rpartition("@")[2]) for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
         self.step_axis, self.axis_is_sure = self._step_axis()
@@ -374,11 +384,16 @@ class AlikeParts:
         settings = guess.settings or {}
         used_keys = keys_in(settings.get("x_key"), settings.get("y_key"))
         unused_names = [
-            name for name, look in self.parts[0].arrays.items() if name not in used_keys and look.dtype[:4] != "text"
+            name
+            for name, look in self.parts[0].arrays.items()
+            if name not in (*used_keys, *self.mixed) and look.dtype[:4] != "text"
         ]
+        why = ""
+        if self.mixed and not self.words & ACTIONS:
+            why = f" Not used: {listing(self.mixed, MAX_UNUSED)}, since the dtype is not the same in all."
         if len(unused_names) > MAX_UNUSED:
-            return f" Not used: {len(unused_names)} other arrays."
-        return f" Not used: {listing(unused_names)}." if unused_names else ""
+            return f"{why} Not used: {len(unused_names)} other arrays."
+        return f"{why} Not used: {listing(unused_names)}." if unused_names else why
 
     def _guesses(self) -> list[Guess]:
         row_settings = self._fields(sample="row")
@@ -525,8 +540,11 @@ class AlikeParts:
         if len(self.parts) < 10:
             return {}
         matches = [re.search(PERSON, part.name) for part in self.parts]
-        if all(matches) and len({match.group(1) for match in matches if match}) < len(matches):
-            return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
+        persons = np.array([match.group(1) for match in matches if match])
+        if all(matches) and len(set(persons.tolist())) < len(persons):
+            by_person, _ = suggest_split(len(persons), None, None, "group_pattern", persons)
+            if "group_key" in by_person:
+                return {"split": {"val_fraction": by_person["val_fraction"], "group_pattern": PERSON}}
         return {"split": 0.1}
 
 
@@ -535,6 +553,18 @@ def _why_split(guess: Guess) -> str:
     if not isinstance(split, dict):
         return ""
     return " split.group_pattern keeps the segments of one person together, by their names."
+
+
+def _with_steps(parts: Sequence[FileLooks]) -> Sequence[FileLooks]:
+    """Return the parts whose largest array has values: an empty part has no sample, and says nothing of the others."""
+    sizes = Counter[str]()
+    for part in parts:
+        numbers = ((name, look) for name, look in part.arrays.items() if look.dtype[:4] != "text")
+        sizes.update({name: look.n_values for name, look in numbers})
+    if not any(sizes.values()):
+        return parts
+    ((largest, _),) = sizes.most_common(1)
+    return [part for part in parts if largest not in part.arrays or part.arrays[largest].n_values]
 
 
 def is_rate(name: str) -> bool:
@@ -570,7 +600,13 @@ def attributes_that_vary(attributes: Mapping[str, Sequence[Any]]) -> dict[str, S
 
 
 def _may_be_field(name: str, values: Sequence[Any]) -> bool:
-    return len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING and not _are_names(values)
+    may_vary = len(set(values)) > 1 and name.rpartition("@")[2] not in OF_PACKING and not _are_names(values)
+    return may_vary and len(_dtypes(values)) == 1
+
+
+def _dtypes(values: Sequence[Any]) -> list[str]:
+    """Return the dtypes of values in words, each once: a field has one."""
+    return list(dict.fromkeys("text" if isinstance(value, str) else str(value.dtype) for value in values))
 
 
 def have_classes(texts: npt.NDArray[Any] | None) -> bool:

@@ -170,7 +170,7 @@ def _cooler(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         segments = {"offsets": offsets}
         why = f"{offsets!r} has the first contact of each bin, and {f'{group}{PIXELS}'!r} their counts."
     parts = AlikeParts(cells, reader, segments)
-    parts.attributes, parts.scalars, parts.texts = {}, [], []
+    parts.attributes, parts.mixed, parts.scalars, parts.texts = {}, [], [], []
     return [replace(guess, why=f"{why} {guess.why}") for guess in parts.guesses()[:1]]
 
 
@@ -255,9 +255,12 @@ def _pandas(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
             blocks[name] = look, texts
     if not blocks or len({name.rpartition("/")[0] for name in blocks}) > 1:
         return []
-    main = max(blocks, key=lambda name: blocks[name][0].shape[1])
+    numbers = {name: block for name, block in blocks.items() if name not in files[0].coordinates}  # no dates or times
+    if not numbers:
+        return []
+    main = max(numbers, key=lambda name: numbers[name][0].shape[1])
     targets = [
-        (name, at) for name, (_, items) in blocks.items() for at, item in enumerate(items) if words_in(item) & TARGETS
+        (name, at) for name, (_, items) in numbers.items() for at, item in enumerate(items) if words_in(item) & TARGETS
     ]
     settings: Settings = {"x_key": main}
     why = f"pandas stored the columns {listing(blocks[main][1], 6)} in {main!r}."

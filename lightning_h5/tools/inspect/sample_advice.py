@@ -31,7 +31,7 @@ from ...options import FileOptions, SplitOptions
 from ...readers import BlockMap, Boxes, RowGrid, codecs_of
 from ...samples import RowTable, SampleOptions, SegmentChoice, open_table, sample_kind, segments_by_time
 from .advice import Advice, SampleCost, batch_size_for, read_column, suggest_dtypes
-from .recognize import recognize
+from .recognize import recognize, why_one_of_many
 from .recognize_parts import FileLooks, Guess, Look, Reader
 from .side_labels import labels_beside, tables_beside
 
@@ -80,7 +80,9 @@ def with_samples(
             except H5Error as error:
                 refusals.append(f"{guess.why} But: {error}")
     if not advised:
-        return replace(rows, reasons=(*rows.reasons, *refusals))
+        whys = (why_one_of_many(looks[0], key) for key in rows.x_keys[:1])
+        other = next((Advice(datamodule=None, settings={}, reasons=(why,)) for why in whys if why), None)
+        return replace(rows, reasons=(*rows.reasons, *refusals), other=other)
     (guess, first), *alternatives = advised
     if guess.is_sure or not alternatives:
         return first
