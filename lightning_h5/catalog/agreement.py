@@ -32,7 +32,7 @@ SAME_UNITS = {
 """Spellings of units in files of one kind."""
 
 MIN_WORD = 4
-"""Letters of a word whose case does not matter, as in "Counts"; it does in shorter ones: mV and MV."""
+"""Letters from which the case of a word does not matter, as in "Counts"; mV and MV are different units."""
 
 NamesAt = Callable[[str, str], npt.NDArray[Any]]
 """Returns the names along an axis: takes the file and ``AxisNames.source``."""

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 CHARACTER = np.dtype("S1")
-"""Elements of netCDF's arrays of characters, whose last axis is the length of a text."""
+"""Elements of netCDF's arrays of characters; their last axis is the length of a text."""
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""

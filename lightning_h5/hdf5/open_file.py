@@ -33,7 +33,7 @@ class OpenFile:
     Args:
         path: the file.
         guard: its state.
-        h5: the file, if it is open already; who opened it closes it.
+        h5: the file, if it is open already; it is not closed here.
     """
 
     def __init__(self, path: str, guard: ChangeGuard, h5: Any = None) -> None:

@@ -303,7 +303,7 @@ def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
 
 
 def _same_meanings(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find arrays whose numbers mean something else than in most files."""
+    """Find arrays of numbers that mean something else than in most files."""
     of_name: dict[str, Counter[Any]] = defaultdict(Counter)
     for findings in files:
         for name, meaning in _meanings(findings).items():

@@ -556,7 +556,7 @@ def _why_split(guess: Guess) -> str:
 
 
 def _with_steps(parts: Sequence[FileLooks]) -> Sequence[FileLooks]:
-    """Return the parts whose largest array has values: an empty part has no sample, and says nothing of the others."""
+    """Return the parts with values in their largest array; an empty one shows nothing of the others."""
     sizes = Counter[str]()
     for part in parts:
         numbers = ((name, look) for name, look in part.arrays.items() if look.dtype[:4] != "text")
