@@ -382,9 +382,30 @@ MUTANTS = [
     Mutant(
         "what is decoded is normalized again in the batch",
         "datasets/file_dataset.py",
-        "columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))",
+        "columns.append(plan.cast(memory, self._buffers))",
         "columns.append(plan.finished(memory, self._buffers))",
         NORMALIZATION,
+    ),
+    Mutant(
+        "a resumed run validates on the rest of the rows",
+        "datamodules/resume.py",
+        "        self._progress.begin_validation_again()\n",
+        "",
+        ("tests/datamodules/test_resume.py",),
+    ),
+    Mutant(
+        "a value that an integer dtype cannot hold becomes another number",
+        "datasets/fields.py",
+        "for guard in (of_missing, of_cast) if guard is not None",
+        "for guard in (of_missing,) if guard is not None",
+        ("tests/datasets/test_casts.py",),
+    ),
+    Mutant(
+        "files with other genes or units are mixed",
+        "catalog/catalog.py",
+        "self.agreement.check(key, path, annotations, rows, parts, names_in_file)",
+        "pass",
+        ("tests/datasets/test_meaning_of_numbers.py",),
     ),
     Mutant(
         "rows whose dtype is another one in the batch are not normalized",

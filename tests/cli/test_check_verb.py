@@ -172,7 +172,7 @@ def test_what_a_hostile_process_tells_is_one_line_without_codes(run, folder, mon
     """Were it written as it is, it could say that all is well, or move the cursor over what is not."""
     text = "fine\n1 file, 2 arrays: 0 errors, 0 warnings\x1b[1A\x1b[1m\r\u202e"
     told = {"is_open": True, "arrays": {}, "order": [], "integrity": {"u\nv": 0}, "identity": None, "unknown": None}
-    told["n_decoded"] = 0
+    told |= {"n_decoded": 0, "annotations": {}, "numbers": {}}
     told["problems"] = [{"array": "x\ny", "kind": "open", "text": text, "severity": "error"}]
     fake = [sys.executable, "-I", "-S", "-c", f"print({json.dumps(told)!r})"]
     monkeypatch.setattr(sandbox, "_command", lambda task: fake)
