@@ -403,7 +403,7 @@ MUTANTS = [
     Mutant(
         "files with other genes or units are mixed",
         "catalog/catalog.py",
-        "self.agreement.check(key, path, annotations, rows, parts, names_in_file)",
+        "self.agreement.check(name, path, annotations, rows, parts, names_in_file)",
         "pass",
         ("tests/datasets/test_meaning_of_numbers.py",),
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -21,18 +23,57 @@ _log = logging.getLogger(__name__)
 UNIT = re.compile(r"([^\d+-]+?)\^?([+-]?\d+)?")
 """A unit with its exponent."""
 
-SAME_UNITS = {
-    **dict.fromkeys(("kelvin", "kelvins", "degk", "deg_k", "degree_kelvin", "degrees_kelvin", "degreesk"), "K"),
-    **dict.fromkeys(("degc", "deg_c", "celsius", "degree_celsius", "degrees_celsius", "°c"), "degC"),
-    **dict.fromkeys(("meter", "meters", "metre", "metres"), "m"),
-    **dict.fromkeys(("sec", "second", "seconds"), "s"),
-    **dict.fromkeys(("volt", "volts"), "V"),
-    **dict.fromkeys(("percent", "pct"), "%"),
+MICRO = re.compile("u(?=(m|s|g|l|L|M|V|A|W|T|S|F|H|J|N|C|K|Pa|Hz|mol)$)")
+"""The prefix of a millionth in ASCII."""
+
+SPELLINGS = {
+    "K": "kelvin degk deg_k degree_kelvin degrees_kelvin degreesk",
+    "degC": "celsius degc deg_c degree_celsius degrees_celsius degreesc °c ℃",
+    "degN": "degree_north degrees_north degree_n degrees_n degreen degreesn",
+    "degE": "degree_east degrees_east degree_e degrees_e degreese",
+    "deg": "degree °",
+    "rad": "radian",
+    "m": "meter metre",
+    "km": "kilometer kilometre",
+    "mm": "millimeter millimetre",
+    "μm": "micrometer micrometre micron",
+    "s": "second sec",
+    "ms": "millisecond msec",
+    "μs": "microsecond usec",
+    "ns": "nanosecond",
+    "min": "minute",
+    "h": "hour hr",
+    "d": "day",
+    "V": "volt",
+    "mV": "millivolt",
+    "μV": "microvolt",
+    "A": "ampere amp",
+    "Hz": "hertz",
+    "kHz": "kilohertz",
+    "Pa": "pascal",
+    "hPa": "hectopascal millibar mbar",
+    "g": "gram",
+    "kg": "kilogram",
+    "W": "watt",
+    "J": "joule",
+    "N": "newton",
+    "T": "tesla",
+    "mol": "mole",
+    "L": "liter litre l",
+    "%": "percent pct",
 }
-"""Spellings of units in files of one kind."""
+"""Words for units, without a plural's s."""
+
+SAME_UNITS = {word: unit for unit, words in SPELLINGS.items() for word in words.split()}
+
+DIMENSIONLESS = {"1", "1.0", "-", "dimensionless", "unitless"}
+
+UNKNOWN = {"", "unknown", "unspecified", "undefined", "none", "n/a", "na", "nan", "null", "?"}
+UNKNOWN |= {"a.u.", "au", "arbitrary", "arbitrary units", "arb. units", "arb. unit"}
+"""Texts that state no unit."""
 
 MIN_WORD = 4
-"""Letters from which the case of a word does not matter, as in "Counts"; mV and MV are different units."""
+"""Letters from which neither the case of a word matters, nor a plural's s, as in "Counts". mV and MV are different."""
 
 NamesAt = Callable[[str, str], npt.NDArray[Any]]
 """Returns the names along an axis: takes the file and ``AxisNames.source``."""
@@ -93,11 +134,12 @@ class Agreement:
         if first == path or expected == found:  # a file may have been written again
             self._first[self.source, name] = first, found
             return
-        if expected.units is None and found.units is not None:
-            self._first[self.source, name] = first, expected._replace(units=found.units)
+        if _dates_or_unit(expected.units) is None and found.units is not None:
+            self._first[self.source, name] = path, expected._replace(units=found.units)
         for difference in differences(first, expected, path, found, rows):
             text = difference.text
-            if difference.names is not None and difference.is_error:
+            is_error = difference.is_error and expected.key == found.key  # other groups may be other things
+            if difference.names is not None and is_error:
                 part = {axis % found.n_axes: index for axis, index in selection.items()}.get(difference.names[0].axis)
                 left, right = (
                     _selected(names_at(file, names.source), part)
@@ -106,7 +148,7 @@ class Agreement:
                 if np.array_equal(left, right):
                     continue
                 text += _first_difference(left, right, difference.names[1].source)
-            if difference.is_error:
+            if is_error:
                 cure = f"{difference.cure}, or create a data module for each kind"
                 if found.key == name:  # no function decodes sparse matrices
                     cure += f"; or pass decode={{{name!r}: function}} if a function of yours decodes both"
@@ -133,7 +175,7 @@ def differences(
     left, right = (_dates_or_unit(units) for units in (expected.units, found.units))
     if left is not None and right is not None and left != right:
         text = f"{key!r} has the units {expected.units!r} in {first!r} and {found.units!r} in {path!r}"
-        yield Difference(text, not left[0] == right[0] == "since", cure="Write files with the same units")
+        yield Difference(text, left[0] == right[0] == "unit", cure="Write files with the same units")
     dimensions = expected.dimensions, found.dimensions
     if all(dimensions) and len(dimensions[0]) == len(dimensions[1]):
         pairs = [(a, b) for at, (a, b) in enumerate(zip(*dimensions, strict=True)) if a != b and at not in rows]
@@ -165,26 +207,36 @@ def differences(
 
 
 def _is_permuted(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
-    """Return whether an axis has another place."""
-    return any(name and name in right and name not in (right[at],) for at, name in enumerate(left))
+    """Return whether the same axes are in another order."""
+    return left != right and sorted(left) == sorted(right)
 
 
 def _dates_or_unit(text: str | None) -> tuple[Any, ...] | None:
-    """Return a unit so that equal ones in other spellings, such as "m/s" and "m s**-1", are equal."""
-    if text is None:
+    """Return a unit so that equal ones in other spellings, such as "m/s" and "m s**-1", are equal; None if unknown."""
+    text = unicodedata.normalize("NFKC", text or "").strip()
+    if text.casefold() in UNKNOWN or "\ufffd" in text:  # not UTF-8, as a micro sign in Latin-1
         return None
+    if text.casefold() in DIMENSIONLESS:
+        return "unit", ()
     if " since " in text:
         return "since", text
-    powers = list[tuple[str, int]]()
+    powers = Counter[str]()
     for place, quotient in enumerate(text.replace("**", "^").split("/")):
         for word in re.split(r"[\s.*·]+", quotient.strip(" ()")):
-            if word and (match := UNIT.fullmatch(word)) is None:
+            if word in ("", "1"):
+                continue
+            if (match := UNIT.fullmatch(word)) is None:
                 return "text", text
-            if word and match is not None:
-                word = match[1] if len(match[1]) < MIN_WORD else match[1].casefold()
-                unit = SAME_UNITS.get(match[1].casefold(), word)
-                powers.append((unit, int(match[2] or 1) * (-1 if place else 1)))
-    return "unit", tuple(sorted(powers))
+            powers[_unit(match[1])] += int(match[2] or 1) * (-1 if place else 1)
+    return "unit", tuple(sorted((unit, power) for unit, power in powers.items() if power))
+
+
+def _unit(word: str) -> str:
+    """Return one spelling of a unit."""
+    lower = word.casefold()
+    if (unit := SAME_UNITS.get(lower) or SAME_UNITS.get(lower.removesuffix("s"))) is not None and len(word) > 1:
+        return unit
+    return MICRO.sub("μ", word) if len(word) < MIN_WORD else lower.removesuffix("s")
 
 
 def _selected(names: npt.NDArray[Any], part: Any) -> npt.NDArray[Any]:

@@ -23,7 +23,7 @@ from ..hdf5 import (
     names_at,
 )
 from ..options import FileOptions, StagingOptions
-from ..readers import ClassNumbers, Function, Stack
+from ..readers import ClassNumbers
 from ..types import IntArray, Paths
 from .agreement import Agreement
 from .column_values import Categories, check_same, column_of_codes, texts_of
@@ -191,6 +191,7 @@ class Catalog:
         rows: Collection[int] = (0,),
         selection: Mapping[int, Any] | None = None,
         found: Mapping[str, Annotations | None] | None = None,
+        is_of_others: bool = False,
     ) -> None:
         """Check that the numbers of a field mean the same in a file as in the first one (see ``Agreement``).
 
@@ -201,12 +202,12 @@ class Catalog:
             rows: the axes that number rows.
             selection: the selected part of other axes; None for that of the request.
             found: what the file says about the arrays of the request; None if they were described here.
+            is_of_others: whether the file is another one, with values for the rows of the data's.
 
         Raises:
             H5ValueError: they mean something else.
         """
-        codec = request.codec.of_each if isinstance(request.codec, Stack) else request.codec
-        if request.only_counted or isinstance(codec, Function):
+        if request.only_counted or request.is_decoded_by_user:
             return
         if found is None:
             file = self._files.get(_file_key(path, options))
@@ -218,7 +219,8 @@ class Catalog:
         for key in request.keys:
             if (annotations := found.get(key)) is not None:
                 parts = dict(request.selection) if selection is None else selection
-                self.agreement.check(key, path, annotations, rows, parts, names_in_file)
+                name = f"{key} of other files" if is_of_others else key
+                self.agreement.check(name, path, annotations, rows, parts, names_in_file)
 
     def once(self, key: Any, make: Callable[[], _T]) -> _T:
         """Return an object that is created once, and shared by all splits of the same files.

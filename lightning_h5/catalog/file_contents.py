@@ -76,7 +76,12 @@ class FileContents:
             self.arrays[key] = error.with_traceback(None)
         else:
             self.arrays[key] = layout
-            self.annotations[key] = annotations_of(file, key, may_have_attributes=layout.is_annotated)
+            self.annotations[key] = annotations_of(
+                file,
+                key,
+                may_have_attributes=layout.is_annotated,
+                with_scales=layout.is_annotated and alike.takes_scales(path),
+            )
 
     def read_if_short(self, file: OpenFile, key: str) -> None:
         """Read the values of a column, if it is short and stored in the open file without filters."""

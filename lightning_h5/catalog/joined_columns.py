@@ -136,7 +136,7 @@ def arrays_of_others(
     arrays = {}
     for path, file in zip(paths, files, strict=True):
         guard, (array,) = catalog.describe(file, [key], options)
-        catalog.check_agreement(file, request, options)
+        catalog.check_agreement(file, request, options, is_of_others=True)
         arrays[path] = guard, request.decoded(array)
     return arrays
 

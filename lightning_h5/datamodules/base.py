@@ -75,6 +75,7 @@ class BaseH5DataModule(NamesRows):
         self._matched: dict[Any, Any] = {}  # values that belong to rows by their order, over all setups
         self._categories = Categories()  # of all setups
         self._agreement = Agreement()  # of all setups
+        self._is_trained_on = False  # whether training files were set up: later files must agree with them
         self._set_up: set[Split] = set()
         self._data_of_run: TrainingData | None = None  # opened without ``setup``
         self._set_since_setup: list[str] = []  # arguments
@@ -283,7 +284,8 @@ class BaseH5DataModule(NamesRows):
             for dataset in self._datasets.values():
                 dataset.close()
             self._datasets.clear()
-            if not {"val_path", "test_path", "predict_path"}.issuperset(self._set_since_setup):
+            is_of_training = {"val_path", "test_path", "predict_path"}.issuperset(self._set_since_setup)
+            if not (is_of_training and self._is_trained_on):
                 self._agreement = Agreement()
         self._set_since_setup.clear()
         self._data_of_run = None
@@ -296,6 +298,7 @@ class BaseH5DataModule(NamesRows):
             # script.
             raise error.with_traceback(None) from None
         self._set_up |= {*splits}
+        self._is_trained_on = self._is_trained_on or "train" in splits
         set_batch_size_of_strategy(self.trainer, self.batch_size)
         self._insert_callbacks()
         training = self._datasets.get("train")

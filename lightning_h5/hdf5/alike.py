@@ -36,6 +36,9 @@ from .packing import OUTSIDE, has_packing_outside
 
 __all__ = ["AlikeArrays", "has_first_link"]
 
+FILES_WITH_SCALES = 128
+"""Number of files in which attached dimension scales are looked at, which takes some milliseconds in each."""
+
 UNREADABLE = (*FAULTS, struct.error, IndexError, OverflowError)
 """Exceptions for bytes that are damaged, or of a kind that only the library reads."""
 
@@ -60,6 +63,13 @@ class AlikeArrays:
         self._table: _OpenTable | None = None  # the one that was asked for last
         self._group: tuple[Any, list[bytes], Any] = None, [], None  # the file and group that was opened last
         self.templates: list[ArrayLayout] = []
+        self._paths_with_scales: set[str] = set()
+
+    def takes_scales(self, path: str) -> bool:
+        """Return whether the dimension scales of a file are looked at: in the first files only, since it takes long."""
+        if len(self._paths_with_scales) < FILES_WITH_SCALES:
+            self._paths_with_scales.add(path)
+        return path in self._paths_with_scales
 
     def describe(
         self,

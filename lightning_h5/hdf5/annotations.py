@@ -40,7 +40,7 @@ PLACES = re.compile("(grid_?)?(lat(itude)?|lon(gitude)?|x|y|xc|yc|time|date|t|va
 
 PLACE_UNITS = re.compile(r"degrees?_?(north|east|n|e)\b|.* since ", re.I)
 
-MADE_UP = b"This is a netCDF dimension but not a netCDF variable"
+MADE_UP = "This is a netCDF dimension but not a netCDF variable"
 
 WORDS = {"STRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "SHORT_BINSTRING", "BINSTRING"}
 WORDS |= {"INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "SHORT_BINBYTES", "BINBYTES"}
@@ -87,13 +87,23 @@ class Annotations(NamedTuple):
     names: tuple[AxisNames, ...] = ()
 
 
-def annotations_of(file: OpenFile, key: str, *, may_have_attributes: bool = True) -> Annotations | None:
+class _Scale(NamedTuple):
+    """A dimension scale: its name, and the coordinates that it has."""
+
+    name: str
+    names: AxisNames | None
+
+
+def annotations_of(
+    file: OpenFile, key: str, *, may_have_attributes: bool = True, with_scales: bool = True
+) -> Annotations | None:
     """Return what an open file says about an array; None if that is nothing. The names along its axes are read.
 
     Args:
         file: the open file.
         key: the array.
         may_have_attributes: whether the array may have units or dimensions (see ``ArrayLayout.is_annotated``).
+        with_scales: whether attached dimension scales are looked at, for which a file is opened through the library.
 
     Raises:
         H5CorruptError: the names along an axis are damaged.
@@ -111,7 +121,7 @@ def annotations_of(file: OpenFile, key: str, *, may_have_attributes: bool = True
         with suppress(*UNREADABLE):
             if file.places is not None and file.headers is not None:
                 address = file.places.address_of(parts)
-                units = None if address is None else _stripped(units_at(file.headers, address))
+                units = None if address is None else _stripped(units_at(file.headers, address, with_scales=with_scales))
                 return Annotations(owner, 2, units, (), named) if units or named else None
         array = _array_at(file, key)
     if array is None:
@@ -121,12 +131,13 @@ def annotations_of(file: OpenFile, key: str, *, may_have_attributes: bool = True
     with suppress(*FAULTS):  # attributes of another form
         units = next((text for name in UNITS if (text := _text_of_attribute(array, name))), None)
     with suppress(*FAULTS):
-        if h5py.h5a.exists(array.id, SCALES):
-            scales = [(axis, scale) for axis in range(n_axes) for scale in _scales(array, axis)]
-    found = {axis: text_of(h5py.h5i.get_name(scale) or b"").strip("/") for axis, scale in reversed(scales)}
+        if with_scales and h5py.h5a.exists(array.id, SCALES):
+            group = array.name.rpartition("/")[0]
+            scales = [(axis, _scale_at(file, scale, group)) for axis in range(n_axes) for scale in _scales(array, axis)]
+    found = {axis: scale.name for axis, scale in scales}
     dimensions = tuple(found.get(axis, "") for axis in range(n_axes)) if found else ()
-    coordinates = [along for axis, scale in scales if (along := _coordinates(file, axis, scale)) is not None]
-    annotations = Annotations(owner, n_axes, units, dimensions, (*named, *coordinates))
+    along = [scale.names._replace(axis=axis) for axis, scale in scales if scale.names is not None]
+    annotations = Annotations(owner, n_axes, units, dimensions, (*named, *along))
     return annotations if units or dimensions or annotations.names else None
 
 
@@ -154,6 +165,10 @@ def names_at(file: Any, source: str) -> npt.NDArray[Any]:
     values = np.ravel(values)
     if values.dtype.kind not in "OSU":
         return values
+    return _texts(values)
+
+
+def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     texts = [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values.tolist()]
     return np.array(texts, dtype=object)
 
@@ -242,29 +257,49 @@ def _scales(array: Any, axis: int) -> Iterator[Any]:
         yield from found[:1]
 
 
-def _coordinates(file: OpenFile, axis: int, scale: Any) -> AxisNames | None:
-    """Return the coordinates that a dimension scale has; None if it has none, or very many."""
+def _scale_at(file: OpenFile, scale: Any, group: str) -> _Scale:
+    """Return a dimension scale of an array in a group; each is looked at once."""
     address = h5py.h5o.get_info(scale).addr
-    if address not in file.coordinates:
-        file.coordinates[address] = None
+    if address not in file.scales:
+        source = _name_of(file, scale, address, group)
+        file.scales[address] = found = _Scale(source.rpartition("/")[2], None)
         with suppress(H5Error, *FAULTS):
-            file.coordinates[address] = _coordinates_of(file, scale)
-    names: AxisNames | None = file.coordinates[address]
-    return None if names is None else names._replace(axis=axis)
+            file.scales[address] = found._replace(names=_coordinates(scale, source))
+    known: _Scale = file.scales[address]
+    return known
 
 
-def _coordinates_of(file: OpenFile, scale: Any) -> AxisNames | None:
-    item, source = h5py.Dataset(scale), text_of(h5py.h5i.get_name(scale) or b"").strip("/")
-    is_made_up = h5py.h5a.exists(scale, b"NAME") and bytes(np.bytes_(item.attrs["NAME"])).startswith(MADE_UP)
+def _name_of(file: OpenFile, scale: Any, address: int, group: str) -> str:
+    """Return the name of a dimension scale in its file: in the array's group or one above, as netCDF has it.
+
+    The library would search all links of the file for it, which is the last resort.
+    """
+    name = text_of(h5py.h5ds.get_scale_name(scale) or b"")
+    while name and not name.startswith(MADE_UP):
+        with suppress(*FAULTS):
+            if h5py.h5o.get_info(file.h5.id, f"{group}/{name}".encode(errors="surrogateescape")).addr == address:
+                return f"{group}/{name}".strip("/")
+        if not group:
+            break
+        group = group.rpartition("/")[0]
+    return text_of(h5py.h5i.get_name(scale) or b"").strip("/")
+
+
+def _coordinates(scale: Any, source: str) -> AxisNames | None:
+    """Return the coordinates that a dimension scale has; None if it has none, or very many."""
+    item = h5py.Dataset(scale)
+    is_made_up = text_of(h5py.h5ds.get_scale_name(scale) or b"").startswith(MADE_UP)
     if is_made_up or not source or len(item.shape) != 1 or item.shape[0] > MAX_COORDINATES:
         return None
-    values = names_at(file.h5, source)
+    values = item[()]
+    if values.dtype.kind in "OS":
+        values = _texts(values)
     if values.dtype.kind not in "biufO":
         return None
     name, units = source.rpartition("/")[2], _text_of_attribute(item, UNITS[0]) or ""
     is_number = values.dtype.kind != "O"
     order = np.sort(values) if is_number else np.array(sorted(values), dtype=object)
-    ascends = bool(values[-1] > values[0]) if is_number and len(values) > 1 else None
+    ascends = bool(np.median(np.sign(np.diff(values.astype("f8")))) > 0) if is_number and len(values) > 1 else None
     has_axis = (_text_of_attribute(item, b"axis") or "").upper() in ("X", "Y", "T")
     varies = has_axis or bool(PLACES.fullmatch(name) or PLACE_UNITS.match(units))
     return AxisNames(0, source, _digest_of(values), _digest_of(order), are_names=False, varies=varies, ascends=ascends)

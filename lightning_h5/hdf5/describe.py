@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -109,10 +110,7 @@ def layout_at(file: Any, path: str, key: str, files: FileOptions) -> ArrayLayout
     column, _, name = key.rpartition("/")
     is_missing = _missing_in(file, column, files) if name == NULLABLE[0] and column else None
     if is_missing is not None and is_missing.any():
-        _missing_note(
-            f"{key!r} in {path!r} has {is_missing.sum():,} of {len(is_missing):,} rows without a value, and stores "
-            f"other numbers there. Name {column!r} for NaN, or leave them out with where={{'{column}/mask': False}}"
-        )
+        _missing_note(key, os.path.dirname(path))
     return layout
 
 
@@ -145,8 +143,16 @@ def _column_with_missing(
 
 
 @lru_cache(1000)
-def _missing_note(text: str) -> None:
-    _log.warning("%s", text)
+def _missing_note(key: str, folder: str) -> None:
+    column = key.rpartition("/")[0]
+    _log.warning(
+        "%r has rows without a value in files of %r, and other numbers are stored there. Name %r for NaN, or leave "
+        "them out with where={'%s/mask': False}",
+        key,
+        folder,
+        column,
+        column,
+    )
 
 
 def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:

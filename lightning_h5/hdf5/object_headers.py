@@ -330,8 +330,13 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
     return ObjectHeader(structure, n_rows, place, n_bytes, tree)
 
 
-def units_at(file: HeaderFile, address: int) -> str | None:
+def units_at(file: HeaderFile, address: int, *, with_scales: bool = True) -> str | None:
     """Return the text of the attribute with an array's units; None without one.
+
+    Args:
+        file: the file.
+        address: of the array's header.
+        with_scales: whether attached dimension scales matter, which only the library reads.
 
     Raises:
         ValueError: only the library can read it.
@@ -341,6 +346,8 @@ def units_at(file: HeaderFile, address: int) -> str | None:
         if number == ATTRIBUTE_INFO:
             raise ValueError("attributes may lie in a heap")
         if number == ATTRIBUTE and (name := _attribute_name(data)[0]) in (*UNITS, SCALES):
+            if name == SCALES and not with_scales:
+                continue
             if name == SCALES or flags & SHARED:
                 raise ValueError("the attribute has references, or lies elsewhere")
             found[name] = _text_of_attribute(file, data)

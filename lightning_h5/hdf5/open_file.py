@@ -38,7 +38,7 @@ class OpenFile:
 
     def __init__(self, path: str, guard: ChangeGuard, h5: Any = None) -> None:
         self.path, self._guard = path, guard
-        self.coordinates: dict[int, Any] = {}  # along axes, by the address of their array
+        self.scales: dict[int, Any] = {}  # the dimension scales that were looked at, by their address
         self._descriptor: int | None = None
         self._is_own, self._h5 = h5 is None, h5
         if h5 is None and not guard.is_remote and not guard.grows and "HDF5_DRIVER" not in os.environ:

@@ -396,8 +396,8 @@ def _is_array(group: Any, name: bytes) -> bool:
 
 
 def is_of_netcdf(array: Any) -> bool:
-    """Return whether an array is a variable of netCDF, by its own marks or those of its file."""
-    return _is_variable(array) or file_format(array) == "netCDF"
+    """Return whether an array is a variable of a file that the netCDF library, or one for its format, has written."""
+    return h5py.h5a.exists(array.id, b"_Netcdf4Dimid") or file_format(array) == "netCDF"
 
 
 def _is_variable(array: Any) -> bool:

@@ -641,7 +641,7 @@ class H5DataLoader(DataLoader[Any]):
         """
         if self.sampler.epoch_source is None and state:
             position = Position.from_state(state, self.sampler, self._identity)
-            if sys._getframe(1).f_globals.get("__name__", "").startswith(("lightning.", "pytorch_lightning.")):
+            if sys._getframe(1).f_globals.get("__name__", "").startswith(("lightning.pytorch.", "pytorch_lightning.")):
                 _check_same_batches(position, self.sampler)
             if (text := position.change_of_nodes(self.sampler)) and not self.sampler.rank:
                 _log.info(text)

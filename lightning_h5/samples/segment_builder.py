@@ -124,7 +124,10 @@ class SegmentTableBuilder(TableBuilder):
                 if not is_attribute_key(key):
                     is_annotated = parts.arrays.template(at, self._catalog.templates).is_annotated
                     annotations[key] = annotations_of(
-                        file, names.key(at, parts.stars[0]), may_have_attributes=is_annotated
+                        file,
+                        names.key(at, parts.stars[0]),
+                        may_have_attributes=is_annotated,
+                        with_scales=is_annotated and alike.takes_scales(path),
                     )
             return parts, annotations
 

@@ -312,6 +312,15 @@ def test_fabric_goes_on_from_its_checkpoint_with_the_rest_and_with_whole_epochs(
     assert [rows_of(loader), rows_of(loader)] == whole[2:]
 
 
+def test_fabric_restores_a_loader_with_batches_of_another_size(file, whole, tmp_path):
+    fabric, ours = fabric_of(), loader_of(file)
+    seen = rows_of(take(fabric.setup_dataloaders(ours), 2))
+    fabric.save(tmp_path / "state.ckpt", {"loader": ours})
+    fabric, ours = fabric_of(), loader_of(file, batch_size=5)
+    fabric.load(tmp_path / "state.ckpt", {"loader": ours})
+    assert seen + rows_of(fabric.setup_dataloaders(ours)) == whole[0]
+
+
 def fabric_resumed_on_a_rank(rank, file, folder, world_size, n):
     fabric, ours = fabric_of(world_size), loader_of(file)
     loader = fabric.setup_dataloaders(ours)

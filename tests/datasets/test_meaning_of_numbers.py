@@ -138,15 +138,73 @@ def test_other_units_are_an_error(other: Any, tmp_path: Path) -> None:
     [
         ("K", None),
         (None, "K"),
+        ("unknown", "K"),
         ("m/s", "m s-1"),
         ("m s**-1", "m.s^-1"),
+        ("m/s/s", "m/s^2"),
         ("K", "kelvin"),
-        ("Counts", "counts"),
+        ("Counts", "count"),
         ("kg m-2", "m-2 kg"),
+        ("uV", "µV"),
+        ("μV", "microvolts"),
+        ("1", "dimensionless"),
+        ("degrees_north", "degree_N"),
     ],
 )
 def test_units_in_another_spelling_are_no_error(first: Any, other: Any, tmp_path: Path) -> None:
     assert len(H5LazyDataset(pair(tmp_path, write_units, first, other), "x")) == 8
+
+
+def test_labels_of_another_file_are_another_field_though_the_array_has_the_same_name(tmp_path: Path) -> None:
+    images, labels = pair(tmp_path, write_units, "K", "m")
+    datamodule = LazyH5DataModule(images, x_key="x", y_key={"path": labels, "key": "x"})
+    datamodule.setup("fit")
+    assert datamodule.train_dataloader() is not None
+
+
+def test_files_are_compared_with_those_of_training_and_not_with_replaced_ones(tmp_path: Path) -> None:
+    first, second = pair(tmp_path, write_units, "K", "degC")
+    datamodule = LazyH5DataModule(predict_path=first, x_key="x")
+    datamodule.setup("predict")
+    datamodule.predict_path = second
+    datamodule.setup("predict")
+    datamodule = LazyH5DataModule(first, x_key="x", predict_path=first)
+    datamodule.setup("fit")
+    datamodule.predict_path = second
+    with pytest.raises(H5ValueError, match="has the units 'K'"):
+        datamodule.setup("predict")
+
+
+def test_groups_with_other_names_may_be_other_things(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def write(file: h5py.File, units: str) -> None:
+        file[f"{units}/x"] = np.zeros((4, 2))
+        file[f"{units}/x"].attrs["units"] = units
+
+    H5LazyDataset(pair(tmp_path, write, "mV", "degC"), "x", segments={"groups": "*"}, window=2)
+    assert "has the units 'mV'" in caplog.text
+
+
+def test_scales_are_known_by_their_name_whatever_group_they_are_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(file: h5py.File, group: str) -> None:
+        file[f"{group}/x"], file[f"{group}/ch"] = np.zeros((4, 2)), [1.0, 2.0]
+        file[f"{group}/ch"].make_scale("ch")
+        file[f"{group}/x"].dims[1].attach_scale(file[f"{group}/ch"])
+
+    H5LazyDataset(pair(tmp_path, write, "s1", "s2"), "x", segments={"groups": "*"}, window=2)
+    assert caplog.messages == []
+
+
+def test_one_scale_of_two_axes_is_no_other_order_of_axes(tmp_path: Path) -> None:
+    def write(file: h5py.File, names: Sequence[str]) -> None:
+        file["x"] = np.zeros((4, 2, 2))
+        for axis, name in enumerate(names):
+            scale = file.require_dataset(name, (2,), "f4")
+            scale.make_scale(name)
+            file["x"].dims[axis + 1].attach_scale(scale)
+
+    assert len(H5LazyDataset(pair(tmp_path, write, ["c", "c"], ["c", "d"]), "x")) == 8
 
 
 def test_units_are_compared_with_the_first_that_are_known(tmp_path: Path) -> None:
@@ -256,6 +314,11 @@ def test_enums_with_other_names_are_an_error(options: dict[str, Any], tmp_path: 
     assert [int(H5LazyDataset(paths, "y")[at]) for at in range(4)] == [0, 1, 0, 1]
 
 
+def test_an_enum_may_have_further_names_in_another_file(tmp_path: Path) -> None:
+    paths = pair(tmp_path, write_enum, ["CAT", "DOG"], ["CAT", "DOG", "EMU"])
+    assert len(H5LazyDataset(paths, "y")) == len(H5LazyDataset(paths[0], "y")) + len(H5LazyDataset(paths[1], "y"))
+
+
 def test_enums_as_categories_have_the_class_numbers_of_training(tmp_path: Path) -> None:
     train, val = pair(tmp_path, write_enum, ["DOG", "CAT"], ["CAT", "DOG", "EMU"])
     datamodule = LazyH5DataModule(train, val_path=val, x_key="b", y_key="y", decode={"y": "category"}, shuffle=False)
@@ -282,6 +345,7 @@ def test_another_conversion_is_an_error_unless_stored_numbers_are_requested(tmp_
     with pytest.raises(H5ValueError, match="conversion=1e-06"):
         datamodule.setup("fit")
     LazyH5DataModule(paths[0], val_path=paths[1], x_key="es", x_dtype="int16").setup("fit")
+    assert len(H5LazyDataset(pair(tmp_path, write_nwb, 1.95e-7, np.float32(1.95e-7)), "es")) == 8
 
 
 # Categories -------------------------------------------------------------------------------------------------------

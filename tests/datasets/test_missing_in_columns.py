@@ -49,7 +49,7 @@ def test_the_values_as_stored_are_logged_to_have_missing_ones(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         dataset = H5LazyDataset(paths, "X", "obs/age/values")
     (message,) = caplog.messages
-    assert f"'obs/age/values' in {paths[1]!r} has 1 of 4 rows without a value" in message
+    assert f"'obs/age/values' has rows without a value in files of {str(tmp_path)!r}" in message
     assert "Name 'obs/age' for NaN" in message
     assert [int(dataset[at][1]) for at in range(4, 8)] == [40, 0, 60, 7]
 

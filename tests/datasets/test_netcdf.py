@@ -173,6 +173,9 @@ def test_characters_along_the_last_axis_are_one_text(tmp_path: Path, options: An
     assert part[1][1] == ["f", "g", "h", "", ""]  # a part of the array has characters
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["x"], file["dna"] = np.arange(2), np.array([[b"A", b"C"], [b"G", b"T"]])
+        file["base"] = np.arange(2)
+        file["base"].make_scale("base")
+        file["dna"].dims[1].attach_scale(file["base"])
     assert H5LazyDataset(str(tmp_path / "plain.h5"), "x", "dna")[1][1] == ["G", "T"]
     assert not check_files(paths).errors
 
