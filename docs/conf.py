@@ -93,6 +93,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(.*\.)?Conventions"),
     ("py:class", r"(.*\.)?MatrixRows"),
     ("py:class", "HeldDataset"),
+    ("py:class", "Agreement"),
     ("py:class", "Categories"),
     ("py:class", r"(.*\.)?Codec"),
     ("py:class", r"(.*\.)?SparseField"),
