@@ -12,7 +12,7 @@ from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..distributed import exchange
 from ..errors import H5Error, H5ResumeError, H5ValueError, short_repr
 from ..loading import H5DataLoader
-from ..order import Mode, OtherShardsError, PlanSampler, Position, RunHistory, Segment, is_position, saved_mode
+from ..order import Mode, OtherShardsError, PlanSampler, Position, RunHistory, is_position, saved_mode
 from ..types import Identity
 from .arguments import Split
 from .loaders import MakesLoaders
@@ -150,8 +150,12 @@ class RunPosition:
                     "distributed={'on_resume_mismatch': 'restart_epoch'} to the data module: weights and counters are "
                     "restored, and the interrupted epoch starts over."
                 )
-            if restored.segments and not restored.finished and not progress.is_alone:
-                _check_same_batches(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
+            change = restored.change_of_batches(sampler.batch_size, sampler.replica.world_size)
+            if change and not progress.is_alone:
+                raise H5ResumeError(
+                    f"{change} and a second loader, whose batches cannot be split differently. Resume with the saved "
+                    "batch_size and number of ranks."
+                )
         elif progress.is_interrupted and not self._is_resumed:
             rank_zero_warn(
                 f"the previous fit of this Trainer stopped after {progress.processed} batches of an epoch; this fit "
@@ -322,15 +326,6 @@ class RunPosition:
         """Return the restored position if it is in the middle of an epoch."""
         restored = self._restored
         return restored if restored and not restored.finished and epoch == restored.epoch else None
-
-
-def _check_same_batches(saved: Segment, batch_size: int, world_size: int) -> None:
-    if (saved.batch_size, saved.world_size) != (batch_size, world_size):
-        raise H5ResumeError(
-            f"the saved position is inside an epoch with batches of {saved.batch_size} rows on {saved.world_size} "
-            f"ranks; the present run has batches of {batch_size} on {world_size} ranks and a second loader, whose "
-            "batches cannot be split differently. Resume with the saved batch_size and number of ranks."
-        )
 
 
 class KeepsPosition(MakesLoaders):

@@ -641,8 +641,15 @@ class H5DataLoader(DataLoader[Any]):
         """
         if self.sampler.epoch_source is None and state:
             position = Position.from_state(state, self.sampler, self._identity)
+            # A Trainer that restores a loader without its data module; other loops count nothing.
             if sys._getframe(1).f_globals.get("__name__", "").startswith(("lightning.pytorch.", "pytorch_lightning.")):
-                _check_same_batches(position, self.sampler)
+                change = position.change_of_batches(self.sampler.batch_size, self.sampler.replica.world_size)
+                if change:
+                    raise H5ResumeError(
+                        f"{change}. Lightning counts the saved batches, and would end the epoch too early or too late. "
+                        "Pass the data module to the Trainer (datamodule=) instead of its loader, or resume with the "
+                        "saved batch_size and number of ranks."
+                    )
             if (text := position.change_of_nodes(self.sampler)) and not self.sampler.rank:
                 _log.info(text)
             if position.order.mode != self.sampler.parameters.mode:
@@ -664,20 +671,6 @@ class H5DataLoader(DataLoader[Any]):
     @cached_property
     def _identity(self) -> Identity:
         return self.dataset.identity()
-
-
-def _check_same_batches(position: Position, sampler: PlanSampler) -> None:
-    """Raise an error if the rest of an epoch has other batches than a Trainer without our data module would count."""
-    if position.finished or not position.segments:
-        return
-    saved, present = position.segments[-1], (sampler.batch_size, sampler.replica.world_size)
-    if (saved.batch_size, saved.world_size) != present:
-        raise H5ResumeError(
-            f"the saved position is inside an epoch with batches of {saved.batch_size} rows on {saved.world_size} "
-            f"ranks; the present run has batches of {present[0]} on {present[1]} ranks. Lightning counts the saved "
-            "batches, and would end the epoch too early or too late. Pass the data module to the Trainer (datamodule=) "
-            "instead of its loader, or resume with the saved batch_size and number of ranks."
-        )
 
 
 def _weakly(finish_all: weakref.WeakMethod[FinishAll]) -> FinishAll:

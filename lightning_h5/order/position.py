@@ -85,6 +85,18 @@ class Position:
             "nodes again, which then read other rows than before"
         )
 
+    def change_of_batches(self, batch_size: int, world_size: int) -> str:
+        """Return a sentence on the rest of an epoch that has other batches than before; "" if it has the same ones."""
+        if self.finished or not self.segments:
+            return ""
+        saved = self.segments[-1]
+        if (saved.batch_size, saved.world_size) == (batch_size, world_size):
+            return ""
+        return (
+            f"the saved position is inside an epoch with batches of {saved.batch_size} rows on {saved.world_size} "
+            f"ranks; the present run has batches of {batch_size} on {world_size} ranks"
+        )
+
     def state(self, run: RunOrder, identity: Identity | None = None) -> dict[str, Any]:
         """Return the position as plain values (text, numbers, lists, dicts), under 4 KiB.
 
