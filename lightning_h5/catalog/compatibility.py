@@ -119,8 +119,7 @@ class ArrayRequest:
     @property
     def is_decoded_by_user(self) -> bool:
         """Whether a function of the user decodes each row."""
-        codec = self.codec.of_each if isinstance(self.codec, Stack) else self.codec
-        return isinstance(codec, Function)
+        return _is_of_user(self.codec)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -369,7 +368,10 @@ def check_same_numbers(a: ArrayLayout, b: ArrayLayout) -> None:
             f"both. Pass decode={{{a.key!r}: 'cf'}} to decode each file by its own formula, or train on files with the "
             f"same one{stored}."
         )
-    names, others = enum_names(a.stored, a.members), enum_names(b.stored, b.members)
+    names, others = (
+        None if x.decoding is not None and _is_of_user(x.decoding.codec) else enum_names(x.stored, x.members)
+        for x in (a, b)
+    )
     both = (names or {}).keys() & (others or {}).keys()
     if names is not None and others is not None and any(names[value] != others[value] for value in both):
         raise H5ValueError(
@@ -377,6 +379,11 @@ def check_same_numbers(a: ArrayLayout, b: ArrayLayout) -> None:
             f"{b.path!r}. Pass decode={{{a.key!r}: 'category'}} for class numbers by these names, the same in all "
             "files."
         )
+
+
+def _is_of_user(codec: Any) -> bool:
+    """Return whether a codec is a function of the user, for which any number may have any meaning."""
+    return isinstance(codec.of_each if isinstance(codec, Stack) else codec, Function)
 
 
 def _compared_packing(packing: Packing | None) -> Any:

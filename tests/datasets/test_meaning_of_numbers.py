@@ -196,6 +196,26 @@ def test_scales_are_known_by_their_name_whatever_group_they_are_in(
     assert caplog.messages == []
 
 
+def test_units_are_compared_in_all_files_and_scales_in_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: h5py.File, names_and_units: tuple[str, str, str]) -> None:
+        file["x"] = np.zeros((4, 2, 2))
+        file["x"].attrs["units"] = names_and_units[2]
+        for axis, name in enumerate(names_and_units[:2]):
+            file[name] = np.arange(2.0)
+            file[name].make_scale(name)
+            file["x"].dims[axis + 1].attach_scale(file[name])
+
+    paths = pair(tmp_path, write, ("a", "b", "K"), ("b", "a", "K"))
+    with pytest.raises(H5ValueError, match=r"the axes of 'x' are .*'a', 'b' in .*'b', 'a' in"):
+        H5LazyDataset(paths, "x")
+    monkeypatch.setattr("lightning_h5.hdf5.alike.FILES_WITH_SCALES", 1)
+    assert len(H5LazyDataset(paths, "x")) == 8
+    with pytest.raises(H5ValueError, match="has the units 'K'"):
+        H5LazyDataset(pair(tmp_path, write, ("a", "b", "K"), ("b", "a", "degC")), "x")
+
+
 def test_one_scale_of_two_axes_is_no_other_order_of_axes(tmp_path: Path) -> None:
     def write(file: h5py.File, names: Sequence[str]) -> None:
         file["x"] = np.zeros((4, 2, 2))
@@ -312,6 +332,12 @@ def test_enums_with_other_names_are_an_error(options: dict[str, Any], tmp_path: 
     assert H5LazyDataset(paths, "b")[3].tolist() is False
     paths = pair(tmp_path, write_enum, ["CAT", "DOG"], ["CAT", "DOG"])
     assert [int(H5LazyDataset(paths, "y")[at]) for at in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_function_may_decode_enums_of_other_names(tmp_path: Path) -> None:
+    first, second = pair(tmp_path, write_enum, ["CAT", "DOG"], ["DOG", "CAT"])
+    for paths in ({"train_path": [first, second]}, {"train_path": first, "val_path": second}):
+        LazyH5DataModule(**paths, x_key="y", decode={"y": lambda row: row}).setup("fit")
 
 
 def test_an_enum_may_have_further_names_in_another_file(tmp_path: Path) -> None:
