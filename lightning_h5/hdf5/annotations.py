@@ -261,24 +261,25 @@ def _scale_at(file: OpenFile, scale: Any, group: str) -> _Scale:
     """Return a dimension scale of an array in a group; each is looked at once."""
     address = h5py.h5o.get_info(scale).addr
     if address not in file.scales:
-        source = _name_of(file, scale, address, group)
+        label = text_of(h5py.h5ds.get_scale_name(scale) or b"")
+        is_made_up = label.startswith(MADE_UP)
+        source = _name_of(file, scale, address, group, "" if is_made_up else label)
         file.scales[address] = found = _Scale(source.rpartition("/")[2], None)
         with suppress(H5Error, *FAULTS):
-            file.scales[address] = found._replace(names=_coordinates(scale, source))
+            file.scales[address] = found._replace(names=None if is_made_up else _coordinates(scale, source))
     known: _Scale = file.scales[address]
     return known
 
 
-def _name_of(file: OpenFile, scale: Any, address: int, group: str) -> str:
+def _name_of(file: OpenFile, scale: Any, address: int, group: str, label: str) -> str:
     """Return the name of a dimension scale in its file: in the array's group or one above, as netCDF has it.
 
     The library would search all links of the file for it, which is the last resort.
     """
-    name = text_of(h5py.h5ds.get_scale_name(scale) or b"")
-    while name and not name.startswith(MADE_UP):
+    while label:
         with suppress(*FAULTS):
-            if h5py.h5o.get_info(file.h5.id, f"{group}/{name}".encode(errors="surrogateescape")).addr == address:
-                return f"{group}/{name}".strip("/")
+            if h5py.h5o.get_info(file.h5.id, f"{group}/{label}".encode(errors="surrogateescape")).addr == address:
+                return f"{group}/{label}".strip("/")
         if not group:
             break
         group = group.rpartition("/")[0]
@@ -288,8 +289,7 @@ def _name_of(file: OpenFile, scale: Any, address: int, group: str) -> str:
 def _coordinates(scale: Any, source: str) -> AxisNames | None:
     """Return the coordinates that a dimension scale has; None if it has none, or very many."""
     item = h5py.Dataset(scale)
-    is_made_up = text_of(h5py.h5ds.get_scale_name(scale) or b"").startswith(MADE_UP)
-    if is_made_up or not source or len(item.shape) != 1 or item.shape[0] > MAX_COORDINATES:
+    if not source or len(item.shape) != 1 or item.shape[0] > MAX_COORDINATES:
         return None
     values = item[()]
     if values.dtype.kind in "OS":
